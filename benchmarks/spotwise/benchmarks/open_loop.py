@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.cli.bench.completion import ask, completion_id, open_client, random_prompt
+from spotwise.cli.bench.completion import ask, run_completion, open_client, random_prompt
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 
@@ -67,7 +67,7 @@ async def run_open_loop(
                         lambda: tokens_s.append(time.monotonic() - due_s),
                     )
                 else:
-                    await completion_id(client, endpoint.model, prompt, arrival.output_tokens)
+                    await run_completion(client, endpoint.model, prompt, arrival.output_tokens)
             except httpx.HTTPStatusError as error:
                 return Outcome(arrival, None, f"status {error.response.status_code}")
             except httpx.HTTPError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.cli.bench.completion import completion_id, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import run_completion, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -84,11 +84,11 @@ async def measure_costs(
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
             # The first request of all pays for connections and one-time computation.
-            await completion_id(client, endpoint.model, random_prompt(rng, 16), 4)
+            await run_completion(client, endpoint.model, random_prompt(rng, 16), 4)
             seen = {worker.id: (await _recent(worker)).last for worker in workers}
             for step in steps:
                 prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                asked = (completion_id(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                asked = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
                 request_ids = await asyncio.gather(*asked)
                 ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
                 times: list[IterationTime] = []

@@ -108,7 +108,7 @@ async def ask(
     return Answer(sent_s, tuple(arrivals_s), produced)
 
 
-async def completion_id(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
+async def run_completion(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
     """Request one completion without streaming, and return the request's id.
 
     Raises:

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import Answer, ask, completion_id, http_errors_as_command_errors, random_prompt
+from spotwise.cli.bench.completion import Answer, ask, run_completion, http_errors_as_command_errors, random_prompt
 from spotwise.cli.errors import CommandError
 
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
@@ -48,9 +48,9 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
     """And has as many tokens as were asked for."""
     answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
     client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
-    assert await completion_id(client, "m", [1], 3) == "cmpl-7"
+    assert await run_completion(client, "m", [1], 3) == "cmpl-7"
     with pytest.raises(CommandError, match="brought 3 tokens where 4"):
-        await completion_id(client, "m", [1], 4)
+        await run_completion(client, "m", [1], 4)
 
 
 async def test_an_error_in_the_stream_is_told() -> None:
