@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.cli.bench.completion import ask, run_completion, open_client, random_prompt
+from spotwise.cli.bench.completion import open_client, random_prompt, run_completion, stream_completion
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 
@@ -59,7 +59,7 @@ async def run_open_loop(
             tokens_s: list[float] = []
             try:
                 if stream:
-                    await ask(
+                    await stream_completion(
                         client,
                         endpoint.model,
                         prompt,

@@ -53,7 +53,7 @@ class Conversation:
 
     def answer_once(self, question: str) -> None:
         """Print the answer; raises `CommandError` where there is none or only a part, `KeyboardInterrupt` at Ctrl-C."""
-        self._ask(question)
+        self._answer(question)
 
     def talk(self) -> None:
         """Ask and answer until Ctrl-D or /exit."""
@@ -82,13 +82,13 @@ class Conversation:
 
     def _ask_and_go_on(self, question: str) -> None:
         try:
-            self._ask(question)
+            self._answer(question)
         except KeyboardInterrupt:
             self._console.print("\nstopped", style="dim")
         except CommandError as error:
             self._margin.print(f"error: {error}", style="red", markup=False)
 
-    def _ask(self, question: str) -> None:
+    def _answer(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
         figures = AnswerFigures()
         pieces: list[str] = []

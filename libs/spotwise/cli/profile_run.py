@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.cli.bench.completion import run_completion, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -88,8 +88,8 @@ async def measure_costs(
             seen = {worker.id: (await _recent(worker)).last for worker in workers}
             for step in steps:
                 prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                asked = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                request_ids = await asyncio.gather(*asked)
+                completions = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                request_ids = await asyncio.gather(*completions)
                 ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
                 times: list[IterationTime] = []
                 for worker in workers:

@@ -93,10 +93,10 @@ async def gather_status(redis_url: str) -> list[MemberStatus]:
     """Query every registered member's status; raises `CommandError` where the store does not answer."""
     async with open_store(redis_url) as store:
         members = await store.members()
-    return list(await asyncio.gather(*map(_ask, members)))
+    return list(await asyncio.gather(*map(_query, members)))
 
 
-async def _ask(member: Member) -> MemberStatus:
+async def _query(member: Member) -> MemberStatus:
     serving = await is_serving(member.grpc_address)
     engine = None
     if serving and member.kind in _WORKERS:

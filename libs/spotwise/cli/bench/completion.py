@@ -71,7 +71,7 @@ def open_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
-async def ask(
+async def stream_completion(
     client: httpx.AsyncClient,
     model: str,
     prompt: list[int],

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
-from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client
+from spotwise.cli.bench.completion import Answer, http_errors_as_command_errors, open_client, stream_completion
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
@@ -88,7 +88,7 @@ async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
             async def send(prompt: list[int]) -> Answer:
-                return await ask(client, model, prompt, shape.output_tokens)
+                return await stream_completion(client, model, prompt, shape.output_tokens)
 
             def open_stream() -> AbstractContextManager[SendPrompt[Answer]]:
                 return nullcontext(send)
