@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.cli.bench.completion import run_completion, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
