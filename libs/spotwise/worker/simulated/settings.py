@@ -30,7 +30,7 @@ class SimulatedWorkerSettings(WorkerSettings):
     )
     simulated_kv: Literal["timed", "real"] = Field(
         "timed",
-        description="hand-offs of simulated workers: timed lasts as long as the profile says, real pushes bytes by UCX",
+        description="hand-offs of simulated workers: timed takes the profile's time, real pushes bytes by UCX",
     )
 
     @model_validator(mode="after")
