@@ -16,7 +16,7 @@ import httpx
 import openai
 import psutil
 
-from spotwise.cli.drain import ask_to_leave
+from spotwise.cli.drain import send_notice
 from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.status import MemberStatus, gather_status
 from spotwise.core.messages import LedgerEntry
@@ -97,7 +97,7 @@ class LiveMesh:
 
     def drain(self, worker: str, seconds: float) -> None:
         """What `spotwise drain` does, without the second or two that a process takes to start: streams end meanwhile."""
-        asyncio.run(ask_to_leave(self.state.nats_url, worker, seconds))
+        asyncio.run(send_notice(self.state.nats_url, worker, seconds))
 
     def pid(self, service_id: str) -> int:
         """Process of a service."""

@@ -51,7 +51,7 @@ def test_a_killed_worker_is_missed_at_once(mesh: SimulatedMesh, undisturbed: lis
     assert [stream.tokens for stream in streams] == undisturbed
     sys.stdout.write(f" longest gap {max(max(stream.gaps_s) for stream in streams):.2f} s ")
     lost = [mesh.ledger(stream.request_id, "attempt_lost")["attempt_lost"] for stream in streams]
-    assert {facts["reason"] for facts in lost} == {"token_worker token-0 ended without a word"}
+    assert {facts["reason"] for facts in lost} == {"token_worker token-0 ended without notice"}
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
     mesh.wait_until_idle()
 

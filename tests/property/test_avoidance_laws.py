@@ -45,13 +45,13 @@ def test_what_failed_is_avoided_and_nobody_waits_for_it(
         assert found == plain
     assert found.prompt_worker.is_ready
     assert found.token_worker.is_ready
-    assert found.token_worker.has_room(demand.prompt_tokens, demand.max_new_tokens)
+    assert found.token_worker.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
     if found.prompt_worker is not found.token_worker:
         assert found.prompt_worker.home_pool is Pool.PROMPT
         assert found.token_worker.home_pool in (Pool.TOKEN, Pool.MIXED)
         assert (found.prompt_worker.id, found.token_worker.id) not in failed | resting
         assert len(failed) < MAX_FAILED_HANDOFFS
-    roomy = [view for view in pools if view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens)]
+    roomy = [view for view in pools if view.is_ready and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens)]
     if any(view.id not in workers for view in roomy):
         assert found.token_worker.id not in workers
         assert found.prompt_worker.id not in workers

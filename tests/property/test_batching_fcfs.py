@@ -24,7 +24,7 @@ def test_batches_are_first_come_first_served_within_limits(
                 decodes_left_out += 1
             else:
                 batch.add_decode(BatchRow(str(number), 9, 1, ()))
-        elif taken := batch.room_for_prompt(tokens):
+        elif taken := batch.chunk_tokens(tokens):
             batch.add_prompt(BatchRow(str(number), 0, taken, ()))
     built = batch.build()
     rows = built.rows if built else ()
@@ -51,7 +51,7 @@ def test_parts_of_prompts_fill_what_the_decodes_leave(
             break
         if tokens is None:
             batch.add_decode(BatchRow(str(number), 9, 1, ()))
-        elif taken := batch.room_for_prompt(tokens):
+        elif taken := batch.chunk_tokens(tokens):
             batch.add_prompt(BatchRow(str(number), 0, taken, ()))
     rows = batch.rows
     prompts = [(row.num_tokens, offers[int(row.sequence_id)]) for row in rows if row.first_position == 0]

@@ -123,7 +123,7 @@ def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnsw
     cloud: Cloud = CLOUDS[name]()
     queue_state = ActiveSigns()
     for each in answers:
-        found = carried_out(cloud.ask(NOW), each)
+        found = carried_out(cloud.query(NOW), each)
         assert found.problem is None or found.problem
         for sign in found.signs:
             assert sign.event_id is not None
@@ -137,7 +137,7 @@ def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnsw
 def test_a_service_that_fails_has_neither_signs_nor_silence(name: str, failing: int | None, body: bytes) -> None:
     """A failure is a problem, so that nothing is withdrawn by it."""
     cloud: Cloud = CLOUDS[name]()
-    found = carried_out(cloud.ask(NOW), [HttpAnswer(failing, body, failure="no connection")])
+    found = carried_out(cloud.query(NOW), [HttpAnswer(failing, body, failure="no connection")])
     assert found.signs == ()
     assert found.problem
 

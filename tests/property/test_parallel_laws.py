@@ -216,7 +216,7 @@ def test_changes_to_the_fleet_lead_to_the_choice(
     for _ in range(2):
         changes = fleet_delta(choice, current, spares)
         for supply, change in zip(current, changes, strict=True):
-            assert not (change.ask_spot or change.ask_on_demand) or not (
+            assert not (change.request_spot or change.request_on_demand) or not (
                 change.release_spot or change.release_on_demand
             )
             assert change.release_spot <= supply.held_spot
@@ -224,8 +224,8 @@ def test_changes_to_the_fleet_lead_to_the_choice(
         current = [
             replace(
                 supply,
-                held_spot=supply.held_spot + change.ask_spot - change.release_spot,
-                held_on_demand=supply.held_on_demand + change.ask_on_demand - change.release_on_demand,
+                held_spot=supply.held_spot + change.request_spot - change.release_spot,
+                held_on_demand=supply.held_on_demand + change.request_on_demand - change.release_on_demand,
             )
             for supply, change in zip(current, changes, strict=True)
         ]

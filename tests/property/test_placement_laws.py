@@ -89,7 +89,7 @@ def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, p
     prompt_worker, token_worker = found.prompt_worker, found.token_worker
     assert prompt_worker.is_ready
     assert token_worker.is_ready
-    assert token_worker.has_room(demand.prompt_tokens, demand.max_new_tokens)
+    assert token_worker.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
     assert prompt_worker.could_ever_hold(demand.prompt_tokens)
     if prompt_worker is not token_worker:
         assert prompt_worker.home_pool is Pool.PROMPT
@@ -103,7 +103,7 @@ def test_a_request_waits_only_while_nobody_has_room(
 ) -> None:
     """A request waits only while no worker has memory for it; thresholds decide which worker, and never whether."""
     pools, found = placed(members, demand, policy)
-    anybody = any(view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens) for view in pools)
+    anybody = any(view.is_ready and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens) for view in pools)
     assert (found is not None) == anybody
 
 
@@ -163,7 +163,7 @@ def owes_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> 
     """A scan's word for a token queue within its threshold."""
     owed, bound = view.remaining_tokens, policy.max_owed_tokens
     is_short = bound is None or owed == 0 or owed + demand.max_new_tokens <= bound
-    return view.is_ready and is_short and view.has_room(demand.prompt_tokens, demand.max_new_tokens)
+    return view.is_ready and is_short and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
 
 
 @settings(max_examples=200, deadline=None)

@@ -54,7 +54,7 @@ class Queue:
         assert self.role.queued == len(self.waiting)
         if self.waiting:
             head = self.waiting[min(self.waiting)]
-            assert not any(view.is_ready and view.has_room(*head) for view in self.role.pools)
+            assert not any(view.is_ready and view.has_capacity(*head) for view in self.role.pools)
 
 
 @settings(max_examples=200, deadline=None)

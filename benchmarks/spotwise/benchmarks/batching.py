@@ -32,7 +32,7 @@ from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
 from spotwise.benchmarks.vllm_server import running_vllm
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable, tell_failures, write_report
+from spotwise.cli.bench.report import environment, print_failures, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.number_lists import ascending
@@ -133,5 +133,5 @@ def _sweep(
         progress.update(task, description=f"{label}: {rate:g} requests/s")
         outcomes = asyncio.run(run_open_loop(endpoint, arrivals, lambda: progress.advance(task)))
         points.append(point_of(rate, outcomes))
-        tell_failures(progress.console, failures(outcomes), f"{label}, {rate:g}/s: ")
+        print_failures(progress.console, failures(outcomes), f"{label}, {rate:g}/s: ")
     return points

@@ -31,9 +31,9 @@ from spotwise.cli.bench.report import (
     ReportRow,
     Target,
     environment,
+    print_failures,
     report_console,
     require_writable,
-    tell_failures,
     write_report,
 )
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
@@ -103,7 +103,7 @@ def control_plane(
     failed = sum(sum(each.failures.values()) for each in results)
     rows.append(ReportRow("requests that failed", failed))
     for result in results:
-        tell_failures(console, result.failures)
+        print_failures(console, result.failures)
     about = environment(workers=workers, streams=streams, seed=seed, quick=quick)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}", loads=loads)
     if failed or any(each.difference is not None for each in replays):

@@ -13,7 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import (
+    Answer,
+    http_errors_as_command_errors,
+    open_client,
+    random_prompt,
+    stream_completion,
+)
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.servers import ServerEndpoint
 
@@ -46,7 +52,7 @@ async def measure_interference(endpoint: ServerEndpoint, shape: Interference, se
             async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
                 # Seeded by the request, not by its turn: every server gets the same prompts.
                 rng = random.Random(repr((seed, which)))
-                return await ask(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
+                return await stream_completion(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
 
             async def steady_stream(index: int) -> None:
                 turn = 0

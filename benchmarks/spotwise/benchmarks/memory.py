@@ -24,9 +24,9 @@ from spotwise.cli.bench.report import (
     ReportRow,
     Target,
     environment,
+    print_failures,
     report_console,
     require_writable,
-    tell_failures,
     write_report,
 )
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
@@ -64,7 +64,7 @@ def memory(
             watched = asyncio.run(watch_storm(endpoint, arrivals, lambda: progress.advance(task)))
     workers = summarize(watched.before, watched.during, watched.after)
     answered = sum(outcome.latency_s is not None for outcome in watched.outcomes)
-    tell_failures(console, failures(watched.outcomes))
+    print_failures(console, failures(watched.outcomes))
     about = environment(
         workload=dataclasses.asdict(sizes),
         requests=requests,

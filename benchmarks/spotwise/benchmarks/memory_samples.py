@@ -85,7 +85,7 @@ def summarize(before: Sequence[Sample], during: Sequence[Sample], after: Sequenc
     for first in before:
         last = at_end.get(first.worker_id)
         if last is None:
-            raise CommandError(f"{first.worker_id} was lost in the storm; its log says why")
+            raise CommandError(f"{first.worker_id} was lost in the storm; see its log")
         own = [sample for sample in during if sample.worker_id == first.worker_id]
         workers.append(
             WorkerMemory(

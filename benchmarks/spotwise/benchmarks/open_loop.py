@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.cli.bench.completion import ask, ask_whole, open_client, random_prompt
+from spotwise.cli.bench.completion import open_client, random_prompt, run_completion, stream_completion
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 
@@ -59,7 +59,7 @@ async def run_open_loop(
             tokens_s: list[float] = []
             try:
                 if stream:
-                    await ask(
+                    await stream_completion(
                         client,
                         endpoint.model,
                         prompt,
@@ -67,7 +67,7 @@ async def run_open_loop(
                         lambda: tokens_s.append(time.monotonic() - due_s),
                     )
                 else:
-                    await ask_whole(client, endpoint.model, prompt, arrival.output_tokens)
+                    await run_completion(client, endpoint.model, prompt, arrival.output_tokens)
             except httpx.HTTPStatusError as error:
                 return Outcome(arrival, None, f"status {error.response.status_code}")
             except httpx.HTTPError as error:

@@ -30,7 +30,7 @@ from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.benchmarks.vllm_server import running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
-from spotwise.cli.bench.completion import ask, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
@@ -137,8 +137,8 @@ def read_peer(path: Path, workloads: Sequence[PeerWorkload]) -> tuple[list[Readi
         raise OptionError(f"--skip-peer {path}: this is no result of `spotwise bench peer --json`") from error
     for workload in workloads:
         sides = {reading.side for reading in readings if reading.workload == workload.name}
-        asked = {side for side in sides_of(workload) if side.is_peer}
-        if shapes.get(workload.name) != workload.shape or not sides.issuperset(asked):
+        wanted = {side for side in sides_of(workload) if side.is_peer}
+        if shapes.get(workload.name) != workload.shape or not sides.issuperset(wanted):
             raise CommandError(
                 f"--skip-peer {path}: it has no figures of the peer for {workload.name} ({workload.shape})"
             )
@@ -191,4 +191,6 @@ async def _warm_up(endpoint: ServerEndpoint, workload: PeerWorkload, seed: int) 
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
             prompts = [(random_prompt(rng, input_tokens), output) for input_tokens, output in requests]
-            await asyncio.gather(*(ask(client, endpoint.model, prompt, output) for prompt, output in prompts))
+            await asyncio.gather(
+                *(stream_completion(client, endpoint.model, prompt, output) for prompt, output in prompts)
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from spotwise.cli.bench.completion import ask, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status import gather_status
@@ -64,12 +64,14 @@ async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
                             all_run.set()
 
                 prompt = random_prompt(rng, _PROMPT_TOKENS)
-                answer = await ask(client, endpoint.model, prompt, _LONG_TOKENS, arrived)
+                answer = await stream_completion(client, endpoint.model, prompt, _LONG_TOKENS, arrived)
                 return answer.arrivals_s[-1]
 
             async def short() -> float:
                 await all_run.wait()
-                answer = await ask(client, endpoint.model, random_prompt(rng, _PROMPT_TOKENS), _SHORT_TOKENS)
+                answer = await stream_completion(
+                    client, endpoint.model, random_prompt(rng, _PROMPT_TOKENS), _SHORT_TOKENS
+                )
                 return answer.arrivals_s[-1]
 
             long_ends = [tasks.create_task(long()) for _ in range(workers)]

@@ -86,13 +86,13 @@ def simulator(
             raise CommandError(str(error)) from error
     rows = []
     for rate, (began_s, ended_s) in zip(swept, windows, strict=True):
-        asked = [request for request in requests if began_s <= request.arrived_s <= ended_s]
-        sizes_then = [(each.arrived_s, each.prompt_tokens, each.output_tokens) for each in asked]
+        arrived = [request for request in requests if began_s <= request.arrived_s <= ended_s]
+        sizes_then = [(each.arrived_s, each.prompt_tokens, each.output_tokens) for each in arrived]
         try:
             simulated = simulate_recorded(cluster, profile, arrivals_of(sizes_then))
         except ValueError as error:
             raise CommandError(str(error)) from error
-        rows += compared(f"{rate:g} requests/s", simulated, times_of(asked))
+        rows += compared(f"{rate:g} requests/s", simulated, times_of(arrived))
     if keep is not None:
         document = {**profile_as_dict(profile), "fit": fit}
         (keep / "profile.json").write_text(json_text.dumps(document, indent=2) + "\n", encoding="utf-8")

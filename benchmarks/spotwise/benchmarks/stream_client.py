@@ -68,7 +68,7 @@ class StreamConnection(asyncio.Protocol):
         self._first_s: float | None = None
         self._failed = False
 
-    async def ask(self, prompt: list[int], output_tokens: int) -> StreamOutcome:
+    async def stream_completion(self, prompt: list[int], output_tokens: int) -> StreamOutcome:
         """Stream one completion to its end."""
         sent_s = time.monotonic()
         self._status = self._tail = b""

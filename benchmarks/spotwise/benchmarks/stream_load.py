@@ -71,7 +71,7 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
     @contextmanager
     def open_stream() -> Iterator[SendPrompt[StreamOutcome]]:
         with closing(StreamConnection(endpoint.url, endpoint.model, opened)) as connection:
-            yield lambda prompt: connection.ask(prompt, shape.output_tokens)
+            yield lambda prompt: connection.stream_completion(prompt, shape.output_tokens)
 
     async def sample() -> None:
         usage = await asyncio.to_thread(ProcessUsage.of_mesh, endpoint.name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.cli.bench.completion import ask_whole, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -72,7 +72,7 @@ async def measure_hand_offs(
         async with open_client(mesh.url) as client, open_store(mesh.redis_url) as store:
             for number in range(requests + 1):
                 for length in lengths:
-                    request_id = await ask_whole(client, mesh.model, random_prompt(rng, length), output_tokens)
+                    request_id = await run_completion(client, mesh.model, random_prompt(rng, length), output_tokens)
                     if number > 0:
                         found.append(_hand_off(length, await _ledger(store, request_id)))
                     done()

@@ -53,7 +53,7 @@ class Conversation:
 
     def answer_once(self, question: str) -> None:
         """Print the answer; raises `CommandError` where there is none or only a part, `KeyboardInterrupt` at Ctrl-C."""
-        self._ask(question)
+        self._answer(question)
 
     def talk(self) -> None:
         """Ask and answer until Ctrl-D or /exit."""
@@ -82,18 +82,18 @@ class Conversation:
 
     def _ask_and_go_on(self, question: str) -> None:
         try:
-            self._ask(question)
+            self._answer(question)
         except KeyboardInterrupt:
             self._console.print("\nstopped", style="dim")
         except CommandError as error:
             self._margin.print(f"error: {error}", style="red", markup=False)
 
-    def _ask(self, question: str) -> None:
-        asked = [*self._messages, {"role": "user", "content": question}]
+    def _answer(self, question: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": question}]
         figures = AnswerFigures()
         pieces: list[str] = []
         try:
-            body = {"model": self._model, "messages": asked, **self._options}
+            body = {"model": self._model, "messages": messages, **self._options}
             with contextlib.closing(self._client.stream(body, figures)) as stream:
                 for text in stream:
                     pieces.append(text)
@@ -101,7 +101,7 @@ class Conversation:
         finally:
             # The part that the user read belongs to the history, even when the rest was stopped.
             if pieces:
-                self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+                self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         self._console.print()
         self._margin.print(figures.line(), style="dim", markup=False)
 

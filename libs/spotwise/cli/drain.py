@@ -31,18 +31,18 @@ _SILENCE_S = 2.0
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Its id, as `spotwise status` shows it.")],
-    deadline: Annotated[str, typer.Option(help="Time left to it, such as 30s or 2m.")] = "30s",
-    wait: Annotated[bool, typer.Option(help="Wait until it has left.")] = False,
+    worker: Annotated[str, typer.Argument(help="Id of the worker, as `spotwise status` shows it.")],
+    deadline: Annotated[str, typer.Option(help="Deadline of the worker, such as 30s or 2m.")] = "30s",
+    wait: Annotated[bool, typer.Option(help="Wait until the worker has left.")] = False,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="Broker of a mesh elsewhere.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
 ) -> None:
     """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere."""
     seconds = parse_duration(deadline, "--deadline")
     mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)
-    asyncio.run(ask_to_leave(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
+    asyncio.run(send_notice(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
     console.print(f"{worker} takes no new requests and leaves within {deadline}")
     if mesh and wait:
         asyncio.run(_wait(mesh, worker, seconds))
@@ -57,7 +57,7 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
+async def send_notice(nats_url: str, worker: str, seconds: float) -> None:
     """Send a worker notice to leave in `seconds`; raises `CommandError` without a broker or for an unknown worker."""
     notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
     try:
@@ -67,11 +67,11 @@ async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
         finally:
             await bus.close()
     except NoResponderError as error:
-        raise CommandError("no spot watcher is in the mesh; `spotwise status` shows who is") from error
+        raise CommandError("no spot watcher is in the mesh; `spotwise status` shows the members") from error
     except MeshError as error:
         raise CommandError(str(error)) from error
     if not isinstance(reply, DrainReply) or not reply.accepted:
-        raise CommandError(reply.detail if isinstance(reply, DrainReply) else "the spot watcher gave a strange answer")
+        raise CommandError(reply.detail if isinstance(reply, DrainReply) else "cannot read the spot watcher's answer")
 
 
 async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
@@ -82,20 +82,20 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
             stack.push_async_callback(store.close)
             bus = await NatsBus.connect(mesh.nats_url, "spotwise-drain-wait")
             stack.push_async_callback(bus.close)
-            heard = _LastHeard()
-            await bus.subscribe(subjects.heartbeat(worker), heard.take)
+            heartbeat = _LastHeartbeat()
+            await bus.subscribe(subjects.heartbeat(worker), heartbeat.take)
             ends_s = time.monotonic() + seconds + 10.0
-            while not heard.goodbye and (
-                heard.lately() or any(member.id == worker for member in await store.members())
+            while not heartbeat.goodbye and (
+                heartbeat.lately() or any(member.id == worker for member in await store.members())
             ):
                 if time.monotonic() > ends_s:
                     raise CommandError(f"{worker} is still there after its deadline")
                 await asyncio.sleep(_POLL_S)
     except MeshError as error:
-        raise CommandError(f"{worker} was told, but whether it has left cannot be seen: {error}") from error
+        raise CommandError(f"{worker} got its notice, but whether it has left is unknown: {error}") from error
 
 
-class _LastHeard:
+class _LastHeartbeat:
     """The time of a worker's last heartbeat, and whether that was its farewell."""
 
     def __init__(self) -> None:

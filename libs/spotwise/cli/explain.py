@@ -24,10 +24,10 @@ _SWAPS = ("swapped_out", "swapped_in")
 def explain(
     request_id: Annotated[
         str,
-        typer.Argument(help="Id of the answer; the client's own X-Request-Id leads to it."),
+        typer.Argument(help="Id of the answer, or the client's own X-Request-Id."),
     ],
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""

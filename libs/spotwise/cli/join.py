@@ -27,10 +27,10 @@ class HomePool(StrEnum):
 
 
 def join(
-    pool: Annotated[HomePool, typer.Argument(help="What it is for.")],
-    worker_id: Annotated[str | None, typer.Option("--id", help="Its id; a new one where none is given.")] = None,
-    kv_cache: Annotated[str | None, typer.Option(help="Its KV memory, for instance 4GiB.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Its compute threads.")] = None,
+    pool: Annotated[HomePool, typer.Argument(help="Home pool of the worker.")],
+    worker_id: Annotated[str | None, typer.Option("--id", help="Id of the worker; by default a new one.")] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="KV memory of the worker, for instance 4GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of the worker.")] = None,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
 ) -> None:
     """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` removes it again."""

@@ -26,9 +26,7 @@ def running_state(name: str) -> RunState:
     """Return the state of this machine's mesh of that name; raises `CommandError` where no such mesh runs here."""
     state = read_state(run_folder(name).state_path)
     if state is None:
-        raise CommandError(
-            f"no mesh named {name!r} runs here; start one with `spotwise up`, or name one elsewhere by its address"
-        )
+        raise CommandError(f"no mesh named {name!r} runs here; start one with `spotwise up`, or give one's address")
     return state
 
 
@@ -41,7 +39,7 @@ def find_mesh(name: str, nats_url: str | None, redis_url: str | None) -> MeshAdd
     """
     if (nats_url is None) != (redis_url is None):
         given, missing = ("--nats-url", "--redis-url") if redis_url is None else ("--redis-url", "--nats-url")
-        raise OptionError(f"{given} names a mesh elsewhere; give its {missing}, too")
+        raise OptionError(f"{given} names a mesh on other machines; give its {missing}, too")
     return MeshAddresses(find_broker(name, nats_url), find_store(name, redis_url))
 
 

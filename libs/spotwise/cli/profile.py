@@ -28,14 +28,14 @@ _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1
 def profile(
     file: Annotated[Path, typer.Argument(help="Where to write the profile (JSON).")],
     name: Annotated[
-        str | None, typer.Option(help="A mesh of this machine that runs and is idle; by default one of its own.")
+        str | None, typer.Option(help="An idle mesh of this machine; by default the command starts one.")
     ] = None,
-    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up` for its own mesh.")] = "",
+    up_args: Annotated[str, typer.Option(help="Arguments for `spotwise up`, where the command starts the mesh.")] = "",
     longest_prompt: Annotated[int, typer.Option(min=32, help="Tokens of the longest prompt.")] = 2048,
     widest: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, at most.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="How often each prompt length is measured.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Few and short prompts: shows that it runs.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="Few and short prompts, for a quick check.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random prompts.")] = 1,
 ) -> None:
     """Record what iterations and KV hand-offs cost on a live mesh; `up --engine simulated` and `simulate run` take it."""
     require_writable(file, "FILE")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.cli.bench.completion import ask_whole, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -84,12 +84,12 @@ async def measure_costs(
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
             # The first request of all pays for connections and one-time computation.
-            await ask_whole(client, endpoint.model, random_prompt(rng, 16), 4)
+            await run_completion(client, endpoint.model, random_prompt(rng, 16), 4)
             seen = {worker.id: (await _recent(worker)).last for worker in workers}
             for step in steps:
                 prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                asked = (ask_whole(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                request_ids = await asyncio.gather(*asked)
+                completions = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                request_ids = await asyncio.gather(*completions)
                 ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
                 times: list[IterationTime] = []
                 for worker in workers:
@@ -109,7 +109,7 @@ async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
     statuses = await gather_status(endpoint.redis_url)
     engines = [status.engine for status in statuses if status.engine is not None]
     if not engines:
-        raise CommandError("no worker of the mesh answers; `spotwise status` shows who is there")
+        raise CommandError("no worker of the mesh answers; `spotwise status` shows the members")
     found.kv_bytes_per_token = engines[0].kv_bytes_per_token
     loads = [engine.member.load for engine in engines]
     found.kv_tokens = min(load.kv_blocks_total * load.kv_block_size for load in loads if load is not None)

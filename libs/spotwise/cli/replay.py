@@ -21,11 +21,11 @@ _SHOWN_CHARACTERS = 600
 
 
 def replay_command(
-    folder: Annotated[Path, typer.Argument(help="What SPOTWISE_JOURNAL named when the mesh was started.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the journals: SPOTWISE_JOURNAL of the mesh.")],
     requests: Annotated[
-        Path | None, typer.Option(help="Write the answered requests there: a trace (CSV) with TTFT, TPOT and E2E.")
+        Path | None, typer.Option(help="Write the answered requests to this trace (CSV), with TTFT, TPOT and E2E.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
 ) -> None:
     """Feed journals to fresh roles and compare every command. Exit status 1 where a command differs."""
     console = report_console()

@@ -123,13 +123,13 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
     ]
 
 
-def open_door_warning(options: MeshOptions) -> str | None:
+def public_access_warning(options: MeshOptions) -> str | None:
     """A warning for a gateway that other machines reach without a key; None with a key, or on loopback."""
     if os.environ.get("SPOTWISE_API_KEYS") or is_loopback(options.host):
         return None
     return (
-        f"\nNo API keys are set: whoever reaches port {options.port} of this machine ({options.host}) can use this mesh, and "
-        "see its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
+        f"\nNo API keys are set: any client that reaches port {options.port} of this machine ({options.host}) can use this "
+        "mesh and read its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
     )
 
 

@@ -49,7 +49,7 @@ class MemberStatus:
 
 def status(
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:
@@ -93,10 +93,10 @@ async def gather_status(redis_url: str) -> list[MemberStatus]:
     """Query every registered member's status; raises `CommandError` where the store does not answer."""
     async with open_store(redis_url) as store:
         members = await store.members()
-    return list(await asyncio.gather(*map(_ask, members)))
+    return list(await asyncio.gather(*map(_query, members)))
 
 
-async def _ask(member: Member) -> MemberStatus:
+async def _query(member: Member) -> MemberStatus:
     serving = await is_serving(member.grpc_address)
     engine = None
     if serving and member.kind in _WORKERS:
@@ -132,7 +132,7 @@ def _table(members: list[MemberStatus]) -> Table:
     for heading in (
         "sequences",
         "prompt queue",
-        "tokens owed",
+        "tokens left",
         "KV blocks used",
         *(["KV blocks on host"] if swaps else []),
         "memory",
@@ -163,16 +163,16 @@ def _legend(members: list[MemberStatus]) -> list[str]:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
-        lines.insert(0, "pool: home (now in), where a worker holds work of another pool")
+        lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
     lines = [*(_quarantine(pair) for status_ in members for pair in status_.member_now.quarantined), *lines]
     loads = [(s.member.id, load) for s in members if (load := s.member_now.load) is not None]
     for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
-        if told := _told(load):
-            lines.insert(0, f"{worker_id}: {told} since its start")
+        if counts := _preemption_counts(load):
+            lines.insert(0, f"{worker_id}: {counts} since its start")
     return ["sequences: waiting / waiting for KV / running / moving", *lines]
 
 
-def _told(load: WorkerLoad) -> str:
+def _preemption_counts(load: WorkerLoad) -> str:
     """List the counts of preemptions and swaps that are not zero."""
     counts = {
         "preempted": load.preemptions,

@@ -37,7 +37,7 @@ class Aws:
         """Detect AWS by requesting a session token, which no other cloud offers."""
         return (yield from self._renew(0.0)) is None
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Read the instance action and the rebalance recommendation."""
         signs: list[Sign] = []
         problems: list[str] = []

@@ -44,7 +44,7 @@ class Azure:
         answer = yield HttpRequest("GET", VM_NAME, HEADERS)
         return _name(answer) is not None
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Read the scheduled events that concern this machine."""
         if self._vm_name is None:
             request = HttpRequest("GET", VM_NAME, HEADERS)

@@ -86,7 +86,7 @@ class Cloud(Protocol):
     def detect(self) -> Dialogue[bool]:
         """Return whether the machine runs in this cloud."""
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Return the current signs; `now` is Unix time."""
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:

@@ -118,7 +118,7 @@ _PATIENCE = {
     "ThrottlingException",
     "Unavailable",
 }
-_QUOTA = "release instances, or ask for a higher limit in Service Quotas"
+_QUOTA = "release instances, or request a higher limit in Service Quotas"
 _WHO = "check the credentials that boto3 finds (environment, profile, instance role) and this computer's clock"
 _ACCOUNT = "the account's owner must finish its registration"
 _TOKEN = "an order with this token was given before; give a new one"
@@ -172,7 +172,7 @@ class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means t
             return NoCapacity(request.instance_types, request.market, str(self))
         if self.cause is Cause.REFUSAL:
             return ProviderRefused(f"EC2 refused: {self}; {self._advice}")
-        return ProviderUnavailable(f"EC2 did not do it: {self}; try again later")
+        return ProviderUnavailable(f"EC2 failed: {self}; try again later")
 
 
 def worst(failures: Sequence[Ec2Failure]) -> Ec2Failure:

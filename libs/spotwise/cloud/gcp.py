@@ -36,7 +36,7 @@ class Gcp:
         answer = yield HttpRequest("GET", INSTANCE_ID, {FLAVOR_HEADER: FLAVOR})
         return answer.status == 200 and answer.headers.get(FLAVOR_HEADER.lower()) == FLAVOR
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Read whether the instance is preempted, by long polling once the value is known."""
         request = self._question()
         self._etag = None

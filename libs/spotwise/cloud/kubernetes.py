@@ -44,7 +44,7 @@ class Kubernetes:
         _, answer = yield from self._get()
         return answer.status == 200 and _taints(answer) is not None
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Read the node's taints."""
         request, answer = yield from self._get()
         if answer.status != 200:

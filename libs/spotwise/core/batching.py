@@ -77,7 +77,7 @@ class BatchLimits:
 class PromptBudget(Protocol):
     """Bounds the prompts of one iteration for the sake of its decodes."""
 
-    def room_at(self, first_position: int) -> int:
+    def max_chunk_tokens(self, first_position: int) -> int:
         """Return how many prompt tokens from `first_position` on may join; at least 1 at first."""
 
     def spend(self, first_position: int, tokens: int) -> None:
@@ -100,7 +100,7 @@ class BatchBuilder:
         """Whether no row is left."""
         return len(self.rows) >= self.limits.max_num_seqs
 
-    def room_for_prompt(self, prompt_tokens: int, first_position: int = 0) -> int:
+    def chunk_tokens(self, prompt_tokens: int, first_position: int = 0) -> int:
         """Return how many prompt tokens from `first_position` on may join; fewer than all close the batch for prompts."""
         if self._prompts_closed or self.is_full:
             self._prompts_closed = True
@@ -109,7 +109,7 @@ class BatchBuilder:
         if (part_tokens := self.limits.part_tokens(self.decodes)) is not None:
             bounds.append(part_tokens - self._prompt_tokens)
         if self.budget is not None:
-            bounds.append(self.budget.room_at(first_position))
+            bounds.append(self.budget.max_chunk_tokens(first_position))
         if prompt_tokens <= min(bounds):
             return prompt_tokens
         self._prompts_closed = True
@@ -118,7 +118,7 @@ class BatchBuilder:
         return prompt_tokens if self._prompt_tokens == 0 else 0
 
     def add_prompt(self, row: BatchRow) -> None:
-        """Add a prefill row with the tokens that `room_for_prompt` returned."""
+        """Add a prefill row with the tokens that `chunk_tokens` returned."""
         self._prompt_tokens += row.num_tokens
         if self.budget is not None:
             self.budget.spend(row.first_position, row.num_tokens)

@@ -34,7 +34,7 @@ class Confirmations:
             return False
         return now - self._sent_s >= self._every_s or now < self._sent_s  # the clock was set back
 
-    def ask(self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float) -> list[m.Send]:
+    def messages(self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float) -> list[m.Send]:
         """Return the messages to the gateways; `held`: stream, attempt, and Unix time since when it is held."""
         self._sent_s = now
         attempts: dict[tuple[str, int], list[m.Attempt]] = {}

@@ -70,7 +70,7 @@ class LinearIterationCost:
 
     def __post_init__(self) -> None:
         if min(self.fixed_s, self.prompt_token_s, self.prompt_context_s, self.decode_s, self.decode_context_s) < 0:
-            raise ValueError("no part of an iteration takes less than no time")
+            raise ValueError("no part of an iteration may take less than 0 s")
 
     def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
@@ -126,7 +126,7 @@ class TableIterationCost:
 
     def __post_init__(self) -> None:
         if min(self.prompt_context_s, self.decode_context_s) < 0:
-            raise ValueError("no part of an iteration takes less than no time")
+            raise ValueError("no part of an iteration may take less than 0 s")
         if self.mixed_factor is not None and self.mixed_factor < 1:
             raise ValueError("prompts and decodes in one iteration take no less than the prompts alone")
 

@@ -61,7 +61,7 @@ class Membership:
         if member.state in (MemberState.LEFT, MemberState.LOST):
             if known is not None:
                 has_left = member.state is MemberState.LEFT
-                reason = "left" if has_left else "ended without a word"
+                reason = "left" if has_left else "ended without notice"
                 events.append(self._lose(known, reason, now, is_expected=has_left))
             self._lost_s.setdefault(member.id, now)
             return events

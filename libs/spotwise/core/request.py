@@ -20,7 +20,7 @@ class RequestState(StrEnum):
     WAITING = "waiting"  #: accepted; none of its iterations has run here
     WAITING_FOR_KV = "waiting_for_kv"  #: blocks are reserved here under a lease; its KV is computed elsewhere
     RUNNING = "running"  #: takes part in iterations here
-    PREEMPTED = "preempted"  #: lost its blocks to an earlier one; is computed again when there is room
+    PREEMPTED = "preempted"  #: lost its blocks to an earlier one; is computed again when blocks are free
     MIGRATING = "migrating"  #: its KV is on the way to another worker
     HANDED_OFF = "handed_off"  #: this holder's part is done; the request lives on elsewhere
     FINISHED_STOPPED = "finished_stopped"  #: a stop token, a stop string or the end of sequence

@@ -203,7 +203,7 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.reported(member, self.scheduler_id, now)
-            self._assigner.room_reported(member.id, now)
+            self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, order))
 
@@ -235,13 +235,13 @@ class SchedulerRole:
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
             held = ((e.order.stream, (e.choice_id, e.order.epoch), e.accepted_s) for e in self._requests)
-            self._commands += self._confirmations.ask(held, now)
+            self._commands += self._confirmations.messages(held, now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
         for entry in self._requests.queued:
             if now - entry.accepted_s > self.limits.max_queue_s:
                 self._assigner.drop(entry, cancel=True)
-                message = f"no room came free within {self.limits.max_queue_s:g} s"
+                message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
                 self._reject(entry.order, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):

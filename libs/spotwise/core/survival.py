@@ -23,7 +23,7 @@ class Life:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_seen_s <= self.age_s < math.inf:
-            raise ValueError(f"a life is seen from an age of at least 0 to a later one: {self}")
+            raise ValueError(f"a lifetime is observed from an age of at least 0 to a later one: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) 
         raise ValueError(f"pieces ({pieces}) must be at least 1 and prior_ends ({prior_ends}) at least 0")
     exposure_s = sum(life.age_s - life.first_seen_s for life in lives)
     if exposure_s <= 0:
-        raise ValueError("no life was seen for any time; give lives that were watched")
+        raise ValueError("no lifetime was observed for any time; give observed lifetimes")
     ends = sorted(life.age_s for life in lives if life.ended)
     if not ends:
         return PiecewiseHazard((0.0,), (0.0,))

@@ -23,7 +23,7 @@ from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.layer_progress import LayersWritten, telling
+from spotwise.engine.layer_progress import LayersWritten, reporting_layers
 from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
@@ -224,7 +224,7 @@ class Engine:
         logits = self._replayed(rows)
         if logits is None:
             flat = self._layout.lay_out(rows, last_only=True)
-            with telling(self._attention, self.kv, on_layers):
+            with reporting_layers(self._attention, self.kv, on_layers):
                 logits = self._forward(flat, [flat.last_token[index] for index in sampled])
         elif len(sampled) < len(rows):
             logits = logits[sampled]

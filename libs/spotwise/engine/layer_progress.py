@@ -17,7 +17,9 @@ LayersWritten = Callable[[int], None]
 
 
 @contextlib.contextmanager
-def telling(attention: AttentionContext, cache: PagedKvCache, listener: LayersWritten | None) -> Iterator[None]:
+def reporting_layers(
+    attention: AttentionContext, cache: PagedKvCache, listener: LayersWritten | None
+) -> Iterator[None]:
     """Call `listener` for each layer of the forward inside the block; `None`: no calls."""
     if listener is None:
         yield

@@ -19,7 +19,7 @@ class ByteBudget:
 
     async def take(self, num_bytes: int) -> None:
         """Wait until `num_bytes` fit; `give` them back afterwards."""
-        if not self._waiting and self._has_room(num_bytes):
+        if not self._waiting and self._fits(num_bytes):
             self.held_bytes += num_bytes
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,11 +42,11 @@ class ByteBudget:
         while self._waiting:
             turn, num_bytes = self._waiting[0]
             if not turn.cancelled():
-                if not self._has_room(num_bytes):
+                if not self._fits(num_bytes):
                     return
                 self.held_bytes += num_bytes
                 turn.set_result(None)
             self._waiting.popleft()
 
-    def _has_room(self, num_bytes: int) -> bool:
+    def _fits(self, num_bytes: int) -> bool:
         return not self.held_bytes or self.held_bytes + num_bytes <= self._limit_bytes

@@ -13,11 +13,13 @@ FORMAT = "spotwise-journal/2"
 
 @dataclass(frozen=True, slots=True)
 class OldNames:
-    """Names of an earlier format, each with today's; `fields_of`, by a type's old name, has precedence over `fields`."""
+    """Names of an earlier format, each with today's; `fields_of`, by a type's old name, has precedence over `fields`. `phrases`
+    are parts of reasons and messages."""
 
     types: Mapping[str, str]
     fields: Mapping[str, str]
     fields_of: Mapping[str, Mapping[str, str]]
+    phrases: Mapping[str, str]
 
     def event(self, name: str, fields: Any) -> tuple[str, Any]:
         """Return an event's type and fields by today's names."""
@@ -36,6 +38,10 @@ class OldNames:
     def _renamed(self, value: Any, type_name: str = "") -> Any:
         if isinstance(value, list):
             return [self._renamed(item) for item in value]
+        if isinstance(value, str):
+            for phrase, today in self.phrases.items():
+                value = value.replace(phrase, today)
+            return value
         if not isinstance(value, dict):
             return value
         names = {**self.fields, **self.fields_of.get(type_name, {})}
@@ -51,5 +57,9 @@ FORMATS: Mapping[str, OldNames | None] = {
         types={"ChangeHome": "ChangeHomePool", "TakeHome": "TakeHomePool"},
         fields={"request_id": "choice_id", "stream_id": "attempt_id", "owed_tokens": "remaining_tokens"},
         fields_of={"ReserveKv": _MAX_NEW_TOKENS, "StartPrefill": _MAX_NEW_TOKENS},
+        phrases={
+            "ended without a word": "ended without notice",
+            "no room came free within": "no worker had free capacity within",
+        },
     ),
 }

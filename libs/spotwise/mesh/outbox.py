@@ -39,7 +39,9 @@ class Outbox:
             self._dropped += 1
             if self._dropped == 1:
                 _log.error(
-                    "outbox_full", bytes=self._max_bytes, error="the broker takes nothing; the oldest messages go"
+                    "outbox_full",
+                    bytes=self._max_bytes,
+                    error="the broker takes nothing; oldest messages are dropped",
                 )
 
     async def take(self) -> tuple[str, bytes]:

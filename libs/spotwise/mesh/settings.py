@@ -39,7 +39,8 @@ class ServiceSettings(BaseSettings):
         "advertised address is a loopback one",
     )
     advertise_host: str | None = Field(
-        None, description="address that peers use; by default bind_host, or the host's name where that is any address"
+        None,
+        description="address that peers use; by default bind_host, or the host's name where that is 0.0.0.0 or ::",
     )
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
@@ -62,7 +63,7 @@ class ModelServiceSettings(ServiceSettings):
     """Settings of a service that depends on the model."""
 
     model_dir: Path = Field(description="Hugging Face folder of the model")
-    model_name: str = Field("", description="name that clients ask for; the folder's name where empty")
+    model_name: str = Field("", description="model name in requests; the folder's name where empty")
 
     @field_validator("model_dir")
     @classmethod

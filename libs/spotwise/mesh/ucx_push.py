@@ -29,7 +29,7 @@ _REFUSALS = {
     NackReason.BAD_SHAPE: "layers or blocks do not fit; both workers must serve one model with one block size and dtype",
     NackReason.BAD_CHECKSUM: "the KV arrived damaged",
     NackReason.INCOMPLETE: "chunks are missing",
-    NackReason.REFUSED: "it could not take the hand-off; its log says why",
+    NackReason.REFUSED: "it could not take the hand-off; see its log",
 }
 
 

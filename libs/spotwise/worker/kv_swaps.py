@@ -9,14 +9,14 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 
 class KvSwaps:
-    """The swaps of one worker; `feed` feeds an event to the role, `on_room` is called when a swap has freed device blocks."""
+    """The swaps of one worker; `feed` feeds an event to the role, `on_blocks_freed` runs after a swap to the host."""
 
     def __init__(
-        self, engine: WorkerEngine, feed: Callable[[Swapped | SwapFailed], None], on_room: Callable[[], None]
+        self, engine: WorkerEngine, feed: Callable[[Swapped | SwapFailed], None], on_blocks_freed: Callable[[], None]
     ) -> None:
         self._engine = engine
         self._feed = feed
-        self._on_room = on_room
+        self._on_blocks_freed = on_blocks_freed
 
     def swap_out(self, command: SwapOut) -> None:
         """Copy KV to the host."""
@@ -24,7 +24,7 @@ class KvSwaps:
         def ended(error: Exception | None) -> None:
             self._ended(command.sequence_id, error)
             if error is None:
-                self._on_room()
+                self._on_blocks_freed()
 
         self._engine.swap_out(command.block_ids, command.host_block_ids, ended)
 

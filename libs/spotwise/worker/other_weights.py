@@ -25,7 +25,7 @@ async def warn_of_other_weights(host: ServiceHost) -> None:
                 worker=host.id,
                 weights=mine,
                 served=served,
-                consequence="no work comes here; give it the model folder that the other workers have",
+                consequence="the scheduler sends this worker no requests; give it the model folder that the other workers have",
             )
 
 

@@ -35,7 +35,7 @@ def _served_policy(name: str) -> str:
     choices = f"{', '.join(served[:-1])} and {served[-1]} serve"
     if name in SCHEDULING_POLICIES:
         raise ValueError(
-            f"SPOTWISE_POLICY={name} knows how long every answer will be, which only spotwise simulate does; {choices}"
+            f"SPOTWISE_POLICY={name} needs the length of every answer, known only to spotwise simulate; {choices}"
         )
     raise ValueError(f"SPOTWISE_POLICY={name} is no scheduling policy; {choices}")
 
@@ -46,9 +46,9 @@ class WorkerSettings(ModelServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
-    cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores to stay on, e.g. 0,1")
+    cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of its threads, e.g. 0,1")
     niceness: int = Field(0, ge=0, le=19, description="niceness of its compute threads, as in nice(1)")
-    decode_graphs: bool = Field(True, description="decodes are recorded as CUDA graphs and replayed, on a GPU")
+    decode_graphs: bool = Field(True, description="records decodes as CUDA graphs and replays them, on a GPU")
     shared_weights: Path | None = Field(
         None, description="folder where a machine's workers keep packed weights once; where unset each has its own copy"
     )
@@ -60,7 +60,7 @@ class WorkerSettings(ModelServiceSettings):
     profile_seconds: float = Field(
         10.0, gt=0, description="about how long measuring the costs of iterations may take, at a start that needs it"
     )
-    profile_anew: bool = Field(False, description="costs of iterations are measured although they are kept")
+    profile_anew: bool = Field(False, description="measures the costs of iterations although a profile is kept")
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
@@ -75,9 +75,9 @@ class WorkerSettings(ModelServiceSettings):
         description="blocks for tokens to come: on_demand (as they come, with preemption) or max_tokens (all at once)",
     )
     kv_watermark: float = Field(
-        0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where others run; with on_demand"
+        0.01, ge=0, lt=1, description="share of blocks that a new sequence leaves free while others run; with on_demand"
     )
-    max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
+    max_preemptions: int = Field(3, ge=1, description="preemptions after which a sequence keeps all its blocks")
     prompts_first: bool = Field(
         True,
         description="prompts that wait for KV blocks take them from sequences that decode; with on_demand; "
@@ -86,7 +86,7 @@ class WorkerSettings(ModelServiceSettings):
     preempt_after_ms: float = Field(
         1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them"
     )
-    prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
+    prefix_caching: bool = Field(True, description="prompts reuse computed KV blocks of equal prefixes")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,
         description="iteration_level, or request_level to compare with: a batch runs to its end; needs reserve=max_tokens",
@@ -94,7 +94,7 @@ class WorkerSettings(ModelServiceSettings):
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="about how long a prompt may delay the decodes of its iteration: it is cut accordingly; 0 for no bound",
+        description="about how long a prompt's chunk may delay the decodes of its iteration; 0 for no bound",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Discipline.FCFS.value,
@@ -105,15 +105,15 @@ class WorkerSettings(ModelServiceSettings):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="with mlfq: a request that waits so long is promoted; where unset 1,500 times a decode that is alone",
+        description="with mlfq: wait after which a request is promoted; where unset 1,500 times a single decode",
     )
     quantum_ratio: float = Field(
-        2.0, gt=1, allow_inf_nan=False, description="with mlfq: each queue's quantum to that of the queue above"
+        2.0, gt=1, allow_inf_nan=False, description="with mlfq: quantum of each queue over that of the queue above"
     )
     profile: Path | None = Field(
         None,
         description="cost profile as spotwise profile writes it, by which mlfq charges service and a simulated worker takes "
-        "its time; where unset the one measures its own at a start, and the other has a built-in one",
+        "its time; where unset a worker measures its own at a start, and a simulated one has a built-in one",
     )
     when_full: WhenFull | None = Field(
         None,
@@ -124,12 +124,12 @@ class WorkerSettings(ModelServiceSettings):
     kv_host_bytes: int | None = Field(
         None,
         ge=0,
-        description="host memory for KV that is swapped; where unset an eighth of what is free at the start, and no less than "
-        "kv_cache_bytes; where 0 none is",
+        description="host memory for swapped KV; where unset an eighth of what is free at the start, and no less than "
+        "kv_cache_bytes; 0 swaps nothing",
     )
-    spare_slots: int = Field(2, ge=0, description="with proactive: room for so many newcomers is kept free at least")
+    spare_slots: int = Field(2, ge=0, description="with proactive: so many new sequences find free blocks at least")
     burst_queues: int = Field(
-        2, ge=0, description="with proactive: and for as many as there are requests in so many uppermost queues"
+        2, ge=0, description="with proactive: and as many as there are requests in so many uppermost queues"
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
@@ -145,7 +145,7 @@ class WorkerSettings(ModelServiceSettings):
     def _policy_fits(self) -> Self:
         if self.kv_host_bytes == 0 and self._when_full.swaps:
             raise ValueError(
-                f"SPOTWISE_WHEN_FULL={self._when_full} swaps KV to the host, and SPOTWISE_KV_HOST_BYTES=0 leaves no room there"
+                f"SPOTWISE_WHEN_FULL={self._when_full} swaps KV to the host, and SPOTWISE_KV_HOST_BYTES=0 allows none"
             )
         if self.kv_host_bytes and not self._when_full.swaps:
             raise ValueError(

@@ -95,11 +95,11 @@ def profile_sections(
     """Return the sections for an engine of these sizes, all of which fit into its blocks and its context; raises `ValueError`
     where a prompt and its decodes do not fit.
     """
-    room = min(num_blocks * block_size, context_length)
-    if room < 2 * _MOST_RUNS:
-        raise ValueError(f"{room} tokens of KV and context are too few to measure anything")
-    far = min(_LONG_CONTEXT, room // 2)
-    sizes = _doubling(_SHORTEST_PROMPT, min(_LONGEST_PROMPT, room - 1))
+    capacity = min(num_blocks * block_size, context_length)
+    if capacity < 2 * _MOST_RUNS:
+        raise ValueError(f"{capacity} tokens of KV and context are too few to measure anything")
+    far = min(_LONG_CONTEXT, capacity // 2)
+    sizes = _doubling(_SHORTEST_PROMPT, min(_LONGEST_PROMPT, capacity - 1))
     parts = [size for size in sizes if size <= min(_LONGEST_PART, far)]
     contexts = sorted({min(context, far) for context in (_SHORT_CONTEXT, _LONG_CONTEXT // 4, _LONG_CONTEXT)})
     own_blocks = max(_own_blocks(context, block_size) for context in contexts)

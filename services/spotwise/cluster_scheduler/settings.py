@@ -13,8 +13,10 @@ from spotwise.mesh.settings import ServiceSettings
 class SchedulerSettings(ServiceSettings):
     """Limits of requests, and how workers are chosen."""
 
-    max_queued: int = Field(1024, ge=0, description="requests that wait for room at most")
-    max_queue_s: float = Field(60.0, gt=0, description="seconds that a request waits for room at most")
+    max_queued: int = Field(1024, ge=0, description="queued requests at most")
+    max_queue_s: float = Field(
+        60.0, gt=0, description="seconds that a request waits for a worker with free capacity, at most"
+    )
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 

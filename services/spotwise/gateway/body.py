@@ -76,7 +76,7 @@ def _counted(body_bytes: int) -> int:
 
 
 def overloaded(message: str) -> ApiError:
-    """Return a 503 for work that the gateway itself has no room for."""
+    """Return a 503 for work beyond the gateway's own limits."""
     return ApiError(503, message, code="overloaded", headers={"Retry-After": "1"})
 
 

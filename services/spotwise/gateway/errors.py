@@ -92,7 +92,7 @@ def describe(error: Exception, request_id: str) -> ApiError:
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:
             log.error("request failed unexpectedly", request_id=request_id, exc_info=error)
-            return ApiError(500, "The server failed unexpectedly; its log says why.", code="internal_error")
+            return ApiError(500, "The server failed unexpectedly; see its log.", code="internal_error")
 
 
 def from_validation(error: ValidationError) -> ApiError:

@@ -75,7 +75,7 @@ class Places:
         """Note that it has one, or is closed."""
         self._idle.pop(connection, None)
 
-    def make_room(self) -> bool:
+    def close_longest_idle(self) -> bool:
         """Close the connection that has been idle for longest; return whether there was one."""
         for connection in self._idle:
             self.busy(connection)

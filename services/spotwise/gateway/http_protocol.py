@@ -69,7 +69,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         """Begin to wait for a request, if there is a place."""
         super().connection_made(transport)
         most = self._limits.max_connections
-        if len(self.connections) > most and not self._places.make_room():
+        if len(self.connections) > most and not self._places.close_longest_idle():
             if len(self.connections) > most * (1 + REFUSED_SHARE):
                 transport.abort()
                 return
@@ -91,7 +91,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def leave(self) -> None:
-        """Make room for another connection."""
+        """Leave the connection, so that another one can take its place."""
         self._close()
 
     def timeout_keep_alive_handler(self) -> None:

@@ -14,7 +14,7 @@ MAX_DEPTH = 100
 MAX_CONTAINERS = 100_000
 #: Strings, names of members included.
 MAX_STRINGS = 200_000
-#: Values altogether: as many as token ids find room in the largest body by default.
+#: Values altogether: as many as token ids fit into the largest body by default.
 MAX_VALUES = 1_500_000
 
 _STRUCTURE = b'"[]{},'

@@ -114,12 +114,12 @@ class MeshGeneration:
     def _fit(self, spec: SequenceSpec) -> SequenceSpec:
         """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""
         loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
-        room = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
+        free_tokens = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
             spec.prompt_token_ids
         )
-        if not spec.unbounded or room < 1 or spec.stop.max_new_tokens <= room:
+        if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens <= free_tokens:
             return spec
-        return replace(spec, stop=replace(spec.stop, max_new_tokens=room))
+        return replace(spec, stop=replace(spec.stop, max_new_tokens=free_tokens))
 
     async def health(self) -> MeshHealth:
         """Return whether requests can be served."""
@@ -167,10 +167,10 @@ class MeshGeneration:
                 stream.has_record = True
                 await self._host.store.put_record(self._record(stream, command))
         except (MeshError, TimeoutError) as error:
-            failed("the request store does not take the request; ask again shortly", error, store_unavailable=True)
+            failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
             return
         except ValueError as error:  # a bug, which is to end this request and not the gateway
-            failed("the request cannot be written down", error)
+            failed("the request cannot be recorded", error)
             return
         if not self._role.is_open(*attempt):
             return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
@@ -181,7 +181,7 @@ class MeshGeneration:
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
-            failed("no cluster scheduler takes the request; ask again shortly", error)
+            failed("no cluster scheduler takes the request; send it again shortly", error)
             return
         self._loop.feed(answer)
 

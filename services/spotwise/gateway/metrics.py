@@ -65,11 +65,11 @@ class GatewayMetrics:
         self._itl_s = histogram("vllm:inter_token_latency_seconds", "From token to token.", _ITL_BUCKETS)
         self._e2e_s = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_BUCKETS)
         self.queue_time_s = histogram("vllm:request_queue_time_seconds", "Arrival to prefill.", _REQUEST_BUCKETS)
-        self._running = gauge("vllm:num_requests_running", "Sequences that have tokens and want more.")
+        self._running = gauge("vllm:num_requests_running", "Sequences in decode.")
         self._waiting = gauge("vllm:num_requests_waiting", "Sequences without a token yet.")
         self._kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
-        self._generation_tokens = counter("vllm:generation_tokens", "Output tokens that clients got.")
+        self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
@@ -83,10 +83,13 @@ class GatewayMetrics:
         self._host_blocks_used = gauge("spotwise_kv_host_blocks_used", "KV blocks of the hosts' memory in use.")
         self._host_blocks_free = gauge("spotwise_kv_host_blocks_free", "KV blocks of the hosts' memory not in use.")
         self._prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
-        self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens whose KV was there already.")
+        self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens found in prefix caches.")
         self._model_name = model_name
         self._success = Counter(
-            "vllm:request_success", "Sequences by their end.", ("model_name", "finished_reason"), registry=registry
+            "vllm:request_success",
+            "Ended sequences by finish reason.",
+            ("model_name", "finished_reason"),
+            registry=registry,
         )
         self._errors = Counter(
             "spotwise_request_errors", "Error answers by code.", ("model_name", "code"), registry=registry

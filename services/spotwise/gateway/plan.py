@@ -269,12 +269,12 @@ def _max_new_tokens(
     prompt: PromptTokens, max_tokens: int | None, max_tokens_param: str, default: int | None, context_length: int
 ) -> int:
     prompt_tokens = len(prompt.token_ids)
-    room = context_length - prompt_tokens
+    free_tokens = context_length - prompt_tokens
     if max_tokens is not None and max_tokens < 0:
         raise bad_request(
             f"Invalid value for '{max_tokens_param}': must not be negative.", max_tokens_param, "invalid_value"
         )
-    if room < 1 or (max_tokens is not None and max_tokens > room):
+    if free_tokens < 1 or (max_tokens is not None and max_tokens > free_tokens):
         requested = "" if max_tokens is None else f" and {max_tokens} for the completion ({max_tokens_param})"
         raise bad_request(
             f"This model's maximum context length is {context_length} tokens. However, you requested {prompt_tokens} "
@@ -283,7 +283,7 @@ def _max_new_tokens(
             "context_length_exceeded",
         )
     if max_tokens is None:
-        return min(room, default) if default is not None else room
+        return min(free_tokens, default) if default is not None else free_tokens
     return max(1, max_tokens)  # a prompt is scored by the iteration that also samples one token
 
 

@@ -74,7 +74,9 @@ class RequestSeries:
         self._decode_s = histogram("request_decode_time_seconds", "First token to last.", _PHASE_BUCKETS)
         self._inference_s = histogram("request_inference_time_seconds", "Prefill to last token.", _PHASE_BUCKETS)
         self._s_per_token = histogram(
-            "request_time_per_output_token_seconds", "A sequence's mean time of a token.", _TIME_PER_TOKEN_BUCKETS
+            "request_time_per_output_token_seconds",
+            "Mean time per output token of a sequence.",
+            _TIME_PER_TOKEN_BUCKETS,
         )
 
     def sequence_ended(self, ended: EndedSequence) -> None:

@@ -32,19 +32,19 @@ class GatewaySettings(ModelServiceSettings):
     host: str = Field("127.0.0.1", description="address of the API")
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
     api_keys: str = Field(
-        "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty lets everyone in"
+        "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty admits every client"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
         75,
         ge=1,
         description="how long an idle connection stays open; longer than clients keep theirs (5 s in many), "
-        "or a request meets the end of its connection",
+        "or a request may hit the closing connection",
     )
     max_held_body_bytes: int = Field(
         128 << 20,
         ge=1024,
-        description="of large request bodies that are being read or wait at the same time; more are a 503",
+        description="large request bodies read or waiting at the same time, in bytes; above it the client receives 503",
     )
     max_connections: int = Field(
         4096,
@@ -55,22 +55,30 @@ class GatewaySettings(ModelServiceSettings):
     header_timeout_s: float = Field(10.0, gt=0, description="a request whose headers take longer is refused")
     body_timeout_s: float = Field(60.0, gt=0, description="a request whose body takes longer is refused")
     write_timeout_s: float = Field(
-        60.0, gt=0, description="a client that takes next to nothing of its answer for so long is cut off"
+        60.0, gt=0, description="time after which a client that reads next to nothing is disconnected"
     )
     cors_origins: str = Field(
         "",
         description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "
         "empty for none",
     )
-    default_max_tokens: int | None = Field(None, ge=1, description="of a chat that names none; else the context's rest")
-    submit_timeout_s: float = Field(5.0, gt=0, description="a scheduler that does not answer by then is not there")
+    default_max_tokens: int | None = Field(
+        None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+    )
+    submit_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="wait for a scheduler's answer; without one it counts as absent",
+    )
     store_timeout_s: float = Field(
-        5.0, gt=0, description="a store that has not taken a request's record by then is away; the client gets 503"
+        5.0,
+        gt=0,
+        description="wait for the store to take a record; then the client receives 503",
     )
     recovery_s: float = Field(
         30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
     )
-    stall_s: float = Field(120.0, gt=0, description="an attempt that brings nothing for so long counts as lost")
+    stall_s: float = Field(120.0, gt=0, description="time without tokens after which an attempt counts as lost")
 
     @field_validator("cors_origins")
     @classmethod

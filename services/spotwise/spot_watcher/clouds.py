@@ -66,7 +66,7 @@ async def _find(candidates: list[tuple[Cloud, HttpClient]], pause_s: float) -> t
         found = await detect(candidates)
         if found is not None:
             return found
-    _log.warning("no_cloud", asked=", ".join(cloud.name for cloud, _ in candidates))
+    _log.warning("no_cloud", queried=", ".join(cloud.name for cloud, _ in candidates))
     return None
 
 

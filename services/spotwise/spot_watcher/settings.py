@@ -19,7 +19,7 @@ class SpotWatcherSettings(ServiceSettings):
 
     cloud: Literal["none", "auto", "aws", "gcp", "azure", "kubernetes"] = Field(
         "none",
-        description="whose machine this is, by whose metadata its end is known; auto finds out; none asks nobody",
+        description="cloud whose metadata announces this machine's end; auto detects it; none queries no metadata",
     )
     watched_workers: str = Field(
         "",
@@ -33,20 +33,23 @@ class SpotWatcherSettings(ServiceSettings):
         None,
         gt=0,
         le=5,
-        description="seconds between two questions; where unset 2 for aws and kubernetes, 1 for azure, and 1 for gcp, "
+        description="seconds between two queries; where unset 2 for aws and kubernetes, 1 for azure, and 1 for gcp, "
         "whose answers come when there is news",
     )
     cloud_backoff_s: float = Field(
-        10.0, gt=0, le=30, description="seconds between two questions to metadata that cannot be read, at most"
+        10.0, gt=0, le=30, description="seconds between two queries of metadata that cannot be read, at most"
     )
     cloud_timeout_s: float = Field(
-        2.0, gt=0, le=30, description="an answer that is not whole by then is none; one that waits for news has 30 more"
+        2.0, gt=0, le=30, description="time limit of an answer; 30 s more for one that waits for news"
     )
     azure_vm_name: str | None = Field(
-        None, min_length=1, description="name of this machine in azure's events; where unset its metadata is asked"
+        None,
+        min_length=1,
+        description="name of this machine in azure's events; where unset the watcher queries its metadata",
     )
     azure_acknowledge: bool = Field(
-        True, description="azure is told when the last worker has left, and may take the machine before the deadline"
+        True,
+        description="once the last worker has left, acknowledge the event: azure may take the machine before the deadline",
     )
     node_name: str = Field(
         "", validate_default=True, description="node of kubernetes whose taints count; required with kubernetes"

@@ -76,10 +76,10 @@ class SpotWatcher:
             self._loop.feed(c.WatchStarted(metadata.name, self._poll_s or metadata.poll_s))
             while not self._due_s.empty():
                 await asyncio.sleep(max(0.0, self._due_s.get_nowait() - self._host.clock.now()))
-                answer = await client.converse(metadata.ask(self._host.clock.now()))
+                answer = await client.converse(metadata.query(self._host.clock.now()))
                 self._metrics.questions.labels(metadata.name, outcome(answer.problem)).inc()
                 self._loop.feed(answer)
-        raise MeshError("the watcher stopped querying its cloud; the log above says why")
+        raise MeshError("the watcher stopped querying its cloud; see the log above")
 
     def close(self) -> None:
         """Stop watching the machine's processes."""

@@ -11,7 +11,7 @@ async def test_streams_are_asked_and_told_one_after_the_other() -> None:
     changes: list[int] = []
     async with gateway(whole, whole) as (url, bodies):
         connection = StreamConnection(url, "m", changes.append)
-        outcomes = [await connection.ask([1, 2, 3], 2) for _ in range(2)]
+        outcomes = [await connection.stream_completion([1, 2, 3], 2) for _ in range(2)]
         connection.close()
         connection.close()
     assert [(each.tokens, each.failure) for each in outcomes] == [(2, None)] * 2
@@ -25,13 +25,13 @@ async def test_every_kind_of_failure_is_an_outcome() -> None:
     """And the next request may succeed, on a new connection where the old one is gone."""
     async with gateway(failing, short, refusing, breaking, whole) as (url, _):
         connection = StreamConnection(url, "m", lambda change: None)
-        failures = [(await connection.ask([1], 2)).failure for _ in range(5)]
+        failures = [(await connection.stream_completion([1], 2)).failure for _ in range(5)]
         connection.close()
     assert failures[0] == "an error in the stream"
     assert failures[1] == "0 tokens where 2 were requested"
     assert failures[2] == "status 429"
     assert str(failures[3]).startswith("the connection broke")
     assert failures[4] is None
-    gone = await StreamConnection(url, "m", lambda change: None).ask([1], 2)
+    gone = await StreamConnection(url, "m", lambda change: None).stream_completion([1], 2)
     assert str(gone.failure).startswith("cannot connect")
     assert (gone.first_s, gone.tpot_s) == (None, None)

@@ -92,7 +92,7 @@ def test_a_drain_without_waiting_needs_no_store(
     async def ask(nats_url: str, worker: str, seconds: float) -> None:
         asked.append(nats_url)
 
-    monkeypatch.setattr(drain_module, "ask_to_leave", ask)
+    monkeypatch.setattr(drain_module, "send_notice", ask)
     assert spotwise("drain", "token-0", "--nats-url", OTHER.nats_url).status == 0
     assert spotwise("drain", "token-0", "--name", local_mesh).status == 0
     assert asked == [OTHER.nats_url, LOCAL.nats_url]
@@ -109,7 +109,7 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
     async def connect(url: str) -> RedisStore:
         raise MeshError(f"no Redis server answers at {url}")
 
-    monkeypatch.setattr(drain_module, "ask_to_leave", ask)
+    monkeypatch.setattr(drain_module, "send_notice", ask)
     monkeypatch.setattr(RedisStore, "connect", connect)
     ended = spotwise("drain", "token-0", "--name", local_mesh, "--wait")
     assert ended.status == 1

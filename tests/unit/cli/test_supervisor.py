@@ -122,7 +122,7 @@ def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monke
     world = World(tmp_path, ["sleep 600", "echo out of luck; exit 7"])
     assert world.run() == 1
     assert len(world.children) == 6
-    assert "worker dies again and again (exit status 7)" in world.output.getvalue()
+    assert "worker keeps dying (exit status 7)" in world.output.getvalue()
     assert "out of luck" in world.output.getvalue()
     assert not world.state_path.exists()
 
@@ -137,7 +137,7 @@ def test_what_the_mesh_can_do_without_never_ends_it(
     world.stop_after(9)
     assert world.run() == 0
     assert len(world.children) == 9
-    assert "died (exit status 7) again and again; the mesh goes on without it" in world.output.getvalue()
+    assert "died (exit status 7) again and again; the mesh continues without it" in world.output.getvalue()
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
         )
     assert world.children[0].exit_code() == -signal.SIGKILL
     assert len(world.children) == 2
-    assert "worker has given no sign of life for 0.2 s" in world.output.getvalue()
+    assert "worker has shown no activity for 0.2 s" in world.output.getvalue()
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

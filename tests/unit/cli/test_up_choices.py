@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.options import MeshOptions, unnamed_pools
-from spotwise.cli.report import open_door_warning
+from spotwise.cli.report import public_access_warning
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def options(host: str) -> MeshOptions:
 def test_a_gateway_open_to_others_without_keys_is_said(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it means, and what to do; with keys there is nothing to say."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
-    warning = open_door_warning(options(host))
+    warning = public_access_warning(options(host))
     assert warning is not None
-    assert "whoever reaches port 8000" in warning
+    assert "any client that reaches port 8000" in warning
     assert "SPOTWISE_API_KEYS" in warning
     monkeypatch.setenv("SPOTWISE_API_KEYS", "key")
-    assert open_door_warning(options(host)) is None
+    assert public_access_warning(options(host)) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
-    assert open_door_warning(options(host)) is None
+    assert public_access_warning(options(host)) is None

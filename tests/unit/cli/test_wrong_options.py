@@ -72,7 +72,7 @@ def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
     path.write_text(json.dumps(profile_as_dict(replace(BUILT_IN, link=None))))
     ended = spotwise("up", "--engine", "simulated", "--profile", str(path))
     assert ended.status == 2
-    assert "says nothing of hand-offs; serve with mixed workers alone (--prompt-workers 0" in ended.stderr
+    assert "has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0" in ended.stderr
 
 
 def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:

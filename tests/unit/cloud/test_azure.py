@@ -30,7 +30,7 @@ def event(**fields: Any) -> dict[str, Any]:
 def answer_to(*events: Any) -> MetadataAnswered:
     """What a machine named `vm` makes of these events."""
     body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
-    found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
+    found, _ = answered(Azure("vm").query(NOW), [HttpAnswer(200, body)])
     return found
 
 
@@ -38,9 +38,9 @@ async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
     """A preemption is reported with its deadline, and the machine's name is requested once."""
     async with MetadataServer("Spot-7") as server:
         azure = Azure()
-        assert await carried_out(azure.ask(NOW), server) == MetadataAnswered()
+        assert await carried_out(azure.query(NOW), server) == MetadataAnswered()
         deadline_s = server.announce(NOW + 30)
-        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        (sign,) = (await carried_out(azure.query(NOW), server)).signs
         assert (sign.deadline_s, sign.reason, sign.acknowledgeable) == (deadline_s, "azure: Preempt", True)
         assert len(server.asked("/metadata/instance")) == 1
 
@@ -50,10 +50,10 @@ async def test_an_acknowledgement_lets_the_event_begin() -> None:
     async with MetadataServer() as server:
         azure = Azure()
         server.announce(NOW + 30)
-        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        (sign,) = (await carried_out(azure.query(NOW), server)).signs
         assert await carried_out(azure.acknowledge(sign.event_id), server) is None
         assert server.acknowledged == [sign.event_id]
-        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        (sign,) = (await carried_out(azure.query(NOW), server)).signs
         assert (sign.deadline_s, sign.grace_s, sign.acknowledgeable) == (None, 0.0, False)
         server.faults.append(Fault(PATH, status=500))
         assert await carried_out(azure.acknowledge("e"), server) == f"POST {PATH}: status 500"
@@ -98,26 +98,26 @@ def test_an_event_that_cannot_be_read_is_a_problem_and_hides_no_other(bad: Any) 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"Events": {}}', b"[" * 100_000])
 def test_a_document_without_events_is_a_problem(body: bytes) -> None:
     """An empty list is one with events: none."""
-    found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
+    found, _ = answered(Azure("vm").query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), f"GET {PATH}: no list of events")
 
 
 def test_without_the_machines_name_nobodys_events_are_taken() -> None:
     """Without the machine's name no event is taken, and the name is requested again the next time."""
     azure = Azure()
-    found, _ = answered(azure.ask(NOW), [HttpAnswer(500)])
+    found, _ = answered(azure.query(NOW), [HttpAnswer(500)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: status 500")
     body = json.dumps({"Events": [event()]}).encode()
-    found, _ = answered(azure.ask(NOW), [HttpAnswer(200, b"vm"), HttpAnswer(200, body)])
+    found, _ = answered(azure.query(NOW), [HttpAnswer(200, b"vm"), HttpAnswer(200, body)])
     assert len(found.signs) == 1
 
 
 @pytest.mark.parametrize("body", [b'{"Events": []}', b"<html>", b"two words", b"", b"x" * 81])
 def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
     """With it no event would ever be this machine's."""
-    found, _ = answered(Azure().ask(NOW), [HttpAnswer(200, body)])
+    found, _ = answered(Azure().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
-    _, asked = answered(Azure().ask(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
+    _, asked = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
     assert len(asked) == 2
 
 

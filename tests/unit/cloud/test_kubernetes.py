@@ -21,19 +21,19 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
 
 def answer_to(spec: Any) -> MetadataAnswered:
     """What is made of a node with this spec."""
-    found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
+    found, _ = answered(cloud().query(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
 
 
 async def test_a_taint_with_a_time_has_a_deadline() -> None:
     """The time at which it was added and the grace period; a node without it has no sign."""
     async with MetadataServer(clock=lambda: NOW) as server:
-        assert await carried_out(cloud().ask(NOW), server) == MetadataAnswered()
+        assert await carried_out(cloud().query(NOW), server) == MetadataAnswered()
         server.announce(NOW + 30)
-        (sign,) = (await carried_out(cloud().ask(NOW + 7), server)).signs
+        (sign,) = (await carried_out(cloud().query(NOW + 7), server)).signs
         assert (sign.deadline_s, sign.is_hint) == (NOW + 25, False)
         server.taint_has_a_time = False
-        (sign,) = (await carried_out(cloud().ask(NOW + 7), server)).signs
+        (sign,) = (await carried_out(cloud().query(NOW + 7), server)).signs
         assert (sign.deadline_s, sign.grace_s) == (None, 25.0)
 
 
@@ -63,7 +63,7 @@ def test_a_node_without_taints_has_no_sign(spec: Any) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kind": "Pod"}', b'{"kind": "Node", "spec": 1}'])
 def test_what_is_no_node_is_a_problem(body: bytes) -> None:
     """A malformed node is a problem, and withdraws no sign."""
-    found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, body)])
+    found, _ = answered(cloud().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /api/v1/nodes/node-0: no node")
 
 
@@ -71,8 +71,8 @@ async def test_who_may_not_read_the_node_hears_so() -> None:
     """A wrong token, a node that does not exist, a name that must be quoted."""
     async with MetadataServer() as server:
         wrong = Kubernetes("node-0", 25.0, lambda: "wrong")
-        assert (await carried_out(wrong.ask(NOW), server)).problem == "GET /api/v1/nodes/node-0: status 401"
-        found = await carried_out(cloud("a/../b").ask(NOW), server)
+        assert (await carried_out(wrong.query(NOW), server)).problem == "GET /api/v1/nodes/node-0: status 401"
+        found = await carried_out(cloud("a/../b").query(NOW), server)
         assert found.problem == "GET /api/v1/nodes/a%2F..%2Fb: status 404"
 
 
@@ -80,10 +80,10 @@ def test_a_token_that_cannot_be_read_is_a_problem() -> None:
     """An unreadable token is a problem, and no request is sent; the next attempt reads it again."""
     tokens = iter((None, NODE_TOKEN))
     kubernetes = Kubernetes("node-0", 25.0, lambda: next(tokens))
-    found, asked = answered(kubernetes.ask(NOW), [])
+    found, asked = answered(kubernetes.query(NOW), [])
     assert asked == []
     assert found.problem == "GET /api/v1/nodes/node-0: the service account's token cannot be read"
-    _, asked = answered(kubernetes.ask(NOW), [HttpAnswer(404)])
+    _, asked = answered(kubernetes.query(NOW), [HttpAnswer(404)])
     assert asked[0].headers["Authorization"] == f"Bearer {NODE_TOKEN}"
 
 

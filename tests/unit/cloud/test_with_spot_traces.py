@@ -37,7 +37,7 @@ class Machine:
         """Poll and process the answer; the worker drains as soon as it receives a notice."""
         self.feed(self.worker, now)
         async with HttpClient(url, 5.0) as door:
-            self.feed(await door.converse(self.cloud.ask(now)), now)
+            self.feed(await door.converse(self.cloud.query(now)), now)
 
     def feed(self, event: c.SpotWatcherEvent, now: float) -> None:
         for command in self.role.handle(event, now):

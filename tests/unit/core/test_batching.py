@@ -25,7 +25,7 @@ def cutting(max_num_batched_tokens: int, decodes: int = 0, max_prompt_tokens: in
 
 def offer(batch: BatchBuilder, name: str, tokens: int) -> int:
     """Ask, and add what is welcome."""
-    if taken := batch.room_for_prompt(tokens):
+    if taken := batch.chunk_tokens(tokens):
         batch.add_prompt(prompt(name, taken))
     return taken
 
@@ -91,7 +91,7 @@ def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
     assert not batch.is_full
     assert offer(batch, "b", 5)
     assert batch.is_full
-    assert not batch.room_for_prompt(1)
+    assert not batch.chunk_tokens(1)
 
 
 def test_prompts_are_cut_to_what_the_decodes_leave() -> None:

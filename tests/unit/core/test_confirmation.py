@@ -15,7 +15,7 @@ def test_each_gateway_is_asked_about_its_own() -> None:
         m.StreamRef(gateway_id, 1, incarnation) for gateway_id, incarnation in (("g", 7), ("h", 7), ("g", 8))
     )
     held = [(g, ("a", 1), 8.0), (h, ("b", 3), 8.0), (g, ("c", 2), 9.0), (g, ("d", 1), 10.0 - SETTLED_S / 2)]
-    assert asking.ask([*held, (next_g, ("e", 1), 8.0)], 10.0) == [
+    assert asking.messages([*held, (next_g, ("e", 1), 8.0)], 10.0) == [
         m.Send("g", m.ConfirmAttempts("w", (("a", 1), ("c", 2))), 7),
         m.Send("h", m.ConfirmAttempts("w", (("b", 3),)), 7),
         m.Send("g", m.ConfirmAttempts("w", (("e", 1),)), 8),
@@ -26,7 +26,7 @@ def test_questions_are_due_again_and_again() -> None:
     """Also after a clock that was set back; never where no gateway answers."""
     asking = Confirmations("w", EVERY_S)
     assert asking.is_due(1000.0)
-    asking.ask([], 1000.0)
+    asking.messages([], 1000.0)
     assert [asking.is_due(now) for now in (1000.0, 1001.9, 1002.0, 900.0)] == [False, False, True, True]
     assert not Confirmations("w", None).is_due(1000.0)
 
@@ -34,7 +34,7 @@ def test_questions_are_due_again_and_again() -> None:
 def test_a_message_is_bounded_and_all_are_asked_about() -> None:
     """A holder of many attempts queries all of them in several messages of bounded size."""
     held = [(m.StreamRef("g", number), (f"r{number}", 1), 0.0) for number in range(2 * MAX_ATTEMPTS + 1)]
-    questions = [send.message for send in Confirmations("w", EVERY_S).ask(held, 10.0)]
+    questions = [send.message for send in Confirmations("w", EVERY_S).messages(held, 10.0)]
     named = [question.attempts for question in questions if isinstance(question, m.ConfirmAttempts)]
     assert [len(attempts) for attempts in named] == [MAX_ATTEMPTS, MAX_ATTEMPTS, 1]
     assert [attempt for attempts in named for attempt in attempts] == [attempt for _, attempt, _ in held]

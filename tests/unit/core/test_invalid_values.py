@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no configuration": (lambda: ParallelConfig.parse("two pipelines"), "no configuration"),
     "more layers than padded": (lambda: replace(TABLES, layers=TABLES.padded_layers + 1), "padding"),
     "other degrees for steps": (lambda: replace(TABLES, step_layer_s={}), "tensor degrees"),
-    "a negative hop": (lambda: replace(TABLES, prompt_hop_s=-1.0), "less than no time"),
+    "a negative hop": (lambda: replace(TABLES, prompt_hop_s=-1.0), "less than 0 s"),
     "no micro-batch": (lambda: replace(TABLES, step_micro_batches=0), "micro-batch"),
     "no degree to try": (lambda: replace(Policy.spotserve(8), tensor_degrees=()), "tensor_degrees"),
     "a negative slack": (lambda: replace(Policy.spotserve(8), latency_slack=-0.1), "latency_slack"),

@@ -131,7 +131,7 @@ def test_one_whose_process_ended_without_a_word_is_lost_at_once() -> None:
     members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     ended = replace(GATEWAY, state=MemberState.LOST)
-    assert members.observe(ended, 0.1) == [MemberLost(GATEWAY, "ended without a word")]
+    assert members.observe(ended, 0.1) == [MemberLost(GATEWAY, "ended without notice")]
     assert members.observe(ended, 0.2) == []
     restarted = replace(GATEWAY, incarnation=GATEWAY.incarnation + 1)
     members.observe(restarted, 0.3)

@@ -121,7 +121,7 @@ class TestHazard:
             PiecewiseHazard((0.0, 0.0), (0.1, 0.1))
         with pytest.raises(ValueError, match="at least 0"):
             self.HAZARD.ends(-1.0, 1.0)
-        with pytest.raises(ValueError, match="seen from an age"):
+        with pytest.raises(ValueError, match="observed from an age"):
             Life(1.0, True, 2.0)
 
 

@@ -12,7 +12,7 @@ import torch
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.sampling import SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.layer_progress import telling
+from spotwise.engine.layer_progress import reporting_layers
 from tests.unit.engine.tiny_models import load_engine, record
 
 PROMPT = [(7 * k) % 90 for k in range(40)]
@@ -90,7 +90,7 @@ def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
 
     attention: Any = Attention()
     seen: list[int] = []
-    with telling(attention, engine.kv, seen.append):
+    with reporting_layers(attention, engine.kv, seen.append):
         for layer in (1, 0, 2, 1, 1):
             attention.on_written(layer)  # type: ignore[misc]
     assert seen == [1, 2]

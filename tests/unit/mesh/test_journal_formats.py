@@ -56,3 +56,13 @@ def test_a_name_that_meant_two_things_is_converted_by_its_type() -> None:
     ]
     assert names.command(["TokenBatch", {"deltas": [{"stream_id": 1}]}])[1] == {"deltas": [{"attempt_id": 1}]}
     assert FORMATS[FORMAT] is None
+
+
+def test_a_reason_in_the_words_of_its_time_is_converted() -> None:
+    """A recorded reason equals the one that today's role gives, wherever it is in a command."""
+    names = FORMATS["spotwise-journal/1"]
+    assert names is not None
+    facts = [["reason", "token_worker token-0 ended without a word"]]
+    assert names.command(["Record", "LedgerEntry", {"facts": facts}])[2] == {
+        "facts": [["reason", "token_worker token-0 ended without notice"]]
+    }

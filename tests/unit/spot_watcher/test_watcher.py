@@ -208,7 +208,7 @@ async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
         with capture_logs() as logs:
             async with watching(settings_of(server, cloud="auto", node_name="node-0")):
                 await until(lambda: any(line["event"] == "no_cloud" for line in logs))
-    assert [line["asked"] for line in logs if line["event"] == "no_cloud"] == ["aws, gcp, azure, kubernetes"]
+    assert [line["queried"] for line in logs if line["event"] == "no_cloud"] == ["aws, gcp, azure, kubernetes"]
 
 
 async def test_a_journal_is_decided_again(tmp_path: Path) -> None:

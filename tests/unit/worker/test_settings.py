@@ -79,8 +79,8 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
     [
         ({"max_num_batched_tokens": 100}, "max_num_batched_tokens is 100 and max_num_seqs 256"),
         ({"batching": "request_level"}, "needs reserve=max_tokens"),
-        ({"policy": "srpt"}, "SPOTWISE_POLICY=srpt knows how long every answer will be"),
-        ({"when_full": "reactive", "kv_host_bytes": 0}, "SPOTWISE_KV_HOST_BYTES=0 leaves no room"),
+        ({"policy": "srpt"}, "SPOTWISE_POLICY=srpt needs the length of every answer"),
+        ({"when_full": "reactive", "kv_host_bytes": 0}, "SPOTWISE_KV_HOST_BYTES=0 allows none"),
         ({"kv_host_bytes": 1 << 30}, "SPOTWISE_POLICY=fcfs and SPOTWISE_WHEN_FULL=recompute; reactive and proactive"),
         ({"policy": "mlfq", "when_full": "defer", "kv_host_bytes": 1}, "SPOTWISE_WHEN_FULL=defer"),
         ({"policy": "mlfq", "profile": "/no/profile.json"}, "SPOTWISE_PROFILE: /no/profile.json is no cost profile"),

@@ -71,7 +71,7 @@ def open_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
-async def ask(
+async def stream_completion(
     client: httpx.AsyncClient,
     model: str,
     prompt: list[int],
@@ -108,7 +108,7 @@ async def ask(
     return Answer(sent_s, tuple(arrivals_s), produced)
 
 
-async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
+async def run_completion(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
     """Request one completion without streaming, and return the request's id.
 
     Raises:

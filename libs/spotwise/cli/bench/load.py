@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
-from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client
+from spotwise.cli.bench.completion import Answer, http_errors_as_command_errors, open_client, stream_completion
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
@@ -61,8 +61,8 @@ def load(
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
     url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 1,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 1,
 ) -> None:
     """Measure TTFT, TPOT and throughput of a running mesh."""
     rounds = _parse_streams(streams)
@@ -88,7 +88,7 @@ async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
             async def send(prompt: list[int]) -> Answer:
-                return await ask(client, model, prompt, shape.output_tokens)
+                return await stream_completion(client, model, prompt, shape.output_tokens)
 
             def open_stream() -> AbstractContextManager[SendPrompt[Answer]]:
                 return nullcontext(send)

@@ -128,7 +128,7 @@ def write_report(
         console.print(f"written to {path}", style="dim")
 
 
-def tell_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
+def print_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
     """Print the number of failed requests by reason; `where` begins the lines."""
     for reason, count in failures.items():
         console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)

@@ -32,7 +32,7 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     """
     folder = run_folder(options.name)
     with folder.claimed():
-        pass  # Found out here, it can be said at once; the supervisor claims the name for itself.
+        pass  # Found out here, it shows at once; the supervisor claims the name for itself.
     with folder.supervisor_log_path.open("wb") as log:
         folder.supervisor_log_path.chmod(0o600)
         supervisor = subprocess.Popen(

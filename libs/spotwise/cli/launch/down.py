@@ -27,13 +27,15 @@ def down(
     if state is None:
         typer.echo(f"nothing to stop: no mesh named {name!r} runs here")
         return
-    asked = send_signal(state.supervisor, signal.SIGTERM)
-    if asked:
+    is_running = send_signal(state.supervisor, signal.SIGTERM)
+    if is_running:
         _wait_until_gone(folder, state)
     end_recorded(read_state(folder.state_path) or state)
     folder.state_path.unlink(missing_ok=True)
     typer.echo(
-        f"mesh {name!r} is stopped" if asked else f"mesh {name!r} had lost its supervisor; what was left is gone"
+        f"mesh {name!r} is stopped"
+        if is_running
+        else f"mesh {name!r} had lost its supervisor; its processes are stopped"
     )
 
 

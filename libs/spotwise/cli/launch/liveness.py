@@ -103,13 +103,13 @@ class LivenessWatch:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="liveness") as pool:
             while not self._end.wait(_PERIOD_S):
                 targets = self._targets
-                found = pool.map(lambda target: _ask(*target), targets.values())
+                found = pool.map(lambda target: _probed(*target), targets.values())
                 signs = {name: (pid, sign) for (name, (pid, _)), sign in zip(targets.items(), found, strict=True)}
                 self._signs.look(signs, time.monotonic())
                 self._hung = self._signs.hung(time.monotonic())
 
 
-def _ask(pid: int, probe: Probe) -> bool | None:
+def _probed(pid: int, probe: Probe) -> bool | None:
     try:
         return probe(pid)
     except Exception:

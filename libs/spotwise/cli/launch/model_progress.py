@@ -16,12 +16,12 @@ def resolve_with_progress(reference: str, console: Console) -> ModelLocation:
     columns = (TextColumn("model: {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"looking for {reference}", total=None)
-        said: set[str] = set()
+        shown: set[str] = set()
 
         def show(stage: str, done: int, total: int) -> None:
             progress.update(bar, description=stage, completed=done, total=total)
-            if not console.is_terminal and stage not in said:
-                said.add(stage)
+            if not console.is_terminal and stage not in shown:
+                shown.add(stage)
                 console.print(f"model: {stage}", markup=False, highlight=False)
 
         try:

@@ -57,7 +57,7 @@ class Readiness:
                 return False
             addresses[member["grpc_address"]] = None
         self._addresses[pid] = tuple(addresses)
-        return all(_asked(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
+        return all(_health_of(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
 
     def shows_life(self, member_ids: Sequence[str], pid: int) -> bool | None:
         """Whether a once healthy process gives a sign of life; None where neither it nor the store answers. Thread-safe."""
@@ -65,7 +65,7 @@ class Readiness:
         if registered:
             return True
         # Its own connection to the store may be broken. It answers from the event loop of all its other work.
-        answers = any(_asked(address) is not None for address in self._addresses.get(pid, ()))
+        answers = any(_health_of(address) is not None for address in self._addresses.get(pid, ()))
         return True if answers else registered
 
     def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
@@ -94,7 +94,7 @@ def require_reachable(url: str, option: str) -> None:
         ) from None
 
 
-def _asked(grpc_address: str) -> object:
+def _health_of(grpc_address: str) -> object:
     with grpc.insecure_channel(grpc_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(

@@ -29,12 +29,12 @@ def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:
     if not workers or scheduler is None:
         raise CommandError("these journals have no scheduler, or no worker: record the whole mesh")
     if len({worker.member_id for worker in workers}) < len(workers):
-        raise CommandError("a worker was started anew while this was recorded: a simulated cluster does not change")
+        raise CommandError("a worker restarted during the recording; record a run without restarts")
     first = workers[0].parameters
     if any(
         (each.parameters["pool"], each.parameters["policy"]) != (first["pool"], first["policy"]) for each in workers
     ):
-        raise CommandError("the workers differ in memory or policy: only a cluster of equals can be simulated")
+        raise CommandError("the workers differ in memory or policy; record a mesh of equal workers")
     home_pools = _home_pools(scheduler)
     try:
         return RecordedCluster(
@@ -45,7 +45,7 @@ def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:
             TypeAdapter(PoolPolicy).validate_python(scheduler.parameters["policy"] or {}),
         )
     except (KeyError, ValidationError) as error:
-        raise CommandError(f"the journals do not say what the cluster was: {error!r}") from error
+        raise CommandError(f"the journals lack parameters of the cluster: {error!r}") from error
 
 
 def times_of(requests: Sequence[RecordedRequest]) -> list[RequestTimes]:

@@ -40,8 +40,8 @@ class StateFile:
                 raise CommandError(f"{self._path} cannot be written: {error.strerror}; free some space") from error
             if self._failed_s is None:
                 self._report.say(
-                    f"{self._path} cannot be written ({error.strerror}): the mesh goes on, other commands see it as it was "
-                    "before; free some space",
+                    f"{self._path} cannot be written ({error.strerror}): the mesh keeps running, other commands see its "
+                    "earlier state; free some space",
                     style="yellow",
                 )
             self._failed_s = time.monotonic()

@@ -133,8 +133,8 @@ class Supervisor:
             if process.state is ServiceState.HEALTHY and process.shows_life is not None:
                 targets[process.service_id] = (pid, process.shows_life)
                 if liveness.hung().get(process.service_id) == pid:
-                    silence = f"{process.service_id} has given no sign of life for {options.hang_timeout_s:g} s"
-                    self._report.say(f"{silence}, while others have: ending it", style="yellow")
+                    silence = f"{process.service_id} has shown no activity for {options.hang_timeout_s:g} s"
+                    self._report.say(f"{silence}, while others have; ending it", style="yellow")
                     process.end_hung()
             elif process.starts_too_long(now_s, options.start_timeout_s):
                 self._report.say(
@@ -176,8 +176,8 @@ class Supervisor:
         again = ""
         if process.dies_too_often(now_s):
             if self._is_needed(process):
-                raise MeshFailedError(f"{process.service_id} dies again and again ({ending})", [process])
-            again = f" again and again; the mesh goes on without it, and {process.log_path} says more"
+                raise MeshFailedError(f"{process.service_id} keeps dying ({ending})", [process])
+            again = f" again and again; the mesh continues without it; see {process.log_path}"
         self._report.say(
             f"{process.service_id} died ({ending}){again}; starting it again in {delay_s:g} s", style="yellow"
         )

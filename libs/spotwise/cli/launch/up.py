@@ -28,7 +28,7 @@ from spotwise.cli.options import (
     server_address,
     unnamed_pools,
 )
-from spotwise.cli.report import Report, open_door_warning, welcome_lines
+from spotwise.cli.report import Report, public_access_warning, welcome_lines
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.policy_registry import served_policies
 from spotwise.engine.model_store import DEFAULT_MODEL
@@ -47,9 +47,7 @@ def up(
         int, typer.Option(min=0, help="Workers of both phases; named alone, there are no others.")
     ] = 0,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
-    model_name: Annotated[
-        str | None, typer.Option(help="What clients ask for; by default the model's own name.")
-    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -59,33 +57,33 @@ def up(
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each worker.")] = None,
     engine: Annotated[
-        EngineKind, typer.Option(help="simulated: workers that only take the time; hundreds fit on one machine.")
+        EngineKind, typer.Option(help="simulated: only take the time; hundreds fit on one machine.")
     ] = EngineKind.TORCH,
     policy: Annotated[
         str | None,
         typer.Option(
             parser=policy_name,
             metavar=f"<{'|'.join(served_policies())}>",
-            help="Whose turn it is; mlfq: no short request waits behind a long one.",
+            help="Scheduling policy; mlfq: no short request waits behind a long one.",
         ),
     ] = None,
     kv_host: Annotated[
-        str | None, typer.Option(help="Host memory of each worker for KV that is swapped, for instance 16GiB.")
+        str | None, typer.Option(help="Host memory of each worker for swapped KV, for instance 16GiB.")
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="What a worker costs, for mlfq or simulated ones: a file of `spotwise profile`.")
     ] = None,
     speed: Annotated[
-        float | None, typer.Option(min=1e-6, help="How many times as fast as its profile a simulated worker is.")
+        float | None, typer.Option(min=1e-6, help="Speed of a simulated worker over that of its profile.")
     ] = None,
     simulated_kv: Annotated[
-        SimulatedKv | None, typer.Option(help="Hand-offs of simulated workers: by the clock, or real bytes over UCX.")
+        SimulatedKv | None, typer.Option(help="KV hand-offs of simulated workers: timed, or real bytes over UCX.")
     ] = None,
-    name: Annotated[str, typer.Option(help="Tells several meshes on one machine apart.")] = DEFAULT_NAME,
+    name: Annotated[str, typer.Option(help="Name of the mesh; each mesh of a machine has its own.")] = DEFAULT_NAME,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all services together may take to start.")] = 180.0,
     hang_timeout: Annotated[
         float,
-        typer.Option(min=0, help="Seconds without a sign of life after which a process is replaced; 0: never."),
+        typer.Option(min=0, help="Seconds without activity after which a process is replaced; 0: never."),
     ] = 15.0,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the mesh is up; stop it with `spotwise down`.")
@@ -101,19 +99,17 @@ def up(
     given = {"--speed": speed, "--simulated-kv": simulated_kv}
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
-        raise OptionError(f"{names}: only a simulated mesh knows that; add --engine simulated")
+        raise OptionError(f"{names}: only a simulated mesh has that option; add --engine simulated")
     has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == Discipline.MLFQ
     if profile is not None and not has_queues and engine is not EngineKind.SIMULATED:
-        raise OptionError(
-            "--profile: only queues and simulated workers go by it; add --policy mlfq or --engine simulated"
-        )
+        raise OptionError("--profile: only mlfq and simulated workers use it; add --policy mlfq or --engine simulated")
     if kv_host is not None and not has_queues and "SPOTWISE_WHEN_FULL" not in os.environ:
         raise OptionError("--kv-host: nothing is swapped; add --policy mlfq")
     if profile is not None:
         costs = read_profile(profile, "--profile")  # before anything starts; the workers read it again
         if engine is EngineKind.SIMULATED and costs.link is None and prompt_workers + token_workers:
             raise OptionError(
-                f"--profile {profile}: it says nothing of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
+                f"--profile {profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
                 "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
             )
     try:
@@ -172,7 +168,7 @@ def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verb
     def welcome() -> None:
         for line in welcome_lines(options, folder):
             report.say(line)
-        if (warning := open_door_warning(options)) is not None:
+        if (warning := public_access_warning(options)) is not None:
             report.say(warning, style="bold yellow")
 
     with StopSignals() as signals:

@@ -26,25 +26,25 @@ from spotwise.simulator.runs.plots import save
 
 
 def plan(
-    old: Annotated[str, typer.Option("--from", help="What stands: D,P,M or D,P,M,B; Dp+Dt,P,M,B with phases apart.")],
-    new: Annotated[str, typer.Option("--to", help="What shall stand, written alike.")],
+    old: Annotated[str, typer.Option("--from", help="Current configuration: D,P,M or D,P,M,B; or Dp+Dt,P,M,B.")],
+    new: Annotated[str, typer.Option("--to", help="Target configuration, in the same form.")],
     model: Annotated[
         str, typer.Option(help="gpt-20b, opt-6.7b, llama-30b, bloom-176b, llama2-70b, or a model's folder.")
     ] = "gpt-20b",
     devices: Annotated[
-        str, typer.Option(help="Of an instance, 1 to 8; several with commas, the last for all further ones.")
+        str, typer.Option(help="Devices of an instance, 1 to 8; for several 8,4: the last for all others.")
     ] = "4",
     leaving: Annotated[str | None, typer.Option(help="Numbers of instances under notice, like 0,3.")] = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds until they go.")] = 30.0,
-    lost: Annotated[str | None, typer.Option(help="Numbers of instances that went without notice.")] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds until these instances end.")] = 30.0,
+    lost: Annotated[str | None, typer.Option(help="Numbers of instances lost without notice.")] = None,
     joining: Annotated[
-        int | None, typer.Option(min=0, help="Instances that come; by default as many as are needed.")
+        int | None, typer.Option(min=0, help="Instances that join; by default as many as are needed.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(min=0, help="That each old pipeline decodes; by default its batch.")
+        int | None, typer.Option(min=0, help="Requests that each old pipeline decodes; by default its batch.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each request that have KV.")] = 576,
-    decoded: Annotated[int, typer.Option(min=0, help="Of these, tokens that were decoded.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each request that have KV.")] = 576,
+    decoded: Annotated[int, typer.Option(min=0, help="Decoded tokens among --tokens.")] = 64,
     buffer: Annotated[
         str | None, typer.Option(help="U_max: the largest receive buffer of an instance, like 2GiB.")
     ] = None,
@@ -52,16 +52,16 @@ def plan(
         bool, typer.Option("--progressive/--at-once", help="Stages start when they can, or all at the end.")
     ] = True,
     stage_ms: Annotated[
-        float, typer.Option(min=0, help="That a new stage takes for an iteration; hides what follows.")
+        float, typer.Option(min=0, help="Iteration time of a new stage, ms; hides transfers of later stages.")
     ] = 0.0,
     network: Annotated[str, typer.Option(help="Bytes a second of an instance's network, each way.")] = "5GB",
     within: Annotated[str, typer.Option(help="Bytes a second between devices of an instance.")] = "10GB",
     storage: Annotated[str, typer.Option(help="Bytes a second from storage into an instance.")] = "1GB",
     rows: Annotated[int, typer.Option(min=1, help="Steps shown.")] = 20,
-    plot: Annotated[Path | None, typer.Option(help="Draw it there.")] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan there.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the plan into this file.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan to this file.")] = None,
 ) -> None:
-    """Plan a change of the parallel configuration: who goes where, what moves first, how long it takes."""
+    """Plan a change of the parallel configuration: new positions of devices, order of transfers, duration."""
     before, after = parse_config(old, "--from"), parse_config(new, "--to")
     if requests is not None and requests > before.max_batch:
         raise OptionError(

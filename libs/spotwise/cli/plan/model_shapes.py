@@ -90,7 +90,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _number(config: Mapping[str, Any], name: str, folder: Path) -> int:
     value = config.get(name)
     if not isinstance(value, int) or value < 1:
-        raise OptionError(f"--model {folder}: config.json says no {name}")
+        raise OptionError(f"--model {folder}: config.json has no {name}")
     return value
 
 

@@ -28,9 +28,9 @@ def summary_table(change: Scenario, device_map: DeviceMap, plan: MigrationPlan, 
     table.add_row("moved or loaded, of a restart's bytes", f"{moves / max(1, plan.naive_bytes):.0%}", "100%")
     table.add_row("longest pause of a pipeline", _seconds(plan.longest_pause_s), _seconds(restart.longest_pause_s))
     table.add_row("all of it", _seconds(plan.done_s), _seconds(restart.done_s))
-    table.add_row("T_mig, as the paper reckons it", _seconds(paper_migration_s(plan)), "")
-    table.add_row("pipelines that run on", str(len(device_map.running_on)), "0")
-    table.add_row("requests that go on with their KV", str(running - len(plan.recomputed)), "0")
+    table.add_row("T_mig by the paper's formula", _seconds(paper_migration_s(plan)), "")
+    table.add_row("pipelines that keep running", str(len(device_map.running_on)), "0")
+    table.add_row("requests that resume with their KV", str(running - len(plan.recomputed)), "0")
     table.add_row(
         "requests computed again, or waiting", str(len(plan.recomputed) + len(device_map.waiting)), str(decoding)
     )
@@ -43,16 +43,16 @@ def summary_table(change: Scenario, device_map: DeviceMap, plan: MigrationPlan, 
 
 def mapping_table(change: Scenario, device_map: DeviceMap) -> Table:
     """A row for each instance: the old and new positions of its devices."""
-    table = _table("who goes where (pipeline.stage.shard)", ["instance", "", "before", "after"])
+    table = _table("positions of devices (pipeline.stage.shard)", ["instance", "", "before", "after"])
     for instance in change.before.instances:
         devices = instance.all_devices()
         before = [change.before.positions.get(device) for device in devices]
         after = [device_map.positions.get(device) for device in devices]
-        what = "leaves" if instance.is_leaving else "comes" if instance.id in change.joining else ""
+        what = "leaves" if instance.is_leaving else "joins" if instance.id in change.joining else ""
         if not what and not any(position is not None for position in after):
             what = "spare"
         stays = {position.pipeline for position in after if position is not None} & set(device_map.running_on)
-        table.add_row(instance.id, what or ("runs on" if stays else ""), _places(before), _places(after))
+        table.add_row(instance.id, what or ("keeps running" if stays else ""), _places(before), _places(after))
     for lost in change.lost:
         table.add_row(lost, "lost", "", "")
     return table
@@ -106,7 +106,7 @@ def _title(change: Scenario) -> str:
     if change.lost:
         parts.append(f"{', '.join(change.lost)} lost")
     if change.joining:
-        parts.append(f"{', '.join(change.joining)} come")
+        parts.append(f"{', '.join(change.joining)} join")
     return "; ".join(parts)
 
 

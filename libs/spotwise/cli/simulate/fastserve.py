@@ -102,7 +102,7 @@ def _describe(run: JobSummary) -> str:
 def _title(found: JobFindings) -> str:
     case = found.points[0].runs[0].case
     engine, queues, seeds = case.built_engine, case.queues, len(found.points[0].runs)
-    limit = "nobody is promoted" if queues.starve_limit_s is None else f"promoted after {queues.starve_limit_s:g} s"
+    limit = "no promotion" if queues.starve_limit_s is None else f"promoted after {queues.starve_limit_s:g} s"
     parts = (
         engine.name,
         f"batch {engine.batch}" + (f" in each of {engine.stages} stages" if engine.stages > 1 else ""),

@@ -47,16 +47,14 @@ DataOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[
-    int | None, typer.Option(min=1, help="Figures are means over so many; by default 3 (fastserve: 2).")
+    int | None, typer.Option(min=1, help="Seeds that figures are means over; by default 3 (fastserve: 2).")
 ]
-StudiesOption = Annotated[
-    str | None, typer.Option(help="Which studies, by their names, with commas between; all without.")
-]
+StudiesOption = Annotated[str | None, typer.Option(help="Names of studies, separated by commas; by default all.")]
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
 ]
 FiguresOption = Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result there.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
 
 
 def parse_design(text: str) -> Design:

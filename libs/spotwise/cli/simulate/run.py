@@ -57,8 +57,8 @@ def run(
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.001, help="How long requests arrive; by default 120.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and sizes.")] = 0,
+    seconds: Annotated[float | None, typer.Option(min=0.001, help="Seconds of arrivals; by default 120.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and sizes.")] = 0,
     model: ModelOption = "bloom-176b",
     decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[
@@ -67,11 +67,13 @@ def run(
             help="Fit the machines' costs to this CSV; or, where it is a file of `spotwise profile`, all are that machine."
         ),
     ] = None,
-    price: Annotated[float, typer.Option(min=0, help="Of a recorded machine, US dollars an hour.")] = 0.0,
-    chunk_tokens: Annotated[int | None, typer.Option(min=256, help="Cut prompts: tokens an iteration at most.")] = None,
+    price: Annotated[float, typer.Option(min=0, help="Price of a recorded machine, US dollars an hour.")] = 0.0,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")
+    ] = None,
     jobs: JobsOption = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) there.")
+        Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) into this file.")
     ] = None,
     json: JsonOption = None,
 ) -> None:

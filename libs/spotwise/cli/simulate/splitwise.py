@@ -60,7 +60,7 @@ def splitwise(
     data: DataOption = None,
     decode_models: Annotated[
         list[DecodeModel] | None,
-        typer.Option("--decode-model", help=f"A column each; by default published and honest. {TIMED}"),
+        typer.Option("--decode-model", help=f"Timings, a column each; by default published and honest. {TIMED}"),
     ] = None,
     measure_headlines: Annotated[
         bool, typer.Option("--headlines/--no-headlines", help="Measure the headlines; without, only --published-runs.")
@@ -68,7 +68,7 @@ def splitwise(
     published_runs: Annotated[
         bool, typer.Option("--published-runs", help="Check against the published simulator's runs in --data, too.")
     ] = False,
-    seconds: Annotated[float | None, typer.Option(min=1, help="How long requests arrive; by default 120.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Seconds of arrivals; by default 120.")] = None,
     step: Annotated[float | None, typer.Option(min=0.1, help="Rates are multiples of this; by default 10.")] = None,
     seeds: SeedsOption = None,
     quick: QuickOption = False,

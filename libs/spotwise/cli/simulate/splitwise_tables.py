@@ -21,13 +21,13 @@ def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> 
     """Return every cluster's highest rate, requests a second: a row for each budget and workload, a column for each design."""
     title = f"highest rate that keeps all nine objectives, requests/s; {decode_model.value} times"
     table = Table(header_style="bold", title=title, title_justify="left")
-    table.add_column("machines for, and asked")
+    table.add_column("cluster for; workload")
     for design in DESIGNS:
         table.add_column(design.removeprefix("Splitwise-"), justify="right")
     rows = dict.fromkeys((cluster.budget, cluster.made_for, cluster.served) for cluster in limits)
     for budget, made_for, served in rows:
         cells = [_limit(limits.get(Cluster(budget, made_for, served, design))) for design in DESIGNS]
-        table.add_row(f"{budget}, {made_for}" + ("" if served == made_for else f", asked {served}"), *cells)
+        table.add_row(f"{budget}, {made_for}" + ("" if served == made_for else f"; {served}"), *cells)
     return table
 
 

@@ -47,7 +47,7 @@ _FOLDER = "spot-traces"
 _QUICK_HOURS = 2.0
 _LEGEND = (
     "mean, p99: latency of all requests, seconds, from arrival to last token. paper: what it prints, and ours over it; green "
-    "is within 15 %. counted: of those alone that were answered before the trace ended, as the artifact counts. cut: requests "
+    "is within 15 %. counted: only of requests answered before the trace ended, as the artifact counts. cut: requests "
     "whose batch a change stopped. again: tokens computed more than once. changes: of the configuration. $: of machines until "
     "the trace ended. in time: answered within three times what one takes alone; the same for each dollar."
 )

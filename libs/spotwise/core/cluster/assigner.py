@@ -50,7 +50,7 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
-        self._without_room: AcceptedRequest | None = None  #: the head of the queue, once no worker had room for it
+        self._unplaced_head: AcceptedRequest | None = None  #: the head of the queue, once no worker had capacity for it
         self._emit = emit
 
     def assign_waiting(self, now: float) -> None:
@@ -59,7 +59,7 @@ class Assigner:
         while (entry := self._requests.head()) is not None:
             order = entry.order
             need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
-            if may_be_full and not self._pools.have_room(need):  # a cheap check before the whole placement
+            if may_be_full and not self._pools.have_capacity(need):  # a cheap check before the whole placement
                 break
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = RequestDemand(order.prompt_tokens, order.max_new_tokens, held)
@@ -69,16 +69,16 @@ class Assigner:
             self.repurposing.placed(placement.short)
             self._send(entry, demand, placement, now)
             may_be_full = True
-        self._without_room = entry
+        self._unplaced_head = entry
 
-    def room_reported(self, worker_id: str, now: float) -> None:
+    def capacity_reported(self, worker_id: str, now: float) -> None:
         """Assign queued requests after a worker's report: a head that no worker could take can go to that worker only."""
         entry = self._requests.head()
         if entry is None:
             return
         order, view = entry.order, self._pools[worker_id]
-        if entry is not self._without_room or (
-            view.is_ready and view.has_room(order.prompt_tokens, order.max_new_tokens)
+        if entry is not self._unplaced_head or (
+            view.is_ready and view.has_capacity(order.prompt_tokens, order.max_new_tokens)
         ):
             self.assign_waiting(now)
 

@@ -81,7 +81,7 @@ class Placer:
         if prompt_worker is not None and token_worker is not None:
             return self._split(demand, prompt_worker, token_worker, PlacedBy.HOME_POOL)
         # The head of a blocked queue is placed anew with every request that arrives or ends: fail fast.
-        if not self._pools.have_room(Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True)):
+        if not self._pools.have_capacity(Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True)):
             return None
         if not self._pools.ready_at(Pool.PROMPT):
             return self._without_prompt_pool(demand)

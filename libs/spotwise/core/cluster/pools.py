@@ -194,7 +194,7 @@ class Pools:
         rankings = self._by_both if queue is Queue.BOTH else self._by_home
         return [view for group in groups if (view := rankings[group].first(need)) is not None]
 
-    def have_room(self, need: Need) -> bool:
+    def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""
         return any(ranking.first(need) is not None for ranking in self._by_both.values())
 

@@ -48,7 +48,7 @@ class Need:
         if self.without and view.id in self.without:
             return False
         if self.reserves:
-            return view.has_room(self.prompt_tokens, self.max_new_tokens)
+            return view.has_capacity(self.prompt_tokens, self.max_new_tokens)
         return view.could_ever_hold(self.prompt_tokens)
 
 

@@ -156,7 +156,7 @@ class WorkerView:
         """KV blocks that it reserves for a request."""
         return -(-self._tokens_to_reserve(prompt_tokens, max_new_tokens) // self.load.kv_block_size)
 
-    def has_room(self, prompt_tokens: int, max_new_tokens: int) -> bool:
+    def has_capacity(self, prompt_tokens: int, max_new_tokens: int) -> bool:
         """Tell whether it can reserve a request's blocks now, and could hold all of the request."""
         if prompt_tokens + max_new_tokens > self.kv_tokens:
             return False

@@ -21,15 +21,15 @@ class FleetDelta:
     """Changes to a type's instances: requests (of both kinds at the same time), or releases, or neither."""
 
     type_name: str
-    ask_spot: int = 0
-    ask_on_demand: int = 0
+    request_spot: int = 0
+    request_on_demand: int = 0
     release_spot: int = 0
     release_on_demand: int = 0
 
     @property
     def is_nothing(self) -> bool:
         """Whether no instance is requested or released."""
-        return not (self.ask_spot or self.ask_on_demand or self.release_spot or self.release_on_demand)
+        return not (self.request_spot or self.request_on_demand or self.release_spot or self.release_on_demand)
 
 
 def fleet_delta(
@@ -55,7 +55,7 @@ def _delta(supply: Supply, serving: int, spares: int) -> FleetDelta:
         lacking = max(0, serving - held)
         spot = min(serving + spares - held, more_spot)
         spares_on_demand = serving + spares - held - lacking if not more_spot else 0
-        return FleetDelta(name, ask_spot=spot, ask_on_demand=min(lacking + spares_on_demand, more_on_demand))
+        return FleetDelta(name, request_spot=spot, request_on_demand=min(lacking + spares_on_demand, more_on_demand))
     surplus = held - serving - spares
     on_demand = min(surplus, supply.held_on_demand)
     return FleetDelta(name, release_spot=surplus - on_demand, release_on_demand=on_demand)

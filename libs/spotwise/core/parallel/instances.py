@@ -51,7 +51,7 @@ class Supply:
 
     def __post_init__(self) -> None:
         if not (0 <= self.held_spot <= self.spot and 0 <= self.held_on_demand <= self.on_demand):
-            raise ValueError(f"of {self.type.name}, what is held counts as what can be had as well: {self}")
+            raise ValueError(f"held instances of {self.type.name} must be among the available ones: {self}")
         name = self.type.name
         if self.spot and self.type.spot_price_per_h is None:
             raise ValueError(f"{name} is not sold as spot; give it a `spot_price_per_h`, or no spot instances")
@@ -75,7 +75,7 @@ class Supply:
     def split(self, instances: int) -> tuple[int, int]:
         """Return how many of so many instances are spot and how many on demand, the cheaper first; too many: `ValueError`."""
         if instances > self.instances:
-            raise ValueError(f"{instances} instances of {self.type.name} cannot be had, {self.instances} can")
+            raise ValueError(f"{instances} instances of {self.type.name} are not available, {self.instances} are")
         if self._spot_first:
             spot = min(instances, self.spot)
             return spot, instances - spot

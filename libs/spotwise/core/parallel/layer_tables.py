@@ -61,7 +61,7 @@ class LayerTables:
         if not self.prompt_layer_s or self.prompt_layer_s.keys() != self.step_layer_s.keys() or not self.embedding_s:
             raise ValueError("prompts and steps need measurements for the same tensor degrees, and embeddings some")
         if min(self.prompt_hop_s, self.step_hop_s, *self.embedding_s) < 0 or self.factor <= 0:
-            raise ValueError("no part of an iteration takes less than no time")
+            raise ValueError("no part of an iteration may take less than 0 s")
         if min(self.step_micro_batches, self.prompt_micro_batches or 1, self.max_tensor) < 1:
             raise ValueError("there is at least 1 micro-batch and 1 shard")
 

@@ -59,7 +59,7 @@ class RealMemory:
         if min(self.context_tokens, self.prompt_tokens) < 1 or not 0 < self.usable_share <= 1:
             raise ValueError(f"sequences have tokens, and of memory a share above 0 and up to 1 is usable: {self}")
         if min(self.buffer_bytes, self.whole_activations, self.sharded_activations) < 0:
-            raise ValueError(f"nothing takes less than no memory: {self}")
+            raise ValueError(f"memory sizes must be at least 0: {self}")
 
     def device_bytes(self, config: ParallelConfig) -> float:
         """Return the bytes that the fullest device holds."""

@@ -45,10 +45,10 @@ def waits_s(
     spread = arrival_cv**2 / max_batch + service_cv**2
     finite_s = np.where(stable, service_s, 0.0)
     turn_s = finite_s / servers
-    for_room = spread / 2 * turn_s * load**steepness / (1 - load)
+    for_slot = spread / 2 * turn_s * load**steepness / (1 - load)
     alone = np.minimum(1.0, busy)
     meet = alone + (1 - alone) * min(1.0, arrival_cv**2 + service_cv**2)
     bunched = (1 - 1 / np.maximum(busy, 1.0)) ** _BUNCHING * max(0.0, 1 - arrival_cv**2 - service_cv**2)
     until_next_s = (turn_s + (finite_s - turn_s) * bunched) / 2
     for_pipeline = (1 - 1 / max_batch**2) * alone**steepness * meet * until_next_s
-    return np.where(stable, for_room + for_pipeline, np.inf)
+    return np.where(stable, for_slot + for_pipeline, np.inf)

@@ -41,7 +41,7 @@ class ScaledCost:
     def __post_init__(self) -> None:
         if self.context_tokens < 1 or self.unsharded_s < 0:
             raise ValueError(
-                "a sequence attends to at least 1 token, and no part of an iteration takes less than no time"
+                "a sequence attends to at least 1 token, and no part of an iteration may take less than 0 s"
             )
 
     def prompt_s(self, config: ParallelConfig, input_tokens: int) -> float:

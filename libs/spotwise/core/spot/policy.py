@@ -34,7 +34,7 @@ class WatchPolicy:
 
     def __post_init__(self) -> None:
         if not (self.backoff_s > 0 and self.member_timeout_s > 0):
-            raise ValueError("backoff_s and member_timeout_s must be longer than nothing")
+            raise ValueError("backoff_s and member_timeout_s must be above 0")
 
     def is_beside(self, member: Member) -> bool:
         """Tell whether a member is a worker of this machine."""

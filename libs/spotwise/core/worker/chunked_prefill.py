@@ -54,7 +54,7 @@ class IterationPrefillBudget:
         self._seconds = seconds
         self._spent_tokens = 0
 
-    def room_at(self, first_position: int) -> int:
+    def max_chunk_tokens(self, first_position: int) -> int:
         """Return how many prompt tokens from `first_position` on may join."""
         tokens = _FIRST_TOKENS - self._spent_tokens
         if self._cost is not None:

@@ -38,22 +38,22 @@ class FcfsKvAllocator(KvAllocator):
         has_row = sum(bool(sequence.block_ids) for sequence in candidates[:first]) < self._policy.limits.max_num_seqs
         waited_s = now - candidates[first].arrived_s
         if has_row and waited_s >= self._policy.preempt_after_s:
-            self._make_room(candidates[first], candidates[:first], waited_s, now)
+            self._preempt_for(candidates[first], candidates[:first], waited_s, now)
 
-    def _make_room(self, prompt: Sequence, ahead: list[Sequence], waited_s: float, now: float) -> None:
+    def _preempt_for(self, prompt: Sequence, ahead: list[Sequence], waited_s: float, now: float) -> None:
         """Preempt for a prompt and allocate its blocks, unless enough are free beside what sequences ahead lack."""
         lacking = [max(0, self._entry_blocks(sequence) - len(sequence.block_ids)) for sequence in ahead]
-        spare = self._room_to_grow()
+        spare = self._growth_blocks()
         claimed = sum(lacking) + (0 if all(sequence.block_ids for sequence in ahead) else spare)
         kept = min(claimed, self._pool.free_blocks)  # what preempting frees is the prompt's
         tokens, reused = self._entry_tokens(prompt), self.prefixes.reusable_blocks(prompt)
 
-        def has_room(given_up: list[str]) -> bool:
+        def is_enough(given_up: list[str]) -> bool:
             return self._pool.can_allocate(tokens, reused, kept + (spare if prompt.decodes_here else 0), given_up)
 
-        if has_room([]):
+        if is_enough([]):
             return
-        victims = self._victims.of_prompt(waited_s, now, has_room)
+        victims = self._victims.of_prompt(waited_s, now, is_enough)
         for victim in victims:
             self._preempt(victim, now)
         if victims:
@@ -63,7 +63,7 @@ class FcfsKvAllocator(KvAllocator):
         """Tell whether a sequence has or can get its blocks; if not, no later one gets first blocks in this step."""
         if sequence.block_ids:
             return True
-        spare = self._room_to_grow() if sequence.decodes_here else 0
+        spare = self._growth_blocks() if sequence.decodes_here else 0
         if not self._pool.can_allocate(self._entry_tokens(sequence), reused, spare):
             self._is_short = True
         return not self._is_short

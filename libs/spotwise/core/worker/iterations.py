@@ -124,7 +124,7 @@ class Iterations:
             return 0
         cached_tokens = len(reused) * self._table.pool.block_size
         first_position = sequence.computed_tokens + cached_tokens
-        tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens, first_position)
+        tokens = builder.chunk_tokens(sequence.uncomputed_tokens - cached_tokens, first_position)
         if tokens == 0:
             return 0
         self._allocator.admit(sequence, reused)

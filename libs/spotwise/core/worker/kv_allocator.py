@@ -49,7 +49,7 @@ class KvAllocator(abc.ABC):
     def kept_blocks(self) -> int:
         """Count the free blocks kept from newcomers: for sequences that wait here, and for growth."""
         waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
-        return sum(map(self._entry_blocks, waiting)) + self._room_to_grow()
+        return sum(map(self._entry_blocks, waiting)) + self._growth_blocks()
 
     def blocks_for_newcomers(self) -> int:
         """Count the blocks that newcomers could get, kept ones included."""
@@ -102,7 +102,7 @@ class KvAllocator(abc.ABC):
     def _entry_blocks(self, sequence: Sequence) -> int:
         return self._pool.blocks_for(self._entry_tokens(sequence))
 
-    def _room_to_grow(self) -> int:
+    def _growth_blocks(self) -> int:
         return self._watermark_blocks if self._pool.used_blocks else 0
 
     def _preempt(self, victim: Sequence, now: float) -> None:

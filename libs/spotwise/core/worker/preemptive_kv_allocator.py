@@ -95,7 +95,7 @@ class PreemptiveKvAllocator(KvAllocator):
         if self._requested_blocks and now >= self._requested_until_s:
             self._requested_blocks = 0
         if self._requested_blocks and self._swaps is not None:
-            self._make_room_for_reservation()
+            self._swap_out_for_reservation()
 
     def all_can_decode(self, candidates: list[Sequence], max_num_seqs: int) -> bool:
         """Tell whether all of these decode and find a row and blocks; if so, allocate these."""
@@ -110,7 +110,7 @@ class PreemptiveKvAllocator(KvAllocator):
         if sequence.block_ids:
             return True
         tokens = self._entry_tokens(sequence)
-        if self._is_closed or not self._has_room(sequence, lambda: self._pool.needed(tokens, reused)):
+        if self._is_closed or not self._has_free_blocks(sequence, lambda: self._pool.needed(tokens, reused)):
             return False
         if fetched := self.prefixes.fetchable_blocks(sequence, len(reused)):
             assert self._swaps is not None  # blocks are on the host
@@ -132,7 +132,7 @@ class PreemptiveKvAllocator(KvAllocator):
         lacking = self._pool.blocks_for(sequence.known_tokens) - len(sequence.block_ids)
         if lacking <= 0:
             return True
-        if not self._has_room(sequence, lambda: lacking):
+        if not self._has_free_blocks(sequence, lambda: lacking):
             return False
         self._table.extend(sequence, sequence.known_tokens)
         return True
@@ -141,17 +141,17 @@ class PreemptiveKvAllocator(KvAllocator):
         """Tell whether a sequence's KV is on the device; if not, swap it in where blocks are free."""
         if sequence.kv_place is KvPlace.HOST:
             assert self._swaps is not None  # KV is on the host
-            if self._has_room(sequence, lambda: self._blocks_to_return(sequence)):
+            if self._has_free_blocks(sequence, lambda: self._blocks_to_return(sequence)):
                 self._swaps.come_back(sequence, self._entry_tokens(sequence), self._step.now)
         return sequence.kv_place is KvPlace.DEVICE
 
-    def _has_room(self, sequence: Sequence, needed: Callable[[], int]) -> bool:
+    def _has_free_blocks(self, sequence: Sequence, needed: Callable[[], int]) -> bool:
         """Tell whether a sequence finds its blocks free; if not, claim the next ones and have others freed."""
         pool = self._pool
         promised = self._requested_blocks if self._step.yields_to_newcomers(sequence) else 0
         while (blocks := needed()) > pool.free_blocks - self._claimed_blocks - promised:
             preemptions = self.preemptions
-            if not self._make_room(sequence, blocks + promised):
+            if not self._free_blocks_for(sequence, blocks + promised):
                 self._is_closed = True
                 if self._step.outranks_newcomers(sequence):
                     self._kept_blocks += blocks
@@ -161,7 +161,7 @@ class PreemptiveKvAllocator(KvAllocator):
                 return False
         return True
 
-    def _make_room(self, sequence: Sequence, blocks: int) -> bool:
+    def _free_blocks_for(self, sequence: Sequence, blocks: int) -> bool:
         """Preempt sequences behind it for what it lacks; tell whether its blocks are free now, or when they are swapped out."""
         lacking = self._lacking(blocks)
         if lacking <= 0:
@@ -183,7 +183,7 @@ class PreemptiveKvAllocator(KvAllocator):
     def _lacking(self, blocks: int) -> int:
         return blocks + self._claimed_blocks - self._pool.free_blocks - self._leaving_blocks()
 
-    def _make_room_for_reservation(self) -> None:
+    def _swap_out_for_reservation(self) -> None:
         """Swap out sequences that yield to newcomers, though they would run now; a reservation has no place in the order."""
         lacking = self._lacking(self._requested_blocks)
         if lacking > 0:
@@ -203,7 +203,7 @@ class PreemptiveKvAllocator(KvAllocator):
         if spare < 0:
             idle = [sequence for sequence in self._step.sequences if self._may_leave(sequence)]
             for sequence in self._step.last_to_run(idle, self._blocks_freed_by, -spare)[0]:
-                if self._swaps.has_room_for(sequence):
+                if self._swaps.can_swap_out(sequence):
                     self._swaps.leave(sequence, self._step.now)
         elif is_proactive:
             self._bring_back_within(min(spare, self._pool.free_blocks - self._claimed_blocks - self._requested_blocks))
@@ -219,10 +219,10 @@ class PreemptiveKvAllocator(KvAllocator):
         return self._may_leave(sequence) or (_is_idle(sequence) and sequence.preemptions < self._policy.max_preemptions)
 
     def _may_leave(self, sequence: Sequence) -> bool:
-        return _is_idle(sequence) and self._swaps is not None and self._swaps.has_room_for(sequence)
+        return _is_idle(sequence) and self._swaps is not None and self._swaps.can_swap_out(sequence)
 
     def _give_up(self, sequence: Sequence) -> None:
-        if self._swaps is not None and self._swaps.has_room_for(sequence):
+        if self._swaps is not None and self._swaps.can_swap_out(sequence):
             self._swaps.leave(sequence, self._step.now)
         elif sequence.preemptions < self._policy.max_preemptions:
             self._preempt(sequence, self._step.now)

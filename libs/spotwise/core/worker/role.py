@@ -177,7 +177,7 @@ class WorkerRole:
 
     def _confirm(self, now: float) -> None:
         held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
-        for question in self._confirmations.ask(held, now):
+        for question in self._confirmations.messages(held, now):
             self._table.emit(question)
 
     def _change_home_pool(self, order: m.ChangeHomePool, now: float) -> None:

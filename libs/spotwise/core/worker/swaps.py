@@ -39,14 +39,14 @@ class Swaps:
         leaving = [s.sequence_id for s in self._table if s.kv_place is KvPlace.LEAVING]
         return self._pool.freed_blocks(leaving) if leaving else 0
 
-    def has_room_for(self, sequence: Sequence) -> bool:
+    def can_swap_out(self, sequence: Sequence) -> bool:
         """Tell whether a sequence's KV may be swapped out, and the host has free blocks for it."""
         return not sequence.swap_failed and self._host.can_allocate(
             sequence.computed_tokens, self._found_on_host(sequence)
         )
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """Swap a sequence out; check `has_room_for` first."""
+        """Swap a sequence out; check `can_swap_out` first."""
         found = self._found_on_host(sequence)
         tokens = sequence.computed_tokens
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, tokens, found)

@@ -55,12 +55,12 @@ _Ratios = Callable[[JobFindings], Iterable[float]]
 
 _FCFS, _FAST = Scheduler.FCFS.value, Scheduler.FASTSERVE.value
 _OVER_BATCH = (
-    "The paper leaves batch and lengths unsaid, and the gain hangs on both: it grows as the batch shrinks (v1-batch), and as "
-    "the engine is asked for more than it can do."
+    "The paper does not give batch and lengths, and the gain depends on both: it grows as the batch shrinks (v1-batch), and as "
+    "the load exceeds what the engine can do."
 )
 _TAIL = (
     "A job that is long gives way to all that are short, so where the engine is full the longest jobs end later than under "
-    "FCFS; the paper's tail is not said to be a percentile of what."
+    "FCFS; the paper does not define its tail."
 )
 
 
@@ -144,7 +144,7 @@ _CLAIMS: tuple[tuple[str, tuple[float, float] | None, tuple[str, ...], _Ratios, 
         (1.0, 1.4),
         ("memory-rate", "memory-cv"),
         jct_ratios(WhenFull.REACTIVE.value, WhenFull.PROACTIVE.value),
-        "KV is in blocks here: a newcomer takes room for its prompt, not for the longest job, and its few hundred MB move "
+        "KV is in blocks here: a new job takes blocks for its prompt, not for the longest job, and its few hundred MB move "
         "in less than an iteration; what is moved ahead of need is half as much again, for nothing (memory-link).",
     ),
     (

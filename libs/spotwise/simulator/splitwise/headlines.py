@@ -38,7 +38,7 @@ _WHY = {
 }
 #: KV does not move between prompt workers here (`core/cluster/placement.py`).
 _SPILL = "what a token pool has no memory for is done by one prompt machine here, and by two in the paper's simulator"
-_BATCH_JOBS = "the paper does not say how much batch jobs ask for; here three times what keeps the objectives"
+_BATCH_JOBS = "the paper does not give the load of batch jobs; here three times what keeps the objectives"
 
 
 @dataclass(frozen=True, slots=True)

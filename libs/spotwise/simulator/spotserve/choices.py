@@ -51,10 +51,10 @@ class Choices:
     def _chosen(self, instances: int, rate: float) -> ParallelConfig | None:
         key = (instances, round(rate / _RATE_STEP) * _RATE_STEP)
         if key not in self._answers:
-            self._answers[key] = self._ask(*key)
+            self._answers[key] = self._best_config(*key)
         return self._answers[key]
 
-    def _ask(self, instances: int, rate: float) -> ParallelConfig | None:
+    def _best_config(self, instances: int, rate: float) -> ParallelConfig | None:
         if instances < 1:
             return None
         arrivals, model = self._run.arrivals, self._run.model

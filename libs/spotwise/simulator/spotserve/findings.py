@@ -127,7 +127,7 @@ def headline(name: str, paper: tuple[float, float], ours: tuple[float, float], w
 
 _RATIO_WHY = (
     "30B: one pipeline takes 16 of the 28 to 40 devices, so a system that reroutes has one or two; the ratio is that of the "
-    "backlogs after a lost one, and hangs on how long a pipeline loads."
+    "backlogs after a lost one, and depends on how long a pipeline loads."
 )
 _ABLATION_WHY = (
     "What is taken away matters as far as the trace makes the fixed configuration too slow; ours fixes the one that its "

@@ -17,8 +17,8 @@ from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
+from spotwise.simulator.spotserve.serving_state import Planned, ServingState, lacking
 from spotwise.simulator.spotserve.spot_world import SpotWorld
-from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
 
 
 class Migrating:
@@ -101,10 +101,10 @@ class Migrating:
 
     def _lose(self, instance: str) -> None:
         """Stop the pipelines with devices of an instance, or that it still sends to."""
-        standing, dispatcher = self._serving_state, self._world.dispatcher
-        hit = standing.lose(instance)
+        state, dispatcher = self._serving_state, self._world.dispatcher
+        hit = state.lose(instance)
         if self._plan is not None:
-            hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
+            hit += state.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
         for number in sorted(hit):
             if dispatcher.pipeline(number) is not None:
                 dispatcher.recompute(dispatcher.stop(number), keep_answer=self._recovers)
@@ -139,19 +139,17 @@ class Migrating:
 
     def _prepare(self, change: e.BeginChange) -> None:
         """Plan a reconfiguration, or end it where nothing changes or no configuration fits."""
-        now, standing = self._world.now, self._serving_state
+        now, state = self._world.now, self._serving_state
         ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
-        if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
+        if ready_s > now and self._wanted(self._staying(now)) in (None, state.config):
             self._report(e.ChangeExpected(change.change, ready_s))
             return  # decided again when an instance is ready, or the load changes
-        deadline_s = standing.deadline_s(self._staying(now))
+        deadline_s = state.deadline_s(self._staying(now))
         planned = self._preview(now if deadline_s is None else deadline_s, deadline_s)
         if planned is not None and (complete_s := self._complete_s(planned)) > planned.begins_s:
             planned = self._preview(planned.begins_s, deadline_s) or planned
             planned = replace(planned, begins_s=max(planned.begins_s, min(complete_s, self._complete_s(planned))))
-        if planned is None or (
-            planned.config == standing.config and standing.is_whole and standing.is_on(planned.staying)
-        ):
+        if planned is None or (planned.config == state.config and state.is_whole and state.is_on(planned.staying)):
             self._members.update(dict.fromkeys(self._staying(now)))
             self._end(done=True)
             return

@@ -110,8 +110,8 @@ class Dispatcher(ABC, Generic[P]):
 
     def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
         """Renumber the pipelines, all of which continue in another configuration."""
-        standing, self._pipelines = self.pipelines, {}
-        for pipeline in standing:
+        pipelines, self._pipelines = self.pipelines, {}
+        for pipeline in pipelines:
             pipeline.number, pipeline.config = numbers[pipeline.number], config
             self._pipelines[pipeline.number] = pipeline
 

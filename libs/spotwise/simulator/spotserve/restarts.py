@@ -16,8 +16,8 @@ from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
+from spotwise.simulator.spotserve.serving_state import links_of
 from spotwise.simulator.spotserve.spot_world import SpotWorld
-from spotwise.simulator.spotserve.standing import links_of
 
 
 class _Reloading:

@@ -50,11 +50,10 @@ _WHOLE = {"g4dn": ("g4dn-trace.csv", 600.0, (0.4, 0.8))}
 #: least latency, queueing included. Rerouting has P and M of the smallest fleet that serves.
 APART = replace(SPOTSERVE, name="SpotServe, phases apart", phases=Phases.SPLIT)
 JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=BatchFormation.ITERATION)
-JOINED_APART = replace(APART, name="SpotServe, both", batching=BatchFormation.ITERATION)
 EITHER = replace(SPOTSERVE, name="SpotServe, whichever", phases=Phases.EITHER, latency=Latency.REQUEST)
 _REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
 WHOLE = "whole"
-_ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, JOINED_APART, EITHER)
+_ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, EITHER)
 
 
 @dataclass(frozen=True, slots=True)

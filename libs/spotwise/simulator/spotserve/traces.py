@@ -170,7 +170,7 @@ def _csv(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Sp
         event = SpotEvent(_seconds(path, number, cells[0]), SpotEventKind(cells[1]), (cells[2],))
         if open_event and (open_event[1].time_s, open_event[1].kind) == (event.time_s, event.kind):
             if event.nodes[0] in open_event[1].nodes:
-                raise TraceError(f"{path}, line {number}: {event.nodes[0]} stands twice at {event.time_s:g} s")
+                raise TraceError(f"{path}, line {number}: {event.nodes[0]} is listed twice at {event.time_s:g} s")
             open_event = (open_event[0], replace(open_event[1], nodes=open_event[1].nodes + event.nodes))
             continue
         if open_event:

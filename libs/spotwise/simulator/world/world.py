@@ -168,7 +168,7 @@ class World:
 
     def _migration_receives(self, answer: m.KvReserved | m.KvRefused) -> None:
         if isinstance(answer, m.KvRefused):
-            raise SimulationError(f"{answer.worker_id} has no room for KV that moves to it: {answer.reason}")
+            raise SimulationError(f"{answer.worker_id} has no free KV blocks for a hand-off: {answer.reason}")
 
     def _await_next(self) -> None:
         self._awaited = next(self._arrivals, None)

@@ -155,7 +155,7 @@ class TimedKvTransport:
         try:
             async with asyncio.timeout(self._push_timeout_s):
                 await self._take_time(kv_bytes)
-                answer = await self._ask(target, encode_frame(frame) + payload)
+                answer = await self._request(target, encode_frame(frame) + payload)
         except TimeoutError:
             raise KvTransferError(f"not done within {self._push_timeout_s:g} s") from None
         except (MeshError, KvFrameError) as error:
@@ -179,7 +179,7 @@ class TimedKvTransport:
         self._free_s = begins_s + kv_bytes / self._link.bytes_per_s
         await asyncio.sleep(begins_s - now_s + self._link.transfer_s(kv_bytes))
 
-    async def _ask(self, target: KvTarget, message: bytes) -> KvFrame:
+    async def _request(self, target: KvTarget, message: bytes) -> KvFrame:
         if self._closed:
             raise KvTransferError("this transport is closed")
         if target.address != f"{_SCHEME}{target.worker_id}":

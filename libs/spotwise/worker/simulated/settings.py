@@ -26,11 +26,11 @@ class SimulatedWorkerSettings(WorkerSettings):
         description="ids of the simulated workers of this process, separated by commas; where empty one, with the service's id",
     )
     speed: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="how many times as fast as its profile a simulated worker is"
+        1.0, gt=0, allow_inf_nan=False, description="speed of a simulated worker over that of its profile"
     )
     simulated_kv: Literal["timed", "real"] = Field(
         "timed",
-        description="hand-offs of simulated workers: timed lasts as long as the profile says, real pushes bytes by UCX",
+        description="hand-offs of simulated workers: timed takes the profile's time, real pushes bytes by UCX",
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,13 @@ import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import Answer, ask, ask_whole, http_errors_as_command_errors, random_prompt
+from spotwise.cli.bench.completion import (
+    Answer,
+    http_errors_as_command_errors,
+    random_prompt,
+    run_completion,
+    stream_completion,
+)
 from spotwise.cli.errors import CommandError
 
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
@@ -30,7 +36,7 @@ def usage(tokens: int) -> dict[str, object]:
 
 async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
     """A chunk may carry several tokens; only chunks with output count."""
-    answer = await ask(stream_of(TOKEN, TOKEN, usage(3)), "m", [1], 3)
+    answer = await stream_completion(stream_of(TOKEN, TOKEN, usage(3)), "m", [1], 3)
     assert len(answer.arrivals_s) == 2
     assert answer.sent_s <= answer.arrivals_s[0] <= answer.arrivals_s[1]
     assert answer.output_tokens == 3
@@ -39,24 +45,24 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
 async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
     """A stream with fewer tokens than requested, or with none, is an error."""
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
-        await ask(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
+        await stream_completion(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
     with pytest.raises(CommandError, match="brought 0 tokens where 3"):
-        await ask(stream_of(), "m", [1], 3)
+        await stream_completion(stream_of(), "m", [1], 3)
 
 
 async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
     """An unstreamed answer is identified by its id, and has as many tokens as requested."""
     answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
     client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
-    assert await ask_whole(client, "m", [1], 3) == "cmpl-7"
+    assert await run_completion(client, "m", [1], 3) == "cmpl-7"
     with pytest.raises(CommandError, match="brought 3 tokens where 4"):
-        await ask_whole(client, "m", [1], 4)
+        await run_completion(client, "m", [1], 4)
 
 
 async def test_an_error_in_the_stream_is_told() -> None:
     """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
-        await ask(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
+        await stream_completion(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
 
 
 async def test_refusals_are_http_errors_as_command_errors() -> None:
@@ -71,7 +77,7 @@ async def test_refusals_are_http_errors_as_command_errors() -> None:
     for server, message in ((refuse, "http://server answers 429: full"), (hang_up, "does not answer: refused")):
         client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(server))
         with pytest.raises(CommandError, match=message), http_errors_as_command_errors("http://server"):
-            await ask(client, "m", [1], 3)
+            await stream_completion(client, "m", [1], 3)
 
 
 def test_times_of_an_answer() -> None:

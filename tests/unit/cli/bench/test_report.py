@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli.bench.report import ReportRow, Target, environment, row_of_rounds, tell_failures, write_report
+from spotwise.cli.bench.report import ReportRow, Target, environment, print_failures, row_of_rounds, write_report
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_rounds_are_summed_up_by_their_medians() -> None:
 def test_failures_are_told_by_reason() -> None:
     """As they are: a reason in brackets is no mark-up."""
     text = io.StringIO()
-    tell_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
+    print_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
     assert text.getvalue().splitlines() == [
         "mesh, 3/s: 2 requests failed: status 503",
         "mesh, 3/s: 1 requests failed: [lost]",

@@ -18,10 +18,10 @@ def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tm
     for said in (
         "longest pause",
         "restart",
-        "who goes where",
+        "positions of devices",
         "what moves, in order",
         "when stages may start",
-        "i6, i7 come",
+        "i6, i7 join",
     ):
         assert said in ended.stdout
     assert "<svg" in picture.read_text()

@@ -50,7 +50,7 @@ def test_limits_say_by_which_model_of_time_they_are() -> None:
     """Each limit has one row a question, named by its model of time."""
     text = shown(limits_table(FOUND[DecodeModel.HONEST].limits, DecodeModel.HONEST))
     assert "honest times" in text
-    assert "iso-power, code, asked conv" in text
+    assert "iso-power, code; conv" in text
 
 
 def test_a_document_has_every_figure_of_every_model() -> None:

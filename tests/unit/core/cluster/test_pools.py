@@ -102,8 +102,8 @@ class TestQuestions:
         """Free memory in any group counts."""
         for pool in Pool:
             pools = pools_of(worker_member("w", pool, free=1))
-            assert pools.have_room(Need(15, 1, reserves=True))
-            assert not pools.have_room(Need(16, 1, reserves=True))
+            assert pools.have_capacity(Need(15, 1, reserves=True))
+            assert not pools.have_capacity(Need(16, 1, reserves=True))
 
     def test_the_largest_cache(self) -> None:
         """The largest cache is that of any ready worker, free or not."""

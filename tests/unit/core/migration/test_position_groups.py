@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.migration.mapping.position_groups import (
     Groups,
-    InstanceSeats,
+    InstanceSlots,
     groupings,
     tensor_groups_of,
     with_fewest_cuts,
@@ -16,8 +16,8 @@ from spotwise.core.migration.mapping.position_groups import (
 from spotwise.core.parallel.config import ParallelConfig, Position
 
 
-def seats(*devices: int) -> list[InstanceSeats]:
-    return [InstanceSeats(count) for count in devices]
+def slots(*devices: int) -> list[InstanceSlots]:
+    return [InstanceSlots(count) for count in devices]
 
 
 def positions(written: str) -> list[Position]:
@@ -26,7 +26,7 @@ def positions(written: str) -> list[Position]:
 
 def best(written: str, *devices: int) -> list[Groups]:
     places = positions(written)
-    return with_fewest_cuts(groupings(places, seats(*devices)), places)
+    return with_fewest_cuts(groupings(places, slots(*devices)), places)
 
 
 class TestWays:
@@ -54,28 +54,28 @@ class TestWays:
 
     def test_instances_of_different_sizes_come_in_several_orders(self) -> None:
         """Largest first, as they came, and as they stand."""
-        stand = [InstanceSeats(1, Position(0, 1, 0)), InstanceSeats(3), InstanceSeats(2, Position(0, 0, 0))]
+        stand = [InstanceSlots(1, Position(0, 1, 0)), InstanceSlots(3), InstanceSlots(2, Position(0, 0, 0))]
         ways = groupings(positions("1,6,1"), stand)
         assert [[len(group) for group in way] for way in ways] == [[3, 2, 1], [1, 3, 2], [2, 1, 3]]
 
     def test_what_stands_can_stay(self) -> None:
         """Whatever it is, if that cuts no more tensor groups than must be."""
         stand = [
-            InstanceSeats(2, Position(0, 0, 0), (0, 3)),
-            InstanceSeats(2, Position(0, 1, 0), (1,)),
-            InstanceSeats(2),
+            InstanceSlots(2, Position(0, 0, 0), (0, 3)),
+            InstanceSlots(2, Position(0, 1, 0), (1,)),
+            InstanceSlots(2),
         ]
         assert ((0, 3), (1,), (2,)) in groupings(positions("1,4,1"), stand)
 
     def test_what_stands_takes_more_where_the_others_have_no_room(self) -> None:
         """A group that stays takes more positions where the others cannot: every position must have a device."""
-        stand = [InstanceSeats(2, Position(0, 0, 0), (3,)), InstanceSeats(2, Position(0, 1, 0), (1,))]
+        stand = [InstanceSlots(2, Position(0, 0, 0), (3,)), InstanceSlots(2, Position(0, 1, 0), (1,))]
         assert ((0, 3), (1, 2)) in groupings(positions("1,4,1"), stand)
 
     def test_too_few_seats_are_refused(self) -> None:
         """The error contains what to do."""
         with pytest.raises(ValueError, match="smaller configuration"):
-            groupings(positions("1,4,1"), seats(2, 1))
+            groupings(positions("1,4,1"), slots(2, 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,10 +93,10 @@ def test_every_way_has_each_position_once_and_room_for_each_group(
     places = list(ParallelConfig(data, pipeline, tensor).positions())
     devices += [8] * -(-max(0, len(places) - sum(devices)) // 8)
     free = draw.draw(st.permutations(range(len(places))))
-    given_seats: list[InstanceSeats] = []
+    given_seats: list[InstanceSlots] = []
     for count in devices:
         kept = draw.draw(st.integers(0, min(count, len(free))))
-        given_seats.append(InstanceSeats(count, places[free[0]] if kept else None, tuple(free[:kept])))
+        given_seats.append(InstanceSlots(count, places[free[0]] if kept else None, tuple(free[:kept])))
         free = free[kept:]
     ways = groupings(places, given_seats)
     for way in ways:

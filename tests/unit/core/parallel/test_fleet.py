@@ -22,26 +22,26 @@ def of_a(instances: int) -> ConfigChoice:
 def test_what_lacks_is_asked_for_both_ways_at_once() -> None:
     """Three lack: three as spot and three on demand; the two spares as spot only."""
     supply = Supply(A, spot=20, on_demand=20, held_spot=4, held_on_demand=1)
-    assert fleet_delta(of_a(8), [supply]) == (FleetDelta("a", ask_spot=5, ask_on_demand=3),)
+    assert fleet_delta(of_a(8), [supply]) == (FleetDelta("a", request_spot=5, request_on_demand=3),)
 
 
 def test_spares_alone_are_asked_for_as_spot() -> None:
     """They can wait."""
     supply = Supply(A, spot=20, on_demand=20, held_spot=7)
-    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", ask_spot=1),)
+    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_spot=1),)
 
 
 def test_spares_come_on_demand_where_there_is_no_spot() -> None:
     """Nothing more of it can be had."""
     supply = Supply(A, spot=6, on_demand=20, held_spot=6)
-    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", ask_on_demand=2),)
-    assert fleet_delta(of_a(9), [supply]) == (FleetDelta("a", ask_on_demand=5),)
+    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_on_demand=2),)
+    assert fleet_delta(of_a(9), [supply]) == (FleetDelta("a", request_on_demand=5),)
 
 
 def test_no_more_is_asked_for_than_can_be_had() -> None:
     """Of either."""
     supply = Supply(A, spot=6, on_demand=1, held_spot=5)
-    assert fleet_delta(of_a(7), [supply]) == (FleetDelta("a", ask_spot=1, ask_on_demand=1),)
+    assert fleet_delta(of_a(7), [supply]) == (FleetDelta("a", request_spot=1, request_on_demand=1),)
 
 
 def test_on_demand_goes_first() -> None:
@@ -54,7 +54,7 @@ def test_the_spare_pool_is_kept() -> None:
     """Two beyond what serves are not too many; a third is."""
     held = [Supply(A, spot=20, on_demand=20, held_spot=spot, held_on_demand=1) for spot in (6, 7, 8)]
     changes = [fleet_delta(of_a(6), [supply])[0] for supply in held]
-    assert changes == [FleetDelta("a", ask_spot=1), FleetDelta("a"), FleetDelta("a", release_on_demand=1)]
+    assert changes == [FleetDelta("a", request_spot=1), FleetDelta("a"), FleetDelta("a", release_on_demand=1)]
     assert changes[1].is_nothing
     assert not changes[0].is_nothing
     assert not changes[2].is_nothing
@@ -65,7 +65,11 @@ def test_types_without_a_part_are_given_back_and_spares_are_of_the_largest() -> 
     choice = taking(InstanceShare(A, 0, 1, 3, 0), InstanceShare(B, 0, 1, 4, 0))
     supplies = [Supply(A, spot=9, held_spot=5), Supply(B, spot=9, held_spot=4), Supply(machine("c"), 2, held_spot=2)]
     changes = fleet_delta(choice, supplies)
-    assert changes == (FleetDelta("a", release_spot=2), FleetDelta("b", ask_spot=2), FleetDelta("c", release_spot=2))
+    assert changes == (
+        FleetDelta("a", release_spot=2),
+        FleetDelta("b", request_spot=2),
+        FleetDelta("c", release_spot=2),
+    )
 
 
 def test_asking_twice_ends_with_the_spot_ones() -> None:

@@ -60,5 +60,5 @@ def test_the_published_rule_counts_devices_of_a_pipeline() -> None:
 def test_memory_below_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="usable"):
         RealMemory(MODEL, 10, usable_share=1.1)
-    with pytest.raises(ValueError, match="no memory"):
+    with pytest.raises(ValueError, match="memory sizes"):
         RealMemory(MODEL, 10, buffer_bytes=-1)

@@ -76,7 +76,7 @@ def test_the_head_can_make_the_last_stage_the_slowest() -> None:
 
 
 def test_costs_below_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="less than 0 s"):
         scaled(unsharded_s=-1.0)
     with pytest.raises(ValueError, match="at least 1 token"):
         ScaledCost(WORKER, MODEL, FREE, FREE, context_tokens=0)

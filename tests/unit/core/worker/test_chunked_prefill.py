@@ -34,7 +34,7 @@ def room(pace: ChunkedPrefillBudget, decodes: int = 1, first_position: int = 0) 
     """The tokens allowed for a first prompt, beside decodes that have almost no context."""
     budget = pace.budget([0] * decodes)
     assert budget is not None
-    return budget.room_at(first_position)
+    return budget.max_chunk_tokens(first_position)
 
 
 def paced() -> ChunkedPrefillBudget:
@@ -68,11 +68,11 @@ def test_prompts_of_an_iteration_share_its_time() -> None:
     for pace, tokens in ((ChunkedPrefillBudget(STALL_S), 64), (paced(), 63)):
         budget = pace.budget([0])
         assert budget is not None
-        assert budget.room_at(0) == tokens
+        assert budget.max_chunk_tokens(0) == tokens
         budget.spend(0, 40)
-        assert budget.room_at(0) == tokens - 40
+        assert budget.max_chunk_tokens(0) == tokens - 40
         budget.spend(0, tokens - 40)
-        assert budget.room_at(0) == 0
+        assert budget.max_chunk_tokens(0) == 0
 
 
 def test_a_slow_device_still_goes_on() -> None:
@@ -81,9 +81,9 @@ def test_a_slow_device_still_goes_on() -> None:
     run(pace, 10.0, part(100))
     budget = pace.budget([0] * 200)
     assert budget is not None
-    assert budget.room_at(0) == MIN_TOKENS
+    assert budget.max_chunk_tokens(0) == MIN_TOKENS
     budget.spend(0, MIN_TOKENS)
-    assert budget.room_at(0) == 0
+    assert budget.max_chunk_tokens(0) == 0
 
 
 def test_decodes_alone_say_nothing_of_what_prompts_cost() -> None:
@@ -128,7 +128,7 @@ def test_there_is_always_room_for_some_tokens(
         run(pace, seconds, *rows)
     budget = pace.budget(decodes)
     assert budget is not None
-    assert budget.room_at(first_position) >= MIN_TOKENS
+    assert budget.max_chunk_tokens(first_position) >= MIN_TOKENS
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(0.0, 1e-5), st.integers(0, 10**6), st.floats(1e-3, 10.0))
@@ -164,7 +164,7 @@ def test_a_context_costs_what_the_model_says() -> None:
     assert room(pace, first_position=1024) == 31
     budget = pace.budget([1024, 1024])
     assert budget is not None
-    assert budget.room_at(1024) == 29
+    assert budget.max_chunk_tokens(1024) == 29
 
 
 @given(st.integers(500, 5000), st.integers(500, 3000), st.lists(st.integers(0, 2000), min_size=1, max_size=4))
@@ -177,7 +177,7 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
     for second in range(200, 250):
         budget = pace.budget(decodes)
         assert budget is not None
-        tokens = min(budget.room_at(position), prompt - position)
+        tokens = min(budget.max_chunk_tokens(position), prompt - position)
         is_cut = position + tokens < prompt
         context = tokens * (position + tokens / 2) + sum(decodes) + len(decodes) / 2
         seconds = cost.of(tokens + len(decodes), context)

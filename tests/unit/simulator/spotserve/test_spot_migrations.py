@@ -15,7 +15,7 @@ from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve, world_of
-from spotwise.simulator.spotserve.standing import lacking
+from spotwise.simulator.spotserve.serving_state import lacking
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind
 from tests.unit.simulator.spotserve import spot_worlds as tiny

@@ -74,7 +74,7 @@ def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
         ("1000,add,a\nnan,add,b\n", "line 2"),
         ("2000,add,a\n1000,add,b\n", "line 2: 1 s is earlier"),
         ("1000,add,a\n2000,add,a\n", "line 2: a comes and is there already"),
-        ("1000,add,a\n1000,add,a\n", "line 2: a stands twice"),
+        ("1000,add,a\n1000,add,a\n", "line 2: a is listed twice"),
         ("1000,add,a\n2000,remove,b\n", "line 2: b goes and is not there"),
         ('[0, "add"]\n', "line 1: not a list"),
         ('[0, "add", {"nodes": ["a"]}\n', "line 1: not a list"),

@@ -19,7 +19,7 @@ from spotwise.core.migration.mapping.matching import Gains, bundle, match_groups
 from spotwise.core.migration.mapping.position_groups import (
     UNPLACED,
     Groups,
-    InstanceSeats,
+    InstanceSlots,
     groupings,
     tensor_groups_of,
     with_fewest_cuts,
@@ -84,10 +84,10 @@ def _matched(
         rows.append(range(start, start + len(instance)))
     successors = {old: new for new, old in sorted(inheritance.predecessors.items(), reverse=True)}
     by_position = {position: index for index, position in enumerate(left)}
-    seats = [_seats(before, reusable.config, instance, successors, by_position) for instance in instances]
+    slots = [_slots(before, reusable.config, instance, successors, by_position) for instance in instances]
     flat = most_gained(gains)  # no grouping exceeds it, so the first that reaches it is the answer
     best: tuple[int, dict[int, int]] = (-1, {})
-    for groups in chain(with_fewest_cuts(groupings(left, seats), left), _bundled(gains, rows, old_positions, left)):
+    for groups in chain(with_fewest_cuts(groupings(left, slots), left), _bundled(gains, rows, old_positions, left)):
         best = max(best, match_groups(gains, rows, groups), key=lambda matched: matched[0])  # the first of equals
         if best[0] == flat:
             break
@@ -104,13 +104,13 @@ def _bundled(
         yield groups
 
 
-def _seats(
+def _slots(
     before: Deployment,
     config: ParallelConfig,
     devices: Sequence[Device],
     successors: Mapping[int, int],
     left: Mapping[Position, int],
-) -> InstanceSeats:
+) -> InstanceSlots:
     held = sorted(before.positions[device] for device in devices if device in before.positions)
     stay: list[int] = []
     if (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor):
@@ -120,4 +120,4 @@ def _seats(
             if position.pipeline in successors
         ]
         stay = [left[position] for position in there if position in left]
-    return InstanceSeats(len(devices), held[0] if held else None, tuple(stay))
+    return InstanceSlots(len(devices), held[0] if held else None, tuple(stay))

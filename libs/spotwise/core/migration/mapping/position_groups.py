@@ -22,7 +22,7 @@ UNPLACED = Position(1 << 62, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSeats:
+class InstanceSlots:
     """The devices that an instance has to give, without those whose pipeline runs on. `first_position`: its first old one;
     `unchanged`: the positions (by index) that it would keep if nothing moved, empty where P or M changes.
     """
@@ -38,19 +38,19 @@ def tensor_groups_of(positions: Sequence[Position]) -> list[list[int]]:
     return [[index for index, _ in run] for _, run in runs]
 
 
-def groupings(positions: Sequence[Position], seats: Sequence[InstanceSeats]) -> list[Groups]:
-    """Return ways to group positions, given in order, for instances with these seats; too few seats raise `ValueError`."""
-    if sum(seat.devices for seat in seats) < len(positions):
+def groupings(positions: Sequence[Position], slots: Sequence[InstanceSlots]) -> list[Groups]:
+    """Return ways to group positions, given in order, for instances with these slots; too few slots raise `ValueError`."""
+    if sum(slot.devices for slot in slots) < len(positions):
         raise ValueError(f"{len(positions)} positions need as many devices; choose a smaller configuration")
     tensor_groups = tensor_groups_of(positions)
     ways: list[Groups | None] = []
     # Where instances are equal, all orders are.
-    for sizes in dict.fromkeys(tuple(seats[index].devices for index in order) for order in _orders(seats)):
+    for sizes in dict.fromkeys(tuple(slots[index].devices for index in order) for order in _orders(slots)):
         ways.append(_cut(tensor_groups, sizes, positions))
         ways.append(_cut(tensor_groups, sizes, positions, whole_pipelines=True))
         ways.append(_cut(tensor_groups, sizes, positions, interleaved=True))
         ways.append(_packed(range(len(positions)), sizes))
-    ways.append(_unchanged(tensor_groups, seats, positions))
+    ways.append(_unchanged(tensor_groups, slots, positions))
     return list(dict.fromkeys(way for way in ways if way is not None))
 
 
@@ -63,10 +63,10 @@ def with_fewest_cuts(ways: Sequence[Groups], positions: Sequence[Position]) -> l
     return [way for way, count in zip(ways, pieces, strict=True) if count == min(pieces)]
 
 
-def _orders(seats: Sequence[InstanceSeats]) -> list[list[int]]:
-    by_arrival = list(range(len(seats)))
-    largest_first = sorted(by_arrival, key=lambda index: (-seats[index].devices, index))
-    by_position = sorted(by_arrival, key=lambda index: (seats[index].first_position or UNPLACED, index))
+def _orders(slots: Sequence[InstanceSlots]) -> list[list[int]]:
+    by_arrival = list(range(len(slots)))
+    largest_first = sorted(by_arrival, key=lambda index: (-slots[index].devices, index))
+    by_position = sorted(by_arrival, key=lambda index: (slots[index].first_position or UNPLACED, index))
     return [largest_first, by_arrival, by_position]
 
 
@@ -122,18 +122,18 @@ def _rest_of_pipeline(left: Sequence[Sequence[int]], positions: Sequence[Positio
 
 
 def _unchanged(
-    tensor_groups: Sequence[Sequence[int]], seats: Sequence[InstanceSeats], positions: Sequence[Position]
+    tensor_groups: Sequence[Sequence[int]], slots: Sequence[InstanceSlots], positions: Sequence[Position]
 ) -> Groups:
-    held = {index for seat in seats for index in seat.unchanged}
+    held = {index for slot in slots for index in slot.unchanged}
     rest = [left for group in tensor_groups if (left := [index for index in group if index not in held])]
-    free = sorted((seat.devices for seat in seats if not seat.unchanged), reverse=True)
-    kept = [list(seat.unchanged) for seat in seats if seat.unchanged]
+    free = sorted((slot.devices for slot in slots if not slot.unchanged), reverse=True)
+    kept = [list(slot.unchanged) for slot in slots if slot.unchanged]
     groups = _cut(rest, free, positions)
     if groups is None:
         groups = _packed([index for group in rest for index in group], free)
         over = [index for group in rest for index in group][sum(free) :]
-        for group, seat in zip(kept, (seat for seat in seats if seat.unchanged), strict=True):
-            spare = seat.devices - len(group)
+        for group, slot in zip(kept, (slot for slot in slots if slot.unchanged), strict=True):
+            spare = slot.devices - len(group)
             group += over[:spare]
             over = over[spare:]
     return (*(tuple(sorted(group)) for group in kept), *groups)

@@ -133,7 +133,7 @@ class LinkRun:
                 self._end(heappop(self._ends)[1], touched)
             for number in merge(*(self._waiting(port, now_s) for port in touched if self._busy_s[port] <= now_s)):
                 self._start(number, now_s)
-        assert all(self._started), "a move waits for what never comes"
+        assert all(self._started), "a move waits for one that never ends"
 
     def _waiting(self, port: int, now_s: float) -> Iterator[int]:
         queue, started, busy_s, ports_of = self._queues[port], self._started, self._busy_s, self._ports_of

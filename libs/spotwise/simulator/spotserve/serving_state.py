@@ -167,9 +167,9 @@ class ServingState:
         tokens = arrivals.input_tokens + arrivals.output_tokens
         found = {}
         for pipeline in stopping:
-            room = pipeline.config.max_batch - len(pipeline.batch)
+            free_slots = pipeline.config.max_batch - len(pipeline.batch)
             requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in pipeline.batch]
-            requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
+            requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(free_slots)]
             found[pipeline.number] = tuple(requests)
         return found
 
