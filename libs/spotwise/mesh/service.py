@@ -77,8 +77,7 @@ class ServiceHost:
         cls, settings: ServiceSettings, kind: MemberKind, engines: EngineView | None = None
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
-        store do not answer, the port is taken, or the id is in use.
-        """
+        store do not answer, the port is taken, or the id is in use."""
         async with bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
             await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
@@ -122,8 +121,7 @@ class ServiceHost:
         self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RoleT, Journal | None]:
         """Make this member's role, and its configured journal, if any; raises `MeshError` where the journal cannot be
-        written.
-        """
+        written."""
         try:
             role, journal = make_role(self.settings.journal, self._member, role_type, *args, **kwargs)
         except OSError as error:

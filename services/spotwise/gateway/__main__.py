@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.core.members import MemberKind
 from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.plan import ApiOptions
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.mesh.ports import MeshError

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.gateway.answer import GenerationResponse
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import BearerAuth, key_name
 from spotwise.gateway.body import BodyReader, parse_json_object
 from spotwise.gateway.chat import ChatFormat, plan_chat
@@ -27,7 +28,7 @@ from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import OffLoop, is_small
-from spotwise.gateway.plan import ApiOptions, GenerationPlan, require_model
+from spotwise.gateway.plan import GenerationPlan, require_model
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes, client_request_id, name_request
 from spotwise.gateway.sse import run_unless_left
 from spotwise.gateway.text import ChatText

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.choice import ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
-from spotwise.gateway.plan import (
-    ApiOptions,
-    GenerationPlan,
-    PromptTokens,
-    plan_generation,
-    require_logprobs,
-    require_model,
-)
+from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
 from spotwise.gateway.prompt_limits import prompt_too_long
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request

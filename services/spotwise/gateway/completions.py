@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.choice import ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import (
-    ApiOptions,
     GenerationPlan,
     PromptTokens,
     check_token_ids,

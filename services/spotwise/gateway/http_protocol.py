@@ -63,8 +63,6 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None  # of the headers or the body that are awaited
         self._writing = WriteDeadline(self.loop, self._limits.write_timeout_s, self._limits.min_taken_bytes)
 
-    # --- the connection -----------------------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request, if there is a place."""
         super().connection_made(transport)
@@ -102,8 +100,6 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() and not self.transport.is_closing():
             self._writing.start(self.transport)
         self.transport.close()
-
-    # --- bytes in -----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, as far as it is within bounds."""
@@ -205,8 +201,6 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         elif not self._is_queued():
             self._await_nothing()
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         if cycle.more_body:
@@ -246,8 +240,6 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._running.keep_alive = False
         self.flow.resume_reading()
 
-    # --- time ---------------------------------------------------------------------------------------------------------
-
     def _await_by(self, seconds: float, overdue: Callable[[], None]) -> None:
         self._await_nothing()
         self._deadline = self.loop.call_later(seconds, overdue)
@@ -278,8 +270,6 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         if not self.transport.is_closing():
             self._writing.stop()
-
-    # --- refusals -----------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
         """Answer in place of the application, where no answer has begun, and close."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.auth import ApiKey, tenant_of
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.auth import tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.prompt_limits import require_choices
@@ -23,33 +24,6 @@ from spotwise.gateway.text import ChatText
 #: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
 _SEED_MASK = (1 << 63) - 1
 _MAX_ID_DIGITS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class ApiOptions:
-    """Limits and names of the API.
-
-    Attributes:
-        model_name: the model's name; requests for another are refused.
-        api_keys: accepted bearer keys; empty leaves the API open.
-        max_body_bytes: largest request body.
-        max_held_bytes: most bytes of request bodies that are read or wait at the same time.
-        cors_origins: origins whose pages may use the API from a browser; `*` is every one.
-        default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
-        max_n: most choices a prompt.
-        max_sequences: most sequences a request, prompts times choices.
-        max_logprobs: most alternatives a token.
-    """
-
-    model_name: str
-    api_keys: tuple[ApiKey, ...] = ()
-    max_body_bytes: int = 8 << 20
-    max_held_bytes: int = 128 << 20
-    cors_origins: tuple[str, ...] = ()
-    default_max_tokens: int | None = None
-    max_n: int = 16
-    max_sequences: int = 256
-    max_logprobs: int = 20
 
 
 @dataclass(frozen=True, slots=True)

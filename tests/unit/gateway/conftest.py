@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.plan import ApiOptions
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 

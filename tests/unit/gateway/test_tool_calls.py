@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.plan import ApiOptions
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 

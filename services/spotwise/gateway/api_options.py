@@ -1,0 +1,34 @@
+"""Limits and names of the API, as the gateway's settings give them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.gateway.auth import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Limits and names of the API.
+
+    Attributes:
+        model_name: the model's name; requests for another are refused.
+        api_keys: accepted bearer keys; empty leaves the API open.
+        max_body_bytes: largest request body.
+        max_held_bytes: most bytes of request bodies that are read or wait at the same time.
+        cors_origins: origins whose pages may use the API from a browser; `*` is every one.
+        default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
+        max_n: most choices a prompt.
+        max_sequences: most sequences a request, prompts times choices.
+        max_logprobs: most alternatives a token.
+    """
+
+    model_name: str
+    api_keys: tuple[ApiKey, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_held_bytes: int = 128 << 20
+    cors_origins: tuple[str, ...] = ()
+    default_max_tokens: int | None = None
+    max_n: int = 16
+    max_sequences: int = 256
+    max_logprobs: int = 20
