@@ -28,9 +28,9 @@ async def complete(mesh: LiveMesh, prompts: Any, **options: Any) -> list[Any]:
         )
 
 
-def check_equality(mesh: LiveMesh) -> list[Any]:
+def check_equality(mesh: LiveMesh, count: int = PROMPTS) -> list[Any]:
     """Send all prompts at once, greedily; compare; return the answers."""
-    prompts = mixed_prompts(PROMPTS, LONGEST)
+    prompts = mixed_prompts(PROMPTS, LONGEST)[:count]
     options = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
     answers = asyncio.run(complete(mesh, prompts, **options))
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -61,7 +61,7 @@ def test_both_ways_of_handing_over(tmp_path: Path, workers: tuple[str, ...], way
     """
     push = {"SPOTWISE_KV_PUSH": way, "SPOTWISE_MAX_NUM_BATCHED_TOKENS": "256"}
     with LiveMesh(tmp_path, *workers, env=push) as mesh:
-        answers = check_equality(mesh)
+        answers = check_equality(mesh, PROMPTS // 2)
         ledgers = [mesh.ledger(answer.id, "prefilled", "handed_off", "decoded") for answer in answers]
     assert {ledger["handed_off"]["mode"] for ledger in ledgers} == {way}
     numbers = range(2 if workers else 1)
@@ -72,7 +72,7 @@ def test_both_ways_of_handing_over(tmp_path: Path, workers: tuple[str, ...], way
 def test_both_phases_on_one_worker(tmp_path: Path) -> None:
     """The same with one mixed worker: prompts and tokens share iterations, and no KV moves."""
     with LiveMesh(tmp_path, *ONE_MIXED) as mesh:
-        ledger = mesh.ledger(check_equality(mesh)[0].id)
+        ledger = mesh.ledger(check_equality(mesh, PROMPTS // 2)[0].id)
     assert ledger["prefilled"]["member"] == ledger["decoded"]["member"] == "mixed-0"
     assert "handed_off" not in ledger
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.live.mesh import ONE_MIXED, LiveMesh
 from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, write_tiny_model
@@ -19,26 +16,9 @@ def lacks_a_tensor(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.pop(UP_PROJECTION))
 
 
-def has_one_too_many(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors.update({"model.layers.7.extra.weight": torch.zeros(4)}))
-
-
-def has_one_of_another_shape(folder: Path) -> None:
-    change_tensors(folder, lambda tensors: tensors.update({UP_PROJECTION: torch.zeros(95, 96)}))
-
-
 def is_cut_short(folder: Path) -> None:
     weights = folder / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1000])
-
-
-def lacks_a_shard(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    save_file(tensors, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
-    shards = dict.fromkeys(tensors, "model-00001-of-00002.safetensors")
-    shards[UP_PROJECTION] = "model-00002-of-00002.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
 def has_half_a_config(folder: Path) -> None:
@@ -46,12 +26,9 @@ def has_half_a_config(folder: Path) -> None:
     config.write_text(config.read_text()[:60])
 
 
+#: One of each kind of check; all of them are unit tests of the engine (`test_checkpoint.py`, `test_completeness.py`).
 DAMAGE: dict[Callable[[Path], None], tuple[str, ...]] = {
-    lacks_a_tensor: (UP_PROJECTION,),
-    has_one_too_many: ("model.layers.7.extra.weight",),
-    has_one_of_another_shape: (UP_PROJECTION, "95 x 96", "96 x 96"),
     is_cut_short: (WEIGHTS, "truncated"),
-    lacks_a_shard: ("model-00002-of-00002.safetensors",),
     has_half_a_config: ("config.json",),
 }
 

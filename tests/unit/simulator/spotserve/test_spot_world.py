@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
+from spotwise.simulator.spotserve.role_dispatch import PipelineCost
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, SpotSurroundings
 from tests.unit.simulator.spotserve import spot_worlds as tiny
@@ -139,3 +141,20 @@ def test_requests_that_end_after_the_trace_are_answered_and_not_counted_as_the_a
 def test_surroundings_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         SpotSurroundings(grace_s=-1.0)
+
+
+class _FittedCost(tiny.SimpleCost):
+    """As the artifact's tables have it for GPT-20B: a lone prompt takes longer than four together."""
+
+    def prompt_s(self, config: ParallelConfig, input_tokens: int) -> float:
+        return {1: 1.6, 2: 1.2, 3: 1.1, 4: 1.0}[config.max_batch]
+
+
+def test_a_narrow_batch_is_padded_where_a_wider_one_is_faster() -> None:
+    """No prefill takes longer than one of more prompts, whatever a table of whole batches fits."""
+    times = BatchTimes(_FittedCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+    seconds = [
+        PipelineCost(times, ONE).iteration_s(BatchShape(prompt_tokens=prompts * tiny.INPUT_TOKENS))
+        for prompts in (1, 4)
+    ]
+    assert seconds == [1.0, 1.0]
