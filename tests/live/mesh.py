@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -183,12 +182,3 @@ def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: fl
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {seconds:g} s in vain for {what()}"
         time.sleep(0.05)
-
-
-def stream_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The JSON events of a server-sent stream, up to `[DONE]`."""
-    events = []
-    for line in response.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            events.append(json.loads(line.removeprefix("data: ")))
-    return events
