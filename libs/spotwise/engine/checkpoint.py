@@ -23,7 +23,7 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _BITS_BY_NAMES = {8: "BOOL U8 I8", 16: "U16 I16 F16 BF16", 32: "U32 I32 F32", 64: "U64 I64 F64 C64"}
 _BITS = {name: bits for bits, names in _BITS_BY_NAMES.items() for name in names.split()}
-_ADVICE = "copy or save the model anew"
+_ADVICE = "copy or save the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
                 raise ModelError(f"{tensor.name} is in {other.file} and in {file.name} as well; {_ADVICE}")
     for name, file_name in index.items():
         if name not in by_name:
-            raise ModelError(f"{folder / file_name} lacks {name}, which {_INDEX_FILE} says it holds; {_ADVICE}")
+            raise ModelError(f"{folder / file_name} lacks {name}, which {_INDEX_FILE} assigns to it; {_ADVICE}")
     return Checkpoint(config, tuple(by_name[name] for name in sorted(by_name)))
 
 
@@ -102,7 +102,7 @@ def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], 
     for file in files:
         if not file.is_file():
             first = next(name for name, shard in shards.items() if shard == file.name)
-            raise ModelError(f"{file} is missing; {index.name} says it holds {first}, among others; {_ADVICE}")
+            raise ModelError(f"{file} is missing; {index.name} assigns {first} and others to it; {_ADVICE}")
     return files, shards
 
 

@@ -41,7 +41,7 @@ def require_complete(source: object, info: Mapping[str, Any]) -> None:
     if wrong:
         raise ModelError(
             f"the weights in {source} are not those of the model that its config describes: {'; '.join(wrong)}; "
-            "copy or save the model anew"
+            "copy or save the model again"
         )
 
 
@@ -62,7 +62,7 @@ def named_conversion_errors() -> Iterator[None]:
         if names := reports.not_converted():
             raise ModelError(
                 f"tensors are missing or of another shape, from which these would be made: {_names(names)}; "
-                "copy or save the model anew"
+                "copy or save the model again"
             ) from error
         raise
     finally:

@@ -58,7 +58,7 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     except Exception as error:
         # gguf and transformers may raise anything for a damaged file.
         raise ModelError(
-            f"transformers cannot convert {gguf}: {one_line(error)}; the file may be damaged: fetch it anew"
+            f"transformers cannot convert {gguf}: {one_line(error)}; the file may be damaged: download it again"
         ) from error
     report(2)
     model.generation_config.eos_token_id = _with_tokenizer_eos(

@@ -50,7 +50,7 @@ class ParallelConfig:
         if match is None:
             raise ValueError(
                 f"{written!r} is no configuration; write D,P,M or D,P,M,B (2,3,4 is 2 pipelines of 3 stages of 4 shards), "
-                "with phases apart Dprompt+Dtoken,P,M,B"
+                "with disaggregated phases Dprompt+Dtoken,P,M,B"
             )
         prompt, data, pipeline, tensor, batch = (int(part) if part else None for part in match.groups())
         assert data is not None and pipeline is not None and tensor is not None

@@ -48,9 +48,9 @@ _WHOLE = {"g4dn": ("g4dn-trace.csv", 600.0, (0.4, 0.8))}
 
 #: Ours beyond the paper: disaggregated phases (Splitwise), iteration-level batching (Orca), and the arrangement with the
 #: least latency, queueing included. Rerouting has P and M of the smallest fleet that serves.
-APART = replace(SPOTSERVE, name="SpotServe, phases apart", phases=Phases.SPLIT)
-JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=BatchFormation.ITERATION)
-EITHER = replace(SPOTSERVE, name="SpotServe, whichever", phases=Phases.EITHER, latency=Latency.REQUEST)
+APART = replace(SPOTSERVE, name="SpotServe, disaggregated", phases=Phases.SPLIT)
+JOINED = replace(SPOTSERVE, name="SpotServe, iteration-level", batching=BatchFormation.ITERATION)
+EITHER = replace(SPOTSERVE, name="SpotServe, least latency", phases=Phases.EITHER, latency=Latency.REQUEST)
 _REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
 WHOLE = "whole"
 _ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, EITHER)
