@@ -20,8 +20,8 @@ from spotwise.cli.bench.completion import (
     random_prompt,
     stream_completion,
 )
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.core.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ import typer
 
 from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
 from spotwise.cli.bench.completion import Answer, http_errors_as_command_errors, open_client, stream_completion
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import OptionError
 from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.core.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
