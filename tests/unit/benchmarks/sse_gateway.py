@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import orjson
 
@@ -28,15 +28,15 @@ async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, o
     left = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while left:
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
-                break
-            length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
-            bodies.append(orjson.loads(await reader.readexactly(length)))
-            await left.pop(0)(writer)
-        writer.close()
+        with closing(writer):  # a test that ends at an error cancels this
+            while left:
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:
+                    break
+                length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+                bodies.append(orjson.loads(await reader.readexactly(length)))
+                await left.pop(0)(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
