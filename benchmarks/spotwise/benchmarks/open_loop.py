@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from rich.console import Console
 
 from spotwise.benchmarks.arrivals import TimedRequest
 from spotwise.cli.bench.closed_loop import Answered, run_together
@@ -101,3 +102,9 @@ def failures(outcomes: Sequence[Outcome]) -> dict[str, int]:
     """The number of failed requests, by reason."""
     reasons = sorted({outcome.failure for outcome in outcomes if outcome.failure is not None})
     return {reason: sum(outcome.failure == reason for outcome in outcomes) for reason in reasons}
+
+
+def print_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
+    """Print the number of failed requests by reason; `where` begins the lines."""
+    for reason, count in failures.items():
+        console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)
