@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from typing import Any
 
 import orjson
 
@@ -22,9 +23,9 @@ def chunk(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A gateway that gives these answers, one after the other; its URL, and the bodies that it was sent."""
-    bodies: list[dict[str, object]] = []
+    bodies: list[dict[str, Any]] = []
     left = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
