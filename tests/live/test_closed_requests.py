@@ -14,6 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from spotwise.cli.sse import decode_event
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
@@ -96,7 +97,7 @@ async def streams(mesh: LiveMesh, count: int) -> AsyncIterator[Callable[[], int]
             assert answer.status_code == 200, await answer.aread()
             lines = answer.aiter_lines()  # kept: a stream whose iterator goes is closed
             line = await anext(lines)
-            begun += line.startswith("data: ")
+            begun += decode_event(line) is not None
             await asyncio.sleep(60.0)
 
     limits = httpx.Limits(max_connections=None)

@@ -18,7 +18,7 @@ from rich.progress import Progress, TaskID
 from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching_report import comparison_rows, curves_table, latency_bound_s, merge_rounds
 from spotwise.benchmarks.curve import RatePoint, point_of
-from spotwise.benchmarks.open_loop import failures, run_open_loop
+from spotwise.benchmarks.open_loop import failures, print_failures, run_open_loop
 from spotwise.benchmarks.plot import plot_curves
 from spotwise.benchmarks.policy_probe import (
     COMMON_SETTINGS,
@@ -32,7 +32,7 @@ from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
 from spotwise.benchmarks.vllm_server import running_vllm
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, print_failures, report_console, require_writable, write_report
+from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.number_lists import ascending

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from spotwise.benchmarks.curve import RatePoint, throughput_within
 from spotwise.benchmarks.policy_probe import ITERATION_LEVEL
-from spotwise.cli.bench.report import ReportRow, Target, row_of_rounds, spread_of
+from spotwise.benchmarks.rounds import row_of_rounds, spread_of
+from spotwise.cli.bench.report import ReportRow, Target
 
 #: Throughput is compared at this multiple of our median latency at the lowest rate.
 _LATENCY_FACTOR = 2.0

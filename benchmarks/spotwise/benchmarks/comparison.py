@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from spotwise.benchmarks.interference import Interference
+from spotwise.benchmarks.rounds import spread_of
 from spotwise.benchmarks.workloads import Figure, PeerWorkload
-from spotwise.cli.bench.report import ReportRow, spread_of
+from spotwise.cli.bench.report import ReportRow
 
 
 class Side(StrEnum):

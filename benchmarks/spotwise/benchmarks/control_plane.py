@@ -21,23 +21,16 @@ import typer
 import uvloop
 from rich.progress import Progress
 
+from spotwise.benchmarks.open_loop import print_failures
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.scheduler import DECISION_US
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
 from spotwise.cli.bench.closed_loop import StreamShape
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import (
-    ReportRow,
-    Target,
-    environment,
-    print_failures,
-    report_console,
-    require_writable,
-    write_report,
-)
+from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
+from spotwise.core.percentile import percentile
 from spotwise.mesh.journal_replay import JournalError, Replay, find_journals, replay
 
 #: NVIDIA Dynamo 1.6.1: its Rust frontend with one prefill and one decode mocker, 128→64, 128 streams: CPU time of all three.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.benchmarks.open_loop import Outcome
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.errors import CommandError
+from spotwise.core.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ figures: gaps between a steady stream's chunks, and the long prompts' time to fi
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
+from spotwise.benchmarks.open_loop import send_at_times
+from spotwise.cli.bench.closed_loop import run_closed_loop, run_together
 from spotwise.cli.bench.completion import (
     Answer,
     http_errors_as_command_errors,
@@ -20,8 +21,8 @@ from spotwise.cli.bench.completion import (
     random_prompt,
     stream_completion,
 )
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.core.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +45,28 @@ class Interference:
 
 async def measure_interference(endpoint: ServerEndpoint, shape: Interference, seed: int) -> dict[str, float]:
     """Run the load once; its figures by name, milliseconds; raises `CommandError` where the server fails."""
-    steady: list[Answer] = []
     with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
-            started_s = time.monotonic()
+        async with open_client(endpoint.url) as client:
+            end_s = time.monotonic() + shape.seconds
 
             async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
                 # Seeded by the request, not by its turn: every server gets the same prompts.
                 rng = random.Random(repr((seed, which)))
                 return await stream_completion(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
 
-            async def steady_stream(index: int) -> None:
-                turn = 0
-                while time.monotonic() - started_s < shape.seconds:
-                    steady.append(
-                        await send(shape.steady_input_tokens, shape.steady_output_tokens, "steady", index, turn)
-                    )
-                    turn += 1
+            def steady_request(stream: int, turn: int) -> Awaitable[Answer]:
+                return send(shape.steady_input_tokens, shape.steady_output_tokens, "steady", stream, turn)
 
-            async def long_prompt(number: int, at_s: float) -> Answer:
-                await asyncio.sleep(max(0.0, started_s + at_s - time.monotonic()))
-                return await send(shape.long_input_tokens, shape.long_output_tokens, "long", number)
+            def long_prompt(number: int, _: float) -> Awaitable[Answer]:
+                return send(shape.long_input_tokens, shape.long_output_tokens, "long", number)
 
-            for index in range(shape.steady_streams):
-                tasks.create_task(steady_stream(index))
-            long = [
-                tasks.create_task(long_prompt(number, at_s)) for number, at_s in enumerate(long_prompt_times(shape))
-            ]
-    return interference_figures(steady, [task.result() for task in long])
+            steady, long = await run_together(
+                (
+                    run_closed_loop(shape.steady_streams, lambda _: time.monotonic() < end_s, steady_request),
+                    send_at_times(long_prompt_times(shape), long_prompt),
+                )
+            )
+    return interference_figures(steady, long)
 
 
 def long_prompt_times(shape: Interference) -> list[float]:

@@ -17,18 +17,10 @@ import typer
 
 from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, storm
 from spotwise.benchmarks.memory_samples import Sample, held_by, memory_rows, read_samples, summarize
-from spotwise.benchmarks.open_loop import Outcome, failures, run_open_loop
+from spotwise.benchmarks.open_loop import Outcome, failures, print_failures, run_open_loop
 from spotwise.benchmarks.sampling import sampled
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import (
-    ReportRow,
-    Target,
-    environment,
-    print_failures,
-    report_console,
-    require_writable,
-    write_report,
-)
+from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
 from spotwise.cli.status import gather_status
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from rich.console import Console
 
 from spotwise.benchmarks.arrivals import TimedRequest
+from spotwise.cli.bench.closed_loop import Answered, run_together
 from spotwise.cli.bench.completion import open_client, random_prompt, run_completion, stream_completion
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
@@ -36,6 +38,23 @@ class Outcome:
     tokens_s: tuple[float, ...] = ()
 
 
+async def send_at_times(times_s: Sequence[float], send: Callable[[int, float], Awaitable[Answered]]) -> list[Answered]:
+    """Send each request at its time, whatever the answers do; returns the answers in the order of `times_s`.
+
+    Args:
+        times_s: seconds from the call.
+        send: sends the request of this index, from 0, which is due at this time of the monotonic clock.
+    """
+    started_s = time.monotonic()
+
+    async def send_when_due(index: int, at_s: float) -> Answered:
+        due_s = started_s + at_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        return await send(index, due_s)
+
+    return await run_together(send_when_due(index, at_s) for index, at_s in enumerate(times_s))
+
+
 async def run_open_loop(
     endpoint: ServerEndpoint,
     arrivals: Sequence[TimedRequest],
@@ -51,11 +70,9 @@ async def run_open_loop(
     """
     prompts = [random_prompt(random.Random(arrival.prompt_seed), arrival.input_tokens) for arrival in arrivals]
     async with open_client(endpoint.url) as client:
-        started_s = time.monotonic()
 
-        async def send(arrival: TimedRequest, prompt: list[int]) -> Outcome:
-            due_s = started_s + arrival.at_s
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        async def send(index: int, due_s: float) -> Outcome:
+            arrival, prompt = arrivals[index], prompts[index]
             tokens_s: list[float] = []
             try:
                 if stream:
@@ -78,10 +95,16 @@ async def run_open_loop(
                 finished()
             return Outcome(arrival, time.monotonic() - due_s, tokens_s=tuple(tokens_s))
 
-        return list(await asyncio.gather(*map(send, arrivals, prompts)))
+        return await send_at_times([arrival.at_s for arrival in arrivals], send)
 
 
 def failures(outcomes: Sequence[Outcome]) -> dict[str, int]:
     """The number of failed requests, by reason."""
     reasons = sorted({outcome.failure for outcome in outcomes if outcome.failure is not None})
     return {reason: sum(outcome.failure == reason for outcome in outcomes) for reason in reasons}
+
+
+def print_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
+    """Print the number of failed requests by reason; `where` begins the lines."""
+    for reason, count in failures.items():
+        console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)

@@ -21,9 +21,9 @@ import psutil
 import typer
 
 from spotwise.benchmarks.counting_fleet import CountingFleet
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.core.percentile import percentile
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.mesh.garbage import collect_rarely
 

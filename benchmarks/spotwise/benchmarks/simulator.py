@@ -20,7 +20,6 @@ import uvloop
 from spotwise.benchmarks.arrivals import UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching import parse_rates
 from spotwise.benchmarks.open_loop import failures, run_open_loop
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
@@ -28,6 +27,7 @@ from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_run import measure_costs, profile_steps
+from spotwise.core.percentile import percentile
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests
 from spotwise.simulator.runs.recorded import RequestTimes, arrivals_of, simulate_recorded

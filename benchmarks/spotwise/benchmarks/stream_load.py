@@ -7,15 +7,16 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.sampling import sampled
 from spotwise.benchmarks.stream_client import StreamConnection, StreamOutcome
-from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
+from spotwise.cli.bench.closed_loop import StreamShape, run_closed_loop
+from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.servers import MeshEndpoint
 
 _SAMPLE_S = 0.5
@@ -68,10 +69,11 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
         open_now += change
         result.most_open = max(result.most_open, open_now)
 
-    @contextmanager
-    def open_stream() -> Iterator[SendPrompt[StreamOutcome]]:
-        with closing(StreamConnection(endpoint.url, endpoint.model, opened)) as connection:
-            yield lambda prompt: connection.stream_completion(prompt, shape.output_tokens)
+    connections = [StreamConnection(endpoint.url, endpoint.model, opened) for _ in range(shape.streams)]
+
+    async def send(stream: int, _: int) -> StreamOutcome:
+        prompt = random_prompt(rng, shape.input_tokens)
+        return await connections[stream].stream_completion(prompt, shape.output_tokens)
 
     async def sample() -> None:
         usage = await asyncio.to_thread(ProcessUsage.of_mesh, endpoint.name)
@@ -79,7 +81,10 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
 
     before, started_s = ProcessUsage.of_mesh(endpoint.name), time.monotonic()
     async with sampled(sample, _SAMPLE_S):
-        result.outcomes = await run_closed_loop(shape, rng, open_stream, answered)
+        with ExitStack() as stack:
+            for connection in connections:
+                stack.callback(connection.close)
+            result.outcomes = await run_closed_loop(shape.streams, range(shape.requests).__contains__, send, answered)
         result.seconds = time.monotonic() - started_s
         after = ProcessUsage.of_mesh(endpoint.name)
         result.cpu_s = after.cpu_since(before)

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.report import report_console
 from spotwise.cli.errors import CommandError
+from spotwise.core.percentile import percentile
 from spotwise.mesh.journal_replay import Difference, JournalError, Replay, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests, write_requests
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from typing import Any
 
 import orjson
 
@@ -22,21 +23,21 @@ def chunk(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A gateway that gives these answers, one after the other; its URL, and the bodies that it was sent."""
-    bodies: list[dict[str, object]] = []
+    bodies: list[dict[str, Any]] = []
     left = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while left:
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-            except asyncio.IncompleteReadError:
-                break
-            length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
-            bodies.append(orjson.loads(await reader.readexactly(length)))
-            await left.pop(0)(writer)
-        writer.close()
+        with closing(writer):  # a test that ends at an error cancels this
+            while left:
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:
+                    break
+                length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+                bodies.append(orjson.loads(await reader.readexactly(length)))
+                await left.pop(0)(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from spotwise.benchmarks.interference import Interference, interference_figures, long_prompt_times
-from spotwise.cli.bench.completion import Answer
+from spotwise.benchmarks.interference import (
+    Interference,
+    interference_figures,
+    long_prompt_times,
+    measure_interference,
+)
+from spotwise.cli.bench.completion import Answer, random_prompt
+from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.errors import CommandError
+from tests.unit.benchmarks.sse_gateway import Answer as ServerAnswer
+from tests.unit.benchmarks.sse_gateway import failing, gateway, refusing, whole
+
+SHORT = Interference(
+    steady_streams=2,
+    steady_input_tokens=3,
+    steady_output_tokens=2,
+    long_input_tokens=9,
+    long_output_tokens=2,
+    every_s=0.05,
+    seconds=0.12,
+)
 
 
 def test_long_prompts_come_at_fixed_times() -> None:
@@ -29,3 +50,23 @@ def test_figures_are_gaps_of_steady_streams_and_first_chunks_of_long_prompts() -
     assert (figures["long_ttft_p50_ms"], figures["long_ttft_p99_ms"]) == (2000.0, 3000.0)
     assert (figures["steady_requests"], figures["long_requests"]) == (2, 3)
     assert figures["chunks_per_token"] == pytest.approx(5 / 7)
+
+
+async def test_every_server_gets_the_same_prompts() -> None:
+    """A prompt depends on the seed and its request alone, not on the turn in which requests are sent."""
+    async with gateway(*[whole] * 10_000) as (url, bodies):
+        figures = await measure_interference(ServerEndpoint(url, "any"), SHORT, seed=5)
+    sent = [body["prompt"] for body in bodies]
+    long = [random_prompt(random.Random(repr((5, ("long", number)))), 9) for number in range(3)]
+    first = [random_prompt(random.Random(repr((5, ("steady", index, 0)))), 3) for index in range(2)]
+    assert [prompt for prompt in sent if len(prompt) == 9] == long
+    assert [prompt in sent for prompt in first] == [True, True]
+    assert (figures["steady_requests"], figures["long_requests"]) == (len(sent) - 3, 3)
+
+
+@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "answers 429")])
+async def test_a_server_that_fails_ends_the_run(answer: ServerAnswer, message: str) -> None:
+    """With one error for the user, whichever loop met it first."""
+    async with gateway(*[answer] * 100) as (url, _):
+        with pytest.raises(CommandError, match=message):
+            await measure_interference(ServerEndpoint(url, "any"), SHORT, seed=5)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
+from rich.console import Console
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.benchmarks.open_loop import failures, run_open_loop
+from spotwise.benchmarks.open_loop import failures, print_failures, run_open_loop
 from spotwise.cli.bench.servers import ServerEndpoint
 
 
@@ -73,3 +75,13 @@ async def test_a_server_that_is_not_there_is_an_outcome() -> None:
     (outcome,) = await run_open_loop(ServerEndpoint("http://127.0.0.1:1", "any"), [TimedRequest(0.0, 3, 1, "prompt")])
     assert outcome.latency_s is None
     assert outcome.failure
+
+
+def test_failures_are_told_by_reason() -> None:
+    """As they are: a reason in brackets is no mark-up."""
+    text = io.StringIO()
+    print_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
+    assert text.getvalue().splitlines() == [
+        "mesh, 3/s: 2 requests failed: status 503",
+        "mesh, 3/s: 1 requests failed: [lost]",
+    ]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from spotwise.cli.bench.completion import random_prompt
-
 Answered = TypeVar("Answered")
-SendPrompt = Callable[[list[int]], Awaitable[Answered]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +22,37 @@ class StreamShape:
 
 
 async def run_closed_loop(
-    shape: StreamShape,
-    rng: random.Random,
-    open_stream: Callable[[], AbstractContextManager[SendPrompt[Answered]]],
+    streams: int,
+    continues: Callable[[int], bool],
+    send: Callable[[int, int], Awaitable[Answered]],
     answered: Callable[[], Any] = lambda: None,
 ) -> list[Answered]:
     """Run all streams to their end; returns the answers in order of completion.
 
     Args:
-        open_stream: gives each stream the function that sends a prompt.
+        continues: whether a stream sends its request of this number, from 0.
+        send: sends a request, of this stream's index and this number.
         answered: called after each answer.
     """
     answers: list[Answered] = []
 
-    async def stream() -> None:
-        with open_stream() as send:
-            for _ in range(shape.requests):
-                answers.append(await send(random_prompt(rng, shape.input_tokens)))
-                answered()
+    async def stream(index: int) -> None:
+        number = 0
+        while continues(number):
+            answers.append(await send(index, number))
+            answered()
+            number += 1
 
-    await asyncio.gather(*(stream() for _ in range(shape.streams)))
+    await run_together(map(stream, range(streams)))
     return answers
+
+
+async def run_together(requests: Iterable[Coroutine[Any, Any, Answered]]) -> list[Answered]:
+    """Await all; the first failure cancels the others and is raised as it is, not in a `TaskGroup`'s group."""
+    tasks = [asyncio.create_task(request) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

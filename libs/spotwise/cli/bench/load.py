@@ -8,21 +8,26 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
 
-from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
-from spotwise.cli.bench.completion import Answer, http_errors_as_command_errors, open_client, stream_completion
-from spotwise.cli.bench.percentile import percentile
+from spotwise.cli.bench.closed_loop import StreamShape, run_closed_loop
+from spotwise.cli.bench.completion import (
+    Answer,
+    http_errors_as_command_errors,
+    open_client,
+    random_prompt,
+    stream_completion,
+)
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import OptionError
 from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.core.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,13 @@ async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -
         async with open_client(url) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
-            async def send(prompt: list[int]) -> Answer:
+            async def send(*_: int) -> Answer:
+                prompt = random_prompt(rng, shape.input_tokens)
                 return await stream_completion(client, model, prompt, shape.output_tokens)
 
-            def open_stream() -> AbstractContextManager[SendPrompt[Answer]]:
-                return nullcontext(send)
-
-            await run_closed_loop(replace(shape, requests=1), rng, open_stream)  # warms connections and caches
+            await run_closed_loop(shape.streams, range(1).__contains__, send)  # warms connections and caches
             started_s = time.perf_counter()
-            answers = await run_closed_loop(shape, rng, open_stream, answered)
+            answers = await run_closed_loop(shape.streams, range(shape.requests).__contains__, send, answered)
             return RoundMeasurements.of(answers, time.perf_counter() - started_s)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,19 +67,6 @@ class ReportRow:
         return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
 
 
-def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> ReportRow:
-    """Medians over rounds that measured both sides; ratios are taken within a round."""
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    return ReportRow(
-        name, statistics.median(ours), statistics.median(theirs), target, spread_of(ours), spread_of(ratios)
-    )
-
-
-def spread_of(values: Collection[float]) -> tuple[float, float] | None:
-    """Smallest and largest of several rounds; None for a single round."""
-    return (min(values), max(values)) if len(values) > 1 else None
-
-
 def environment(**more: Any) -> dict[str, Any]:
     """Describe the machine and the versions, and add `more`."""
     return {
@@ -126,12 +112,6 @@ def write_report(
         document = {"environment": about, "rows": [_as_dict(row) for row in rows], **more}
         path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         console.print(f"written to {path}", style="dim")
-
-
-def print_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
-    """Print the number of failed requests by reason; `where` begins the lines."""
-    for reason, count in failures.items():
-        console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)
 
 
 def _table(rows: Sequence[ReportRow], cell: Callable[[float], str]) -> Table:

@@ -1,11 +1,10 @@
 """Ends a run at its first broken SLO, for searches that need only the verdict. Of a known number of requests a fixed number may
-exceed a bound before its percentile does (nearest rank, as in `percentiles.py`). About half of a search's runs break, with
+exceed a bound before its percentile does (nearest rank). About half of a search's runs break, with
 ever-growing queues."""
 
 from __future__ import annotations
 
-import math
-
+from spotwise.core.percentile import nearest_rank
 from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
 
 
@@ -18,7 +17,7 @@ class LostObjectives:
     found late."""
 
     def __init__(self, requests: int) -> None:
-        allowed = [requests - math.ceil(requests * percent / 100) for percent in PERCENTS]
+        allowed = [requests - nearest_rank(requests, percent) for percent in PERCENTS]
         self._left = {
             metric: list(zip(bounds, allowed, strict=True)) for metric, bounds in SPLITWISE_OBJECTIVES.items()
         }

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
+from spotwise.core.percentile import nearest_rank
+
 #: Relative error of a percentile, once values are counted in cells.
 RELATIVE_ERROR = 0.0025
 #: Entries kept before that.
@@ -58,7 +60,7 @@ class Percentiles:
         """Return the value that `percent` percent of all values do not exceed; `None` without values."""
         if self.smallest is None or self.largest is None:
             return None
-        rank = max(1, math.ceil(self.count * percent / 100))
+        rank = nearest_rank(self.count, percent)
         if self._kept is not None:
             return _ranked(sorted(self._kept), rank)
         middle = math.exp((_ranked(sorted(self._cells.items()), rank) - 0.5) * _LOG_FACTOR)

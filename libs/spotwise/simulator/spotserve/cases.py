@@ -247,6 +247,7 @@ def figures_of(latencies_s: Sequence[float]) -> dict[str, float]:
     """Return mean, percentiles and maximum by name; empty without latencies."""
     if not latencies_s:
         return {}
+    # Interpolated, unlike `core/percentile.py`: the recorded tables are.
     percentiles = np.percentile(latencies_s, PERCENTS).tolist()
     names = [f"p{percent}" for percent in PERCENTS]
     return {"mean": float(np.mean(latencies_s)), **dict(zip(names, percentiles, strict=True)), "max": max(latencies_s)}

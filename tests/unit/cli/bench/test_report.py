@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli.bench.report import ReportRow, Target, environment, print_failures, row_of_rounds, write_report
+from spotwise.cli.bench.report import ReportRow, Target, environment, write_report
 
 
 @pytest.mark.parametrize(
@@ -34,24 +34,6 @@ def test_without_a_reference_nothing_holds_or_fails() -> None:
     assert (ReportRow("x", 1.0).ratio, ReportRow("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
     assert ReportRow("x", 1.0, 0.0, Target(at_most=1)).holds is None
     assert (ReportRow("x", 1.0, 2.0).ratio, ReportRow("x", 1.0, 2.0).holds) == (0.5, None)
-
-
-def test_rounds_are_summed_up_by_their_medians() -> None:
-    """Ratios are spread within a round, not between the medians; a single round has no spread."""
-    target = Target(at_most=1.0)
-    found = row_of_rounds("TPOT, ms", [2.0, 3.0, 10.0], [4.0, 2.0, 5.0], target)
-    assert found == ReportRow("TPOT, ms", 3.0, 4.0, target, (2.0, 10.0), (0.5, 2.0))
-    assert row_of_rounds("alone", [2.0], [4.0]) == ReportRow("alone", 2.0, 4.0)
-
-
-def test_failures_are_told_by_reason() -> None:
-    """As they are: a reason in brackets is no mark-up."""
-    text = io.StringIO()
-    print_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
-    assert text.getvalue().splitlines() == [
-        "mesh, 3/s: 2 requests failed: status 503",
-        "mesh, 3/s: 1 requests failed: [lost]",
-    ]
 
 
 def test_document_and_table_say_the_same(tmp_path: Path) -> None:

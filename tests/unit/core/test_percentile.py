@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.cli.bench.percentile import percentile
+from spotwise.core.percentile import nearest_rank, percentile
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,9 @@ def test_of_nothing_there_is_none() -> None:
     """A percentile of no samples is an error, not a zero."""
     with pytest.raises(ValueError, match="no values"):
         percentile([], 50)
+
+
+@given(st.integers(1, 10**9), st.integers(0, 100))
+def test_whole_percents_have_the_rank_of_integer_arithmetic(count: int, percent: int) -> None:
+    """Benchmarks computed ranks in integers and the simulator in floats; recorded figures hold for both."""
+    assert nearest_rank(count, percent) == max(1, -(-count * percent // 100))
