@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
@@ -50,7 +51,7 @@ async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
     all_run = asyncio.Event()
 
     with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
+        async with open_client(endpoint.url) as client:
 
             async def long() -> float:
                 chunks = 0
@@ -74,6 +75,5 @@ async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
                 )
                 return answer.arrivals_s[-1]
 
-            long_ends = [tasks.create_task(long()) for _ in range(workers)]
-            short_end = tasks.create_task(short())
-    return short_end.result() < min(task.result() for task in long_ends)
+            *long_ends, short_end = await run_together([*(long() for _ in range(workers)), short()])
+    return short_end < min(long_ends)

@@ -11,6 +11,7 @@ import pytest
 
 from spotwise.benchmarks.policy_probe import short_overtakes_long
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.errors import CommandError
 
 
 @asynccontextmanager
@@ -49,3 +50,11 @@ async def test_a_short_request_overtakes_only_where_it_may_join(workers: int, re
     """With one worker and with several, each of which runs a long request."""
     async with streaming_server(workers, request_level=request_level) as url:
         assert await short_overtakes_long(ServerEndpoint(url, "any"), workers) is not request_level
+
+
+async def test_a_server_that_is_gone_ends_the_probe_with_one_error() -> None:
+    """The command shows one line and no group of exceptions."""
+    async with streaming_server(1, request_level=False) as url:
+        pass
+    with pytest.raises(CommandError):
+        await short_overtakes_long(ServerEndpoint(url, "any"), 2)
