@@ -27,7 +27,7 @@ from tests.live.streams import stream
 pytestmark = pytest.mark.timeout(600)
 
 REQUESTS = 12
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 TWO_MIXED = (*ONE_MIXED[:-1], "2")
 #: 15 blocks of the default model in float32, of which a request takes 5 to 8, all together 81.
 LITTLE_KV = ("--kv-cache", "11MiB", "--kv-host", "512MiB")
