@@ -52,7 +52,7 @@ def ask(watch: Watch, index: int, outputs: tuple[int, ...] = ()) -> None:
 
 
 def run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Logits, list[tuple[int, ...]]]:
-    """Each prompt by itself, prefilled whole."""
+    """Run each prompt by itself, prefilled whole."""
     logits: Logits = {}
     outputs = []
     for index in range(len(LENGTHS)):

@@ -111,7 +111,9 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(name: str, folder: Pa
 
 
 def test_one_file_and_several_are_the_same_model(folder: Path) -> None:
-    """As are another folder, another order of a config's entries, and what a config says of its origin."""
+    """The digest of a model does not depend on shards, folder, the order of the config's entries or the config's origin
+    fields.
+    """
     checkpoint = read_checkpoint(folder)
     assert [tensor.name for tensor in checkpoint.tensors] == sorted(load_file(folder / WEIGHTS))
     digest = model_digest(checkpoint)

@@ -85,5 +85,4 @@ def test_tokens_come_in_the_order_of_the_rows(engine: Engine) -> None:
 
 
 def test_an_empty_batch_gives_nothing(engine: Engine) -> None:
-    """No rows, no forward."""
     assert engine.run_iteration(Batch(())) == ()

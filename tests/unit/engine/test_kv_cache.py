@@ -122,7 +122,7 @@ def test_memory_is_committed_when_it_is_used() -> None:
 
 
 def test_blocks_are_copied_into_memory_that_is_given() -> None:
-    """Which is returned; its size must be right."""
+    """Layers are exported into a given buffer of the right size, which is returned."""
     cache = filled(torch.bfloat16)
     expected = cache.export_layers(1, 2, (1, 5))
     into = np.zeros(expected.nbytes, np.uint8)

@@ -21,12 +21,12 @@ BLOCKS = (3, 0, 5)
 
 @pytest.fixture(params=[True, False], ids=["native", "torch"])
 def told_engine(request: pytest.FixtureRequest, llama_folder: Path) -> Engine:
-    """One whose layers are fused, and one of transformers' layers."""
+    """An engine with fused layers, and one with the layers of transformers."""
     return load_engine(llama_folder, native=request.param)
 
 
 def test_a_layer_that_is_told_of_is_written(told_engine: Engine) -> None:
-    """Each once, in order; its KV is then what it is in the end, in the middle of the forward as well."""
+    """Layers are reported once each, in order, and at its report a layer's KV is final."""
     engine = told_engine
     seen: list[int] = []
     early: list[np.ndarray] = []
@@ -44,7 +44,7 @@ def test_a_layer_that_is_told_of_is_written(told_engine: Engine) -> None:
 
 
 def test_listening_changes_no_token(told_engine: Engine) -> None:
-    """Nor does it outlive its iteration."""
+    """A listener changes no token, and receives nothing from later iterations."""
     engine = told_engine
     seen: list[int] = []
     tokens = []
@@ -83,7 +83,7 @@ def test_an_iteration_that_raises_tells_no_more(engine: Engine, monkeypatch: pyt
 
 
 def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
-    """A reported number of layers stands for the first ones; layers left out count as written when the iteration ends."""
+    """A reported number of layers covers the first ones; layers left out count as written when the iteration ends."""
 
     class Attention:
         on_written = None
@@ -98,7 +98,7 @@ def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
 
 
 def test_a_cache_on_the_host_has_nothing_to_wait_for(engine: Engine) -> None:
-    """What is written is there."""
+    """A host cache has no events, since its writes are complete on return."""
     engine.kv.note_written(0)
     assert engine.kv.written_event(0) is None
     assert engine.kv.device == torch.device("cpu")

@@ -45,7 +45,7 @@ def gguf(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nothing is copied, and nothing is written into the cache."""
+    """A folder is used in place: nothing is copied or written into the cache."""
     write_folder(tmp_path / "my-model")
     location = resolve_model(str(tmp_path / "my-model"), tmp_path / "cache")
     assert (location.path, location.name) == (tmp_path / "my-model", "my-model")
@@ -125,13 +125,12 @@ def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("reference", ["no/such/path/at-all", "nothing", "weights.bin", ""])
 def test_what_is_nothing_is_no_model(reference: str, tmp_path: Path) -> None:
-    """Neither folder, nor file, nor hub id."""
+    """A reference that is neither a folder nor a file nor a hub id is refused."""
     with pytest.raises(ModelError, match="no model"):
         resolve_model(reference, tmp_path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Only GGUF files are converted."""
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"not a \.gguf file"):
         resolve_model(str(tmp_path / "model.bin"), tmp_path)
@@ -149,7 +148,7 @@ def test_an_unreachable_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is asked first; weights and tokenizer alone are fetched."""
+    """The cache is tried first; only weights and tokenizer are fetched."""
     asked: list[bool] = []
 
     def download(model_id: str, *, allow_patterns: list[str], local_files_only: bool = False, **_: object) -> str:

@@ -1,4 +1,4 @@
-"""Bodies that ask for much work: limits come first, work leaves the event loop, memory is shared."""
+"""Tests of costly bodies: limits are checked first, work leaves the event loop, memory is shared."""
 
 from __future__ import annotations
 

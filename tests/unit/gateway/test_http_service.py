@@ -39,7 +39,7 @@ async def test_models(client: httpx.AsyncClient) -> None:
 
 
 async def test_unknown_model_card(client: httpx.AsyncClient) -> None:
-    """404 in OpenAI's words."""
+    """An unknown model is answered with 404 and OpenAI's error code."""
     response = await client.get("/v1/models/other")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -96,7 +96,7 @@ async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) 
 
 
 async def test_any_of_the_keys_opens(make_app: MakeApp) -> None:
-    """Each key works; probes and collectors need none."""
+    """Each key opens the API; probes and metrics need none."""
     app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("clé")))
     for key in ("key-1", "clé"):
         async with connect(app) as client:

@@ -35,7 +35,7 @@ SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
 
 
 class StoppedStore(MemoryStore):
-    """A store whose process is stopped: it takes a record and does not answer."""
+    """A store whose process is stopped: it accepts a record and does not answer."""
 
     async def put_record(self, record: RequestRecord) -> None:
         await asyncio.Event().wait()

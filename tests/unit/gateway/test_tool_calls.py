@@ -46,7 +46,7 @@ def conversation(**assistant: Any) -> list[dict[str, Any]]:
 def chat_with(
     model_dir: Path, tmp_path: Path, mesh: FakeMesh, registry: CollectorRegistry
 ) -> Callable[[str], tuple[FastAPI, ChatText]]:
-    """An app over a model whose chat template is the given one."""
+    """Return a maker of apps over a model with the given chat template."""
 
     def make(template: str) -> tuple[FastAPI, ChatText]:
         folder = shutil.copytree(model_dir, tmp_path / "model")
@@ -146,7 +146,7 @@ async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, C
     ],
 )
 async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, param: str) -> None:
-    """By their path."""
+    """The error's parameter is the path of the malformed tool call."""
     messages = conversation(content=None, tool_calls=[call])
     response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

@@ -68,7 +68,7 @@ async def test_who_gives_up_is_passed_over(first: bool) -> None:
 
 
 async def test_who_is_served_and_gives_up_in_the_same_turn_holds_nothing() -> None:
-    """What was granted comes back."""
+    """A waiter cancelled in the turn of its grant returns the granted bytes."""
     budget = ByteBudget(10)
     await budget.take(6)
     waiting = asyncio.create_task(budget.take(6))

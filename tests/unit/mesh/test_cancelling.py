@@ -30,7 +30,7 @@ async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
 
 
 async def test_what_a_task_fails_with_is_not_told() -> None:
-    """Nor is anything waited for where there is nothing."""
+    """An error of a cancelled task is not raised to the caller, and an empty list ends at once."""
 
     async def fail() -> None:
         with contextlib.suppress(asyncio.CancelledError):

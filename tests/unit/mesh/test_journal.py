@@ -45,7 +45,7 @@ def member(member_id: str, kind: m.MemberKind = m.MemberKind.CLUSTER_SCHEDULER) 
 
 
 class Recorder:
-    """A role whose loop is fed by the test, and its journal."""
+    """A role whose loop is fed by the test, with its journal."""
 
     def __init__(self, folder: Path, of: m.Member, role_type: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.clock = FakeClock()
@@ -145,7 +145,7 @@ class Moves:
 
 
 class Journaled:
-    """A role whose journal is written as its loop would."""
+    """A role whose journal is written as by its loop."""
 
     def __init__(self, role: WorkerRole, journal: Journal) -> None:
         self._role, self._journal = role, journal
@@ -291,7 +291,7 @@ def test_a_member_without_a_folder_keeps_no_journal() -> None:
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged once."""
+    """The service continues without a journal on a full disk, and logs it once."""
     recorder = scheduler_journal(tmp_path)
 
     def full(self: object, data: bytes) -> int:

@@ -143,12 +143,12 @@ def test_a_hand_off_travels_in_header_and_payload(
     ],
 )
 def test_what_is_no_hand_off_is_malformed(payload: bytes) -> None:
-    """Though its checksum is right."""
+    """A payload that is no hand-off is refused although its checksum is right."""
     with pytest.raises(KvFrameError, match="not a hand-off"):
         kv_frames.decode_handoff(FRAME, payload)
 
 
 def test_a_hand_off_that_does_not_fit_cannot_be_sent() -> None:
-    """A number below zero."""
+    """A hand-off with a negative token count cannot be encoded."""
     with pytest.raises(ValueError, match="does not fit"):
         kv_frames.encode_handoff(KvHandoff("r", 1, num_tokens=-1, first_token_id=3))

@@ -1,4 +1,4 @@
-"""What to ask for and what to give back."""
+"""Which instances are requested and which are released."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ def test_what_lacks_is_asked_for_both_ways_at_once() -> None:
 
 
 def test_spares_alone_are_asked_for_as_spot() -> None:
-    """They can wait."""
     supply = Supply(A, spot=20, on_demand=20, held_spot=7)
     assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_spot=1),)
 
 
 def test_spares_come_on_demand_where_there_is_no_spot() -> None:
-    """Nothing more of it can be had."""
+    """Spares are requested on demand once no more spot instances of the type are available."""
     supply = Supply(A, spot=6, on_demand=20, held_spot=6)
     assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_on_demand=2),)
     assert fleet_delta(of_a(9), [supply]) == (FleetDelta("a", request_on_demand=5),)
 
 
 def test_no_more_is_asked_for_than_can_be_had() -> None:
-    """Of either."""
+    """The request is bounded by the available spot instances and by the available on-demand instances."""
     supply = Supply(A, spot=6, on_demand=1, held_spot=5)
     assert fleet_delta(of_a(7), [supply]) == (FleetDelta("a", request_spot=1, request_on_demand=1),)
 

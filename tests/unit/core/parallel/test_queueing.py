@@ -62,12 +62,11 @@ def test_a_large_batch_waits_half_a_service() -> None:
 
 
 def test_nobody_waits_where_nobody_comes() -> None:
-    """Whatever the pipelines are."""
     assert waiting_s(0.0, 5.0, 100.0, 1, 4) == 0.0
 
 
 def test_arrivals_by_the_clock_do_not_wait_for_single_services() -> None:
-    """With no variation at all, each finds its pipeline free."""
+    """Without variation every arrival finds its pipeline free."""
     assert waiting_s(0.9, 0.0, 1.0, 1) == 0.0
 
 

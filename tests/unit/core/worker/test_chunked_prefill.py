@@ -50,7 +50,6 @@ def test_a_prompt_alone_runs_whole() -> None:
 
 
 def test_without_a_bound_prompts_run_whole_beside_decodes_too() -> None:
-    """Whatever they cost."""
     pace = ChunkedPrefillBudget(None)
     run(pace, 1.0, part(1024))
     assert pace.budget([1, 2, 3, 4]) is None
@@ -104,7 +103,7 @@ def test_iterations_that_overlap_are_not_counted_twice() -> None:
 
 
 def test_a_clock_that_was_set_back_teaches_nothing() -> None:
-    """Nor does it divide by it."""
+    """An iteration of negative duration leaves the token cost as it was."""
     pace = paced()
     run(pace, -3600.0, part(1024))
     assert room(pace) == 63
@@ -122,7 +121,7 @@ ROWS = st.lists(st.builds(part, st.integers(1, 5000), st.integers(0, 10**6)), mi
 def test_there_is_always_room_for_some_tokens(
     past: list[tuple[list[BatchRow], float]], decodes: list[int], first_position: int, max_stall_s: float
 ) -> None:
-    """Whatever was measured."""
+    """The budget admits `MIN_TOKENS` at least, for every measured duration."""
     pace = ChunkedPrefillBudget(max_stall_s)
     for rows, seconds in past:
         run(pace, seconds, *rows)
@@ -157,7 +156,7 @@ def test_a_steady_device_is_learned() -> None:
 
 
 def test_a_context_costs_what_the_model_says() -> None:
-    """With 1,024 tokens behind it a token costs twice as much here: parts are half as long, decodes take double."""
+    """Here a token behind 1,024 others costs twice as much: chunks are half as long, and decodes cost double."""
     pace = ChunkedPrefillBudget(STALL_S, context_parity=1024.0)
     run(pace, 64 * 2 * TOKEN_S, part(64, 1024 - 32))
     assert room(pace, first_position=0) == 61  # of 63, whose mean context is 31
@@ -187,7 +186,7 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
 
 
 def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
-    """With half of its prompt behind it: here 512 tokens, which cost half of what the token costs by itself."""
+    """The learned cost is that of a token without context: of 1,024 tokens with 512 before each on average, 1.5 times less."""
     pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     assert pace.prompt_token_s is None
     run(pace, 1536 * TOKEN_S, part(1024))
@@ -211,7 +210,7 @@ def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
 
 
 def test_what_was_computed_corrects_the_profile() -> None:
-    """As it corrects what was computed before: by a quarter."""
+    """A measured iteration corrects the profile's estimate by a quarter of the difference."""
     pace = ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
     run(pace, 3.0, part(1024))
     assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
@@ -240,7 +239,7 @@ class TestInAWorker:
         assert row_of(bench.iterate(after_s=65 * TOKEN_S, d=51), "p") == (64, 63)
 
     def test_a_prompt_alone_is_whole_and_teaches_what_a_token_costs(self) -> None:
-        """So the next one, beside a decode, needs no guess."""
+        """The first prompt runs whole and teaches the token cost, which bounds the next prompt's chunk beside a decode."""
         bench = self.bench()
         assert row_of(bench.prefill("p", prompt=200), "p") == (0, 200)
         bench.decode("d")
@@ -248,7 +247,7 @@ class TestInAWorker:
         assert row_of(bench.iterate(after_s=200 * TOKEN_S, p=50), "q") == (0, 63)
 
     def test_its_heartbeat_says_what_a_prompt_token_takes(self) -> None:
-        """Once one was computed."""
+        """The heartbeat has the prompt-token cost once a prompt was computed."""
         bench = self.bench()
         bench.prefill("p", prompt=200)
         assert bench.role.load().prompt_token_s is None
@@ -256,7 +255,7 @@ class TestInAWorker:
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
     def test_with_a_profile_it_says_so_from_its_first_heartbeat(self) -> None:
-        """So that the scheduler can weigh a hand-off before there was one."""
+        """With a profile the first heartbeat has the cost already, so that the scheduler can weigh a first hand-off."""
         bench = WorkerBench(policy=WorkerPolicy(cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0)))
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 

@@ -1,4 +1,4 @@
-"""Orders of several iterations, for engines whose tokens carry no ids."""
+"""Tests of counted iterations: orders of several iterations for engines that sample tokens without ids."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_first_to_end_ends_the_order() -> None:
 
 
 def test_an_order_is_no_longer_than_the_policy_says() -> None:
-    """Whatever a sequence has left."""
+    """An order has at most `counted_steps` iterations, however many tokens a sequence has left."""
     for counted_steps in (5, 1):
         bench = bench_of(counted_steps=counted_steps)
         bench.in_place("a", max_new=50)

@@ -14,7 +14,7 @@ def drain(bench: WorkerBench, grace_s: float = 30.0) -> list[c.WorkerCommand]:
 
 
 def test_a_notice_for_another_worker_is_not_heard() -> None:
-    """Notices go to everyone."""
+    """A drain notice is broadcast, and a worker ignores one with another worker's id."""
     bench = WorkerBench()
     bench.feed(m.Drain("other", bench.now))
     assert bench.role.state is MemberState.READY

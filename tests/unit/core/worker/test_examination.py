@@ -1,4 +1,4 @@
-"""An iteration that fails: its members are tried again in parts, until it is known whose fault it is."""
+"""Tests of failing iterations: the batch runs again in parts until the failing sequences are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(count: int) -> str:
 
 
 class FailingBench(WorkerBench):
-    """A bench whose engine fails with some requests, or with all."""
+    """A bench whose engine fails on the given sequences, or on every batch."""
 
     def __init__(self, culprits: str = "", *, blocks: int = 200) -> None:
         super().__init__(blocks=blocks)
@@ -44,7 +44,7 @@ class FailingBench(WorkerBench):
 
 
 def batch_of(culprits: str, count: int) -> tuple[FailingBench, list[c.WorkerCommand]]:
-    """So many sequences that decode in one batch, which is about to run."""
+    """Return a bench with `count` decoding sequences whose joint iteration is about to run."""
     bench = FailingBench(culprits, blocks=20 * count)
     for name in names(count):
         bench.decode(name)
@@ -98,7 +98,7 @@ def test_a_batch_that_fails_as_a_whole_alone_harms_nobody() -> None:
 
 
 def test_nobody_else_runs_while_a_batch_is_examined() -> None:
-    """Who comes meanwhile waits for its end."""
+    """A sequence that arrives during the examination joins the batch after it."""
     bench, commands = batch_of("b", 2)
     said = bench.run(commands, 1)
     bench.decode("z")
@@ -107,7 +107,7 @@ def test_nobody_else_runs_while_a_batch_is_examined() -> None:
 
 
 def test_one_that_leaves_meanwhile_is_examined_no_more() -> None:
-    """Its part is left out."""
+    """A sequence that is cancelled during the examination is left out of the remaining parts."""
     bench, commands = batch_of("b", 3)
     said = bench.run(commands, 1)
     assert rows(said[-1:]) == ["a@1"]
@@ -129,7 +129,7 @@ def test_a_sequence_that_is_there_alone_is_given_back() -> None:
 
 
 def test_a_prompt_is_tried_again_from_where_it_was() -> None:
-    """Nothing of it counts as computed; its first token comes with the second try."""
+    """A failed prompt runs again from its first position, and its first token follows the second run."""
     bench = FailingBench()
     first = bench.in_place("r")
     again = bench.feed(c.IterationFailed("bad luck"))

@@ -79,7 +79,7 @@ class TestReactive:
         assert (first, tokens) == (21, 1)
 
     def test_where_all_behind_it_are_not_enough_nobody_gives_up_anything(self) -> None:
-        """And later newcomers do not pass it."""
+        """No sequence is swapped out for a newcomer that would not fit even then, and later newcomers do not pass it."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
@@ -127,7 +127,7 @@ class TestDefer:
     """Newcomers wait."""
 
     def test_nobody_gives_blocks_up_to_a_newcomer(self) -> None:
-        """Though it comes before them."""
+        """Under `WhenFull.DEFER` a newcomer waits although it ranks before the running sequences."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
         two_long_ones(bench)
         bench.in_place("n", prompt=5)
@@ -210,7 +210,7 @@ class TestProactive:
 
 
 class TestReservations:
-    """Newcomers whose prompts are computed on another worker."""
+    """Reservations for sequences whose prompts are computed on another worker."""
 
     def test_a_refusal_makes_room_for_the_next_time(self) -> None:
         """After a refusal idle sequences are swapped out, and for a second the memory is kept for the newcomer."""

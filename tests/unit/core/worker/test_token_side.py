@@ -27,7 +27,7 @@ class TestReservation:
         assert (load.kv_blocks_free, load.remaining_tokens, load.waiting_for_kv) == (17, 10, 1)
 
     def test_without_room_it_is_refused_and_nothing_is_held(self) -> None:
-        """The reason gives both numbers."""
+        """The refusal has the needed and the available number of blocks."""
         bench = WorkerBench(blocks=2)
         refusal = m.KvRefused("r", 1, 4, "w", "3 blocks may be needed, there are 2")
         assert bench.reserve("r", tokens=40, number=4) == [m.Send("s", refusal)]
@@ -81,7 +81,7 @@ class TestLeases:
         bench.assert_empty()
 
     def test_renewals_extend_it(self) -> None:
-        """By its whole length, from the moment of the renewal."""
+        """A renewal extends the lease by its whole length from the moment of the renewal."""
         bench = WorkerBench()
         bench.reserve("r")
         bench.feed(m.RenewLeases((("r", 1),)), after_s=2.0)
@@ -228,7 +228,7 @@ class TestCancel:
         assert bench.feed(m.CancelRequest("r", 4)) == [c.ForgetKv("r"), c.DropSequence("r@3")]
 
     def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self) -> None:
-        """Or the engine would keep it for ever."""
+        """A record loaded after the cancellation is dropped, since the engine would keep it otherwise."""
         bench = WorkerBench()
         bench.reserve("r")
         bench.feed(m.CancelRequest("r", 1))
@@ -275,7 +275,7 @@ class TestReservedAgain:
         bench.assert_empty()
 
     def test_once_it_is_answered_the_attempt_starts_anew(self) -> None:
-        """However the first load ended."""
+        """Once the cancelled load has ended, in success or failure, the same attempt can be reserved and started again."""
         for first_load in (None, c.RecordUnavailable("r", 1, "gone", retryable=True)):
             bench = self.cancelled_while_loading()
             answer = bench.load("r") if first_load is None else bench.feed(first_load)

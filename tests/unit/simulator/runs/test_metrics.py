@@ -68,7 +68,7 @@ def test_a_bound_that_is_reached_is_broken() -> None:
 
 
 def test_a_request_without_answer_breaks_the_objectives() -> None:
-    """However fast the others are."""
+    """A failed request breaks the objectives, however fast the others are."""
     run = metrics()
     run.request_completed(completed(1.0, 10.0))
     run.request_failed(Arrival(6.0, 10, 10), "queue full")

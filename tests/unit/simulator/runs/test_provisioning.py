@@ -22,7 +22,7 @@ def needs(split: Split, prompts: float, tokens: float) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 12), st.sampled_from(Objective))
 def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objective: Objective) -> None:
-    """As by trying every split, with far fewer runs."""
+    """The search finds the cheapest split of an exhaustive search, with less than a quarter of its runs."""
     of, most = case("Splitwise-HA"), Split(24, 16)
     design = DESIGNS[of.design]
     oracle = Oracle(lambda asked: needs(asked.split, prompts, tokens))
@@ -36,14 +36,14 @@ def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objec
 
 
 def test_a_baseline_has_one_kind_of_machine() -> None:
-    """The fewest that hold."""
+    """For a baseline the search finds the fewest machines that meet the objectives."""
     oracle = Oracle(lambda asked: asked.split.prompt >= 13)
     search = cheapest_split(case("Baseline-A100"), Objective.COST, (0,), Split(40))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(13)
 
 
 def test_a_rate_that_no_split_serves_has_no_answer() -> None:
-    """Rather than a wrong one."""
+    """A rate that no split serves has no answer."""
     oracle = Oracle(lambda asked: False)
     found = drive({"": cheapest_split(case(), Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
     assert found.split is None
@@ -84,7 +84,7 @@ def test_splits_use_a_budget_up() -> None:
 
 
 def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
-    """And a column for each number of prompt machines."""
+    """The map has a row for each number of token machines and a column for each number of prompt machines."""
     runs = drive({"": heat_map(case(), (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
     assert [[(run.case.split.prompt, run.case.split.token) for run in row] for row in runs] == [
         [(1, 5), (2, 5), (3, 5)],

@@ -38,7 +38,6 @@ def test_each_seed_has_a_limit_of_its_own() -> None:
 
 
 def test_a_single_seed_has_no_confidence_interval() -> None:
-    """One number has no spread."""
     assert Limit((50.0,), ()).half_width is None
 
 
@@ -54,6 +53,6 @@ def test_the_first_seed_that_fails_spares_the_rest() -> None:
 
 @pytest.mark.parametrize("grid", [(0.0, 10.0, 5.0), (10.0, 100.0, 5.0), (10.0, 50.0, 60.0)])
 def test_a_grid_that_is_none_is_refused(grid: tuple[float, float, float]) -> None:
-    """Its guess lies on it."""
+    """A grid is refused unless step <= guess <= highest."""
     with pytest.raises(ValueError, match="step <= guess <= highest"):
         Grid(*grid)
