@@ -49,7 +49,7 @@ class TestScheduler:
     """It forgets what its gateway has closed, whichever message was lost."""
 
     def test_a_submission_after_its_closing_is_refused(self) -> None:
-        """And a newer attempt is not."""
+        """A submission of a closed attempt is ignored, and a newer attempt is placed."""
         bench = SchedulerBench()
         bench.feed(m.CloseRequest("r", 2, finished=False))
         assert bench.feed(submission(epoch=1)) == bench.feed(submission(epoch=2)) == []
@@ -103,7 +103,7 @@ class TestWorker:
         assert bench.role.load().waiting_for_kv == 1
 
     def test_a_prompt_that_is_over_gives_its_reservation_back(self) -> None:
-        """The token worker need not ask by itself."""
+        """The prompt worker releases the reservation of a closed attempt, so that the token worker need not confirm it."""
         bench = WorkerBench(policy=ASKING)
         bench.start("a")
         bench.tick(after_s=EVERY_S)

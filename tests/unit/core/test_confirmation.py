@@ -1,4 +1,4 @@
-"""What a holder of attempts asks their gateways."""
+"""Tests of confirmations: the attempts that a holder confirms with their gateways."""
 
 from __future__ import annotations
 

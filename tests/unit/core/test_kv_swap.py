@@ -16,6 +16,5 @@ class TestSlots:
         assert SwapPolicy(WhenFull.PROACTIVE, spare_slots=2, burst_queues=2).slots_to_keep(queues) == slots
 
     def test_numbers_below_0_are_refused(self) -> None:
-        """Of both."""
         with pytest.raises(ValueError, match="spare_slots"):
             SwapPolicy(spare_slots=-1)

@@ -20,7 +20,7 @@ def names(places: list[Place]) -> list[str]:
 
 
 def test_the_chance_is_that_of_the_instances_age() -> None:
-    """One that stays has none."""
+    """The chance of interruption follows from the instance's age, and a staying instance has none."""
     assert interruption_chance(Place("young", 0.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.1))
     assert interruption_chance(Place("old", 600.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.01))
     assert interruption_chance(Place("stays", 0.0, None, 0.0), [100.0]) == 0.0

@@ -31,7 +31,7 @@ def test_times_are_numbered_and_told_from_a_number_on() -> None:
 
 
 def test_one_that_waited_for_another_begins_with_its_end() -> None:
-    """As in a pipeline: the engine was not at work on it before."""
+    """In a pipeline an iteration's time starts with the end of the one before it."""
     times = IterationTimes()
     times.ordered(BatchShape.of(batch(1)), 1.0)
     times.ordered(BatchShape.of(batch(2)), 1.5)
@@ -41,7 +41,6 @@ def test_one_that_waited_for_another_begins_with_its_end() -> None:
 
 
 def test_a_failed_iteration_says_nothing() -> None:
-    """And is not counted."""
     times = IterationTimes()
     times.ordered(BatchShape.of(batch(1)), 1.0)
     times.ended(2.0, failed=True)

@@ -1,4 +1,4 @@
-"""A worker whose KV goes to the host's memory and comes back while it serves."""
+"""Tests of a worker whose KV is swapped to host memory and back while it serves."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_move_that_fails_costs_nobody_a_token(mesh: TwinMesh) -> None:
 
 
 async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(mesh: TwinMesh) -> None:
-    """Neither on the device nor on the host."""
+    """A request cancelled while its KV is on the host leaves no blocks on the device or the host."""
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:
         for number, prompt in PROMPTS.items():

@@ -94,7 +94,7 @@ async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: Tw
 
 
 async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """Nothing is transferred, and the tokens are the same."""
+    """A request with both phases on one worker has the expected tokens, without a transfer."""
     await mesh.write("r", PROMPT, 9, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 9, attempt_id=1)
     await mesh.end_of(1)
@@ -103,7 +103,7 @@ async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> 
 
 
 async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """And in the registration, so that a scheduler that starts anew knows it; the worker serves on."""
+    """A new home pool is in the registration, for schedulers that start later, and the worker continues to serve."""
     assert worker.host.member.pool is m.Pool.MIXED
     await mesh.order("w", m.ChangeHomePool("w", m.Pool.PROMPT))
     await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
@@ -117,7 +117,7 @@ async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker:
 async def test_many_at_once_in_both_directions_stay_apart(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """Each of two workers computes prompts for itself and for the other, and tokens."""
+    """Two workers compute prompts for themselves and for each other at once, and each request has its own tokens."""
     prompts = {number: tuple((number * 7 + k) % 200 for k in range(1 + number % 5)) for number in range(12)}
     routes = [("w", "o"), ("o", "w"), ("w", "w"), ("o", "o")]
     for number, prompt in prompts.items():
@@ -136,7 +136,7 @@ async def test_many_at_once_in_both_directions_stay_apart(
 
 
 async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
-    """Prefilled and handed off by the one, received and decoded by the other; the bytes are those that moved."""
+    """The ledger has prefill and hand-off by one worker, reception and decode by the other, and the bytes moved."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
@@ -174,7 +174,7 @@ async def test_a_request_without_its_record_fails_and_may_be_tried_again(
 async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
     mesh: TwinMesh, worker: TwinWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the store's words; the next request is served."""
+    """An unavailable store fails the request with the store's error, and the next request is served."""
 
     async def away(choice_id: str) -> None:
         raise MeshError("Redis: connection refused")
@@ -190,7 +190,7 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 
 
 async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It would be refused everywhere."""
+    """A request that the engine refuses fails without retry, since every engine would refuse it."""
     await mesh.write("r", (1, 255), 3, attempt_id=1)
     await mesh.reserve("w", "r", 4, 1, attempt_id=1)
     end = await mesh.end_of(1)
@@ -211,7 +211,7 @@ async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh,
 async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_goes_on(
     mesh: TwinMesh, worker: TwinWorker
 ) -> None:
-    """With the engine's words, and the worker's name; a request after it gets its tokens."""
+    """After a second failure the sequence fails with the engine's error and the worker's name; the next request is served."""
     worker.engine.failures += [RuntimeError("out of memory"), RuntimeError("out of memory")]
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
@@ -355,7 +355,6 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
 
 
 async def test_a_notice_about_another_worker_is_none_of_its_business(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It stays ready."""
     await drain(mesh, "o", in_s=0.0)
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)

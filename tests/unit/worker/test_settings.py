@@ -34,14 +34,14 @@ def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
-    """Prompts then run whole."""
+    """A `max_stall_ms` of 0 means no bound, so that prompts run whole."""
     assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
         kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
-    """Each by a setting of its own, as the environment writes it."""
+    """Every policy has a setting of its own, in the form that an environment variable has."""
     settings = WorkerSettings(
         model_dir=model_dir,
         max_num_seqs=8,
@@ -90,13 +90,13 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
 def test_settings_that_contradict_one_another_end_the_start(
     model_dir: Path, settings: dict[str, object], words: str
 ) -> None:
-    """With the names of both."""
+    """The error has the names of both settings."""
     with pytest.raises(ValidationError, match=words):
         WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
 
 
 def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -> None:
-    """Each of their choices by a setting of its own."""
+    """MLFQ charges by the profile and swaps proactively, and each choice has a setting of its own."""
     cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
     plain = WorkerSettings(model_dir=model_dir, policy="mlfq")  # type: ignore[arg-type]
     policy = plain.worker_policy(cost=cost)

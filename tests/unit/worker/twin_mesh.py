@@ -130,7 +130,7 @@ class TwinMesh:
         count: int,
         attempt_id: int,
     ) -> None:
-        """Do for a request, whose record may be written, what a scheduler does."""
+        """Do for a request what a scheduler does; the request's record may be written already."""
         if prompt_worker == token_worker:
             await self.serve(token_worker, choice_id, prompt, count, attempt_id)
             return
@@ -152,7 +152,7 @@ class TwinMesh:
         return [delta for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
     def senders(self, attempt_id: int) -> list[str]:
-        """Who sent each delta of a stream."""
+        """Return the sender of each delta of a stream."""
         batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
         return [batch.worker_id for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 

@@ -17,7 +17,7 @@ def gateway(incarnation: int = 1) -> m.Member:
 
 
 def serving(incarnation: int = 1) -> m.Member:
-    """The heartbeat of a worker whose tokens go to that incarnation of the gateway."""
+    """Return the heartbeat of a worker whose tokens go to that incarnation of the gateway."""
     return worker_member("t", gateways=(m.GatewayStreams("g", incarnation, 5),))
 
 
@@ -25,7 +25,7 @@ class TestForgetting:
     """Workers drop what they decode for a gateway that is gone."""
 
     def test_of_an_incarnation_that_was_replaced(self) -> None:
-        """With each report until it has; also where the scheduler never knew the requests."""
+        """A worker is ordered to forget a replaced incarnation at each report, also for requests unknown to the scheduler."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(gateway(2))
         for _ in range(2):

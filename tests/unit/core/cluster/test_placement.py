@@ -1,4 +1,4 @@
-"""Which prompt worker and which token worker serve a request."""
+"""Tests of placement: the prompt worker and the token worker of a request."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TestMeshesOfFewPools:
             assert choice(worker_member("w1", pool, pending=9), worker_member("w2", pool, owed=8)) == ("w2", "w2")
 
     def test_decodes_in_place_may_count_by_sequence(self) -> None:
-        """Then one long answer is no longer a queue than one short one, and prompts make the difference."""
+        """Counted by sequences, one long answer is no longer a queue than one short one, and prompts decide."""
         by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES)
         long, short = (
             mixed_worker("m1", decoding=1, owed=900, pending=9),

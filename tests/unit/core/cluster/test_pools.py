@@ -79,7 +79,7 @@ class TestGroups:
         assert (list(pools), pools.ready, "t" in pools) == ([], 0, False)
 
     def test_members_are_listed_by_id(self) -> None:
-        """Of any groups."""
+        """Members of several groups are listed by id."""
         pools = pools_of(
             worker_member("c", prompts_in_place=1), worker_member("b"), worker_member("a", Pool.PROMPT, decoding=1)
         )

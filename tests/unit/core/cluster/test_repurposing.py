@@ -54,7 +54,7 @@ def test_a_token_worker_that_computed_prompts_for_most_of_a_window_becomes_a_pro
 
 
 def test_a_prompt_worker_that_decoded_for_most_of_a_window_becomes_a_token_worker() -> None:
-    """The other way round."""
+    """A prompt worker that decoded for most of a window becomes a token worker."""
     busy = worker_member("p1", Pool.PROMPT, decoding=3)
     assert Watch(P1, P2, T1).window(busy, P1, 9, (Pool.TOKEN,)) == ChangeHomePool("p1", Pool.TOKEN)
 

@@ -1,4 +1,4 @@
-"""Which new pipeline continues which old pipeline's requests."""
+"""Tests of inheritance: the new pipeline that continues an old pipeline's requests."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def waiting(inheritance: Inheritance) -> str:
 
 
 class TestKept:
-    """Which requests continue, and which wait."""
+    """The requests that continue and those that wait."""
 
     def test_those_who_have_decoded_most_go_on(self) -> None:
-        """As many as the new batches hold; the others wait, who has decoded most first."""
+        """The requests with most decoded tokens continue, as many as the new batches hold; the others wait in that order."""
         inheritance = after(stands("2,2,1,3", [1, 9, 5], [7, 3, 8]), "1,2,2,3")
         assert sorted(ids(inheritance)[0].split()) == ["0b", "1a", "1c"]
         assert waiting(inheritance) == "0c 1b 0a"
@@ -119,7 +119,7 @@ class TestTogether:
 
 
 class TestRunningOn:
-    """Who need not stop."""
+    """The pipelines that need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
         """Where pipelines are added all old ones run on, those without requests included."""
@@ -165,7 +165,7 @@ class TestRunningOn:
         assert inheritance.running_on == {}
 
     def test_a_pipeline_that_takes_one_in_for_one_that_it_gives_up_does_not(self) -> None:
-        """As many requests are not the same requests."""
+        """A pipeline that gives up one request and takes in another stops, although it has as many."""
         inheritance = after(stands("2,1,1,2", [9, 1], [8, 1]), "1,1,1,2")
         assert ids(inheritance) == {0: "0a 1a"}
         assert inheritance.running_on == {}
@@ -197,7 +197,7 @@ class TestPhasesApart:
         assert inheritance.running_on == {0: 0, 2: 1, 3: 2}
 
     def test_idle_ones_stay_of_their_kind(self) -> None:
-        """As far as there are places; then they serve as the other."""
+        """Idle pipelines keep their phase where the new configuration has positions, and change it otherwise."""
         assert after(stands("1+2,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 1, 2: 2}
         assert after(stands("2+1,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 2, 2: 1}
         assert after(stands("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}

@@ -93,7 +93,7 @@ class TestChoice:
             assert {(each.steps, each.stop_s) for each in found} == {(0, now)}
 
     def test_the_iteration_under_way_ends_first_if_there_is_time(self) -> None:
-        """Nothing stops, and nothing is copied, before its boundary."""
+        """A request stops and is copied only after the current iteration's end, where the deadline permits."""
         notice = replace(NOTICE, pace=DecodePace(0.5, 0.25))
         assert fates(arrange(NOW, notice, [running("a", 500, 118)])) == {"a": Disposition.MOVE}
         assert fates(arrange(NOW, notice, [running("a", 500, 117)])) == {"a": Disposition.FINISH}
@@ -199,7 +199,7 @@ class TestAgain:
         assert fates(after) == {"small": Disposition.RECOMPUTE, "large": Disposition.MOVE}
 
     def test_a_copy_that_runs_is_kept_if_it_ends_in_time(self) -> None:
-        """And the others wait for the link."""
+        """A running copy that ends in time is kept, and the others wait for the link."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         small = before[0]
         assert small.copy_start_s is not None and small.copy_end_s is not None
@@ -243,7 +243,6 @@ class TestAgain:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    """By name."""
     with pytest.raises(ValueError, match="step_s"):
         DecodePace(0.0, 0.0)
     with pytest.raises(ValueError, match="until_boundary_s"):

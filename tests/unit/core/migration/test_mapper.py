@@ -1,4 +1,4 @@
-"""Which device gets which position."""
+"""Tests of the mapper: which device gets which position."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestWhoGoesWhere:
         assert mapped.kept_weight_bytes == MODEL.weight_bytes // 2
 
     def test_the_embedding_and_the_head_count(self) -> None:
-        """With one layer for each of eight stages on nine devices, the ends are kept for what they weigh."""
+        """With eight stages of one layer on nine devices, the devices with embedding and head keep their positions."""
         before = stands("1,1,1", 1, come=(1,) * 7)
         assert after(before, "1,8,1").positions[Device("i0", 0)] == Position(0, 7, 0)
 
@@ -185,7 +185,7 @@ class TestIdle:
 
 
 class TestLeaving:
-    """Who has had notice."""
+    """Instances with notice of their interruption."""
 
     def test_leaving_instances_get_nothing(self) -> None:
         """Leaving instances get no position, though they hold everything."""

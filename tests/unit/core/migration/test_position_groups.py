@@ -1,4 +1,4 @@
-"""Which positions go to one instance together."""
+"""Tests of position groups: the positions that share one instance."""
 
 from __future__ import annotations
 

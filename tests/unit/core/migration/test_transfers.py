@@ -36,7 +36,7 @@ def sources(choice: SourceChoice, each: Piece) -> list[tuple[int | None, int, bo
 
 
 def test_a_device_of_the_same_instance_comes_before_any_other() -> None:
-    """Even where its own port has more to do."""
+    """A source on the same instance is chosen even if its port has more to send."""
     choice = SourceChoice(devices_of(2, 2), LINKS)
     for _ in range(9):
         assert sources(choice, piece((0, 2), (3,))) == [(2, 3, False)]

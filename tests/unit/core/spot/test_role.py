@@ -87,7 +87,7 @@ def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> No
 
 
 def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watching: Watching) -> None:
-    """Not while it starts; a new incarnation is another worker."""
+    """A starting worker receives an active notice once it is ready, and each incarnation receives it once."""
     watching.start()
     watching.answer(notice(DEADLINE_S))
     assert notices(watching.feed(worker("a", state=MemberState.STARTING))) == []
@@ -160,7 +160,7 @@ def test_a_cloud_that_does_not_answer_is_asked_ever_more_rarely(watching: Watchi
 
 
 def test_a_thousand_failures_are_no_overflow() -> None:
-    """And a poll longer than the bound stays."""
+    """The delay after many failures is bounded, and a poll interval above the bound is unchanged."""
     policy = WatchPolicy("h", backoff_s=10.0)
     assert policy.next_query_s(0.0, 5.0, 1.0, 100_000) == 15.0
     assert policy.next_query_s(0.0, 5.0, 60.0, 1) == 65.0
@@ -175,7 +175,7 @@ def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
 
 
 def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
-    """Nor does it delay one that an answer in part holds."""
+    """An error in a poll neither withdraws a notice nor delays one of the partial answer."""
     watching.start(worker("a"))
     assert notices(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
     assert reports(watching.answer(problem="no connection")) == []
@@ -188,7 +188,7 @@ WAITING = notice(DEADLINE_S, acknowledgeable=True)
 
 
 def test_the_cloud_hears_it_when_the_last_worker_has_left(watching: Watching) -> None:
-    """At once, and one time."""
+    """An event is acknowledged once, as soon as the last worker has left."""
     a, b = worker("a"), worker("b")
     watching.start(a, b)
     watching.answer(WAITING)
@@ -236,7 +236,7 @@ def test_an_old_incarnations_goodbye_is_not_the_new_ones(watching: Watching) -> 
 
 
 def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching) -> None:
-    """With the next time that it offers the event."""
+    """A failed acknowledgement is repeated as long as the cloud offers the event for it."""
     watching.start(worker("a"))
     watching.answer(WAITING)
     watching.feed(left(worker("a")))
@@ -248,7 +248,7 @@ def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching
 
 @pytest.mark.parametrize("acknowledge", [True, False])
 def test_who_does_not_want_it_keeps_the_machine_to_its_deadline(acknowledge: bool) -> None:
-    """And so do events that take no answer."""
+    """Events are acknowledged only if configured, and only those that accept an acknowledgement."""
     watching = Watching(acknowledge=acknowledge)
     watching.start(worker("a"))
     watching.answer(WAITING, notice(DEADLINE_S, "f"))
@@ -266,7 +266,7 @@ def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
 
 
 def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
-    """A worker of any machine, whose own watcher is gone with it; a worker that sends a goodbye is not reported."""
+    """A lost worker of any machine is reported with the time since its last heartbeat; one with a goodbye is not."""
     watching.feed(worker("a", "machine-1", incarnation=7))
     watching.feed(worker("b", "machine-1"))
     watching.feed(left(worker("b", "machine-1")))
@@ -321,7 +321,7 @@ def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> Non
 
 
 def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> None:
-    """As it was ordered, to any worker of the mesh, and each time that it is."""
+    """An operator's drain is published as ordered, for any worker, each time."""
     watching.feed(worker("w", "machine-9"))
     for _ in range(2):
         assert watching.feed(DRAIN) == [c.PublishNotice(DRAIN), c.AnswerOperator(DrainReply(True, ""))]
@@ -338,7 +338,7 @@ def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
 
 @pytest.mark.parametrize("wrong", [{"backoff_s": 0.0}, {"member_timeout_s": 0.0}])
 def test_a_policy_needs_times(wrong: dict[str, float]) -> None:
-    """Without them it would ask without an end."""
+    """Times of 0 are refused, since the watcher would poll without pause."""
     with pytest.raises(ValueError, match="must be above 0"):
         WatchPolicy("h", **wrong)  # type: ignore[arg-type]
 

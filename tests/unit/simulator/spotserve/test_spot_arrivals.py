@@ -48,7 +48,7 @@ def test_a_list_of_the_artifact_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_list_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    """Whatever is wrong in it."""
+    """The error of a malformed list has the number of its line."""
     with pytest.raises(TraceError, match=said):
         read_spot_arrivals(written(tmp_path, text))
 
@@ -69,8 +69,6 @@ def test_gaps_have_the_cv_that_was_asked_for(cv: float) -> None:
 
 
 def test_the_same_seed_brings_the_same_arrivals() -> None:
-    """And another one others."""
-
     def drawn(seed: int) -> SpotArrivals:
         return gamma_spot_arrivals(0.5, 6.0, 2000.0, np.random.default_rng(seed))
 
@@ -122,13 +120,12 @@ def test_as_many_come_in_each_while_as_its_rate_says() -> None:
     ],
 )
 def test_rates_that_make_no_sense_are_refused(rates: list[tuple[float, float]], cv: float, until_s: float) -> None:
-    """Before anything is drawn."""
     with pytest.raises(ValueError, match=r"rates begin|arrivals need"):
         changing_arrivals(rates, cv, until_s, np.random.default_rng(0))
 
 
 def test_arrivals_made_by_hand_are_in_order() -> None:
-    """And have sizes; few of them have no CV."""
+    """Arrivals must be in order and have tokens; without two gaps they have no coefficient of variation."""
     with pytest.raises(ValueError, match="not in order"):
         SpotArrivals("back", (2.0, 1.0))
     with pytest.raises(ValueError, match="at least one token"):

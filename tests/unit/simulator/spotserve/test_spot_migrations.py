@@ -103,7 +103,7 @@ class TestEarly:
         assert 0 < early.recomputed_tokens <= SHAPE.max_batch * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
 
     def test_before_pipelines_have_stopped_there_is_nothing_left_to_wait_for(self) -> None:
-        """The change begins at once."""
+        """A change begins at once where all pipelines have already stopped."""
         assert gone_early(16.5, 4.0).changes[1].time_s == pytest.approx(16.5)
 
 
@@ -126,7 +126,9 @@ class TestPatience:
         assert result.recomputed_tokens == 0
 
     def test_a_newcomer_that_was_heard_of_later_waits_until_the_interruption_is_settled(self) -> None:
-        """Though it is there before pipelines have to stop, and before the deadline (the artifact knows nothing later)."""
+        """A newcomer announced during the change waits until the interruption is settled, although it is ready
+        before the deadline.
+        """
         result = outcome((0.0, "add", "a b c d"), (19.0, "add", "e"), (20.0, "remove", "a"), announced_s=1.0)
         assert pipelines(result) == [2, 1, 2]
         settling, joining = result.changes[1:]
@@ -148,7 +150,7 @@ class TestPatience:
         assert settling.moved_bytes == 0 and joining.moved_bytes > 0
 
     def test_who_is_needed_is_waited_for(self) -> None:
-        """Nothing could stand without it."""
+        """A change waits for a newcomer without which no pipeline would be complete."""
         result = outcome(
             (0.0, "add", "a b"),
             (19.9, "add", "e"),
@@ -190,7 +192,7 @@ def plan() -> MigrationPlan:
 
 
 def test_who_lacks_something_is_who_was_still_sent_to() -> None:
-    """By an instance, when it goes; not by others, and not what has been sent."""
+    """A transfer is lost only with its source or target instance, and only until it is done."""
     moving = plan()
     assert lacking(moving, 0.5, "a") == [Device("c", 0)]
     assert lacking(moving, 0.5, "b") == [Device("d", 0)]

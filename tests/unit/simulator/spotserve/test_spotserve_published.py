@@ -1,4 +1,4 @@
-"""With SpotServe's published files: SPOTWISE_DATA names a folder with spot-traces/."""
+"""Tests with SpotServe's published files: `SPOTWISE_DATA` names a folder with spot-traces/."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_answer_of_the_optimizer_is_the_published_one(tables: dict[str, La
 
 
 def test_one_request_alone_takes_what_table_1_says(tables: dict[str, LayerTables]) -> None:
-    """To the millisecond."""
+    """The latencies of a single request equal those of table 1 to the millisecond."""
     assert [answer.is_exact for answer in alone_answers(tables)] == [True, True, True]
 
 

@@ -49,7 +49,6 @@ def test_copies_of_one_direction_follow_one_another() -> None:
 
 
 def test_both_directions_go_at_once() -> None:
-    """Neither waits for the other."""
     host = Host()
     host.out("a", 10)
     host.back("b", 5)
@@ -59,7 +58,7 @@ def test_both_directions_go_at_once() -> None:
 
 
 def test_a_link_that_has_been_idle_begins_at_once() -> None:
-    """Not where it left off."""
+    """A copy on an idle link begins at its request, not when the last copy ended."""
     host = Host()
     host.out("a", 10)
     host.queue.at(5.0, lambda _: host.out("b", 10))

@@ -47,7 +47,7 @@ class TestOneRequest:
         assert result.ended_s == pytest.approx(5.0 + served.e2e_s)
 
     def test_a_machine_says_what_it_did(self) -> None:
-        """Time and bytes."""
+        """A machine's result has its bytes sent and its busy time."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 100, 3)])
         prompt, token = result.machines
         assert (prompt.home_pool, token.home_pool) == (Pool.PROMPT, Pool.TOKEN)
@@ -68,12 +68,11 @@ class TestOneRequest:
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) / 10 + 0.2 + decode_s(1001))
 
     def test_without_overlap_all_of_a_transfer_is_seen(self) -> None:
-        """The crossover is a setting."""
+        """Without overlap the whole transfer adds to the latency."""
         _, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 1000, 2)], settings(overlap=Overlap(None)))
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) + 0.1 + decode_s(1001))
 
     def test_a_mixed_machine_does_both_and_sends_nothing(self) -> None:
-        """The baseline."""
         result, diary = serve(machines(mixed=1), [Arrival(0.0, 1000, 3)])
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) + decode_s(1001) + decode_s(1002))
         assert result.machines[0].sent_bytes == 0
@@ -116,7 +115,7 @@ class TestManyRequests:
         assert longest[1] < prefill_s(128)
 
     def test_without_an_oracle_blocks_are_given_as_tokens_come(self) -> None:
-        """So more requests run at once than would fit with all that they may ask for."""
+        """Blocks allocated as tokens come admit more requests at once than blocks reserved for `max_tokens`."""
         kind = machine_type(kv_tokens=512)
         arrivals = [Arrival(0.0, 16, 8) for _ in range(8)]
         _, unknown = serve(machines(mixed=1, kind=kind), arrivals, settings(max_new_tokens=240))
@@ -194,7 +193,6 @@ class TestManyRequests:
         assert read == [(0, 0.0), (1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
 
     def test_arrivals_that_go_back_in_time_are_an_error(self) -> None:
-        """A trace is sorted."""
         with pytest.raises(ValueError, match="nothing can happen"):
             serve(machines(mixed=1), [Arrival(1.0, 10, 1), Arrival(0.5, 10, 1)])
 

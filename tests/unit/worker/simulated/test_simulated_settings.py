@@ -56,7 +56,7 @@ def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: 
 
 @pytest.mark.parametrize("pool", [None, Pool.MIXED])
 def test_a_mixed_worker_needs_none(model_dir: Path, pool: Pool | None) -> None:
-    """So it runs by what a worker measured of itself."""
+    """A mixed worker needs no link cost, so it runs by a profile that a worker measured of itself."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     settings = SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
