@@ -143,7 +143,7 @@ class MeshWorld:
             action()
 
     def pause_broker(self, seconds: float) -> None:
-        """Nothing arrives for a while; then all of it, in order."""
+        """Delay every message for a while, then deliver all of them in order."""
         self.broker_away = self.now, self.now + seconds
 
     def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:

@@ -63,7 +63,7 @@ class Watched:
             self.hear(self.bench.delivered(push.handoff.choice_id))
 
     def iterate(self) -> None:
-        """The running iteration ends; who has reached the end of its known tokens gets one."""
+        """End the running iteration; a sequence at the end of its known tokens gets one."""
         if not self.running:
             return
         done = [name for name in self.running if self.computed[name] == self.known[name]]

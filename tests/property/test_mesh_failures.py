@@ -1,4 +1,4 @@
-"""The real roles among pairs, engines and requests that fail: whose fault it is not, that loses nothing."""
+"""The real roles with failing pairs, engines and requests: no innocent member or request loses anything."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
 def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:
-    """And is then given up; whatever was on them gets every token, be it on the next one that it ends."""
+    """A request that ends its workers is given up after three, and the other requests on them get every token."""
     world, count = case.world(), case.count
     world.killers = {"r0"}
     ended: list[str] = []

@@ -126,7 +126,7 @@ def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int |
 def test_a_stage_starts_when_its_layers_and_kv_are_there(
     case: Case, limit_bytes: int | None, progressive: bool
 ) -> None:
-    """Not before; and not later, unless the policy waits for everything."""
+    """A stage starts exactly when its layers and KV are there, or, without the progressive policy, when everything is."""
     plan = plan_of(case, limit_bytes, progressive=progressive)
     ends_s: dict[tuple[int, int], float] = {}
     for transfer in plan.transfers:
@@ -143,7 +143,7 @@ def test_a_stage_starts_when_its_layers_and_kv_are_there(
 @FEW
 @given(cases(), LIMITS)
 def test_links_carry_one_transfer_at_a_time_and_kv_before_weights(case: Case, limit_bytes: int | None) -> None:
-    """Each at the link's rate; a plan takes no less time than its busiest link, and no more than all links in turn."""
+    """Transfers take the link's rate; a plan takes at least its busiest link's time, and at most all links in turn."""
     plan = plan_of(case, limit_bytes)
     lines: dict[tuple[str, object], list[tuple[float, float, bool]]] = {}
     for transfer in plan.transfers:

@@ -220,7 +220,7 @@ def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> N
 
 
 def view_of(worker_id: str, rng: random.Random) -> WorkerView:
-    """A worker of which a need asks something now and then."""
+    """Return a view of a random worker, which meets some needs."""
     total = rng.choice([4, 20, 20, 20])
     load = WorkerLoad(
         pending_prompt_tokens=rng.choice([0, 10, 100, 200]),

@@ -1,4 +1,4 @@
-"""Who may pass whom, and who loses blocks to whom, on a worker with both phases and too little memory."""
+"""Tests of order on a worker with both phases and too little memory: which sequence passes or preempts which."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ TRANSFERS = st.lists(
 def test_links_carry_all_that_they_are_given_and_never_more_than_they_can(
     transfers: list[tuple[int, int, float, float, float]],
 ) -> None:
-    """Each transfer comes in two parts, the second a second later."""
+    """Each transfer has two parts, the second a second after the first."""
     queue = EventQueue()
     network = Network(queue)
     senders, receivers = [Link(100.0), Link(60.0), Link(30.0)], [Link(50.0), Link(100.0), Link(70.0)]

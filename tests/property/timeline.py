@@ -75,7 +75,7 @@ class SwapDevice(Protocol):
         """A move is ordered."""
 
     def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
-        """An iteration begins, of sequences whose prompts are these."""
+        """Begin an iteration of sequences with these prompts."""
 
     def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
         """A prompt's KV has come from its prompt worker, into these blocks."""

@@ -82,7 +82,6 @@ def test_reused_figures_serve_more_rounds_than_they_have() -> None:
 
 
 def test_without_a_peer_there_are_figures_and_no_verdict() -> None:
-    """Nothing to compare with."""
     throughput = rows_of([W2], [reading(1, Side.OURS, W2, 244.0, 1.0, 1.0)])[0]
     assert (throughput.ours, throughput.reference, throughput.holds, throughput.ratio_spread) == (
         244.0,
@@ -102,7 +101,7 @@ def test_readings_survive_the_file() -> None:
     "broken", [[{"round": 1}], [{"round": 1, "side": "x", "workload": "w1", "figures": {}}], ["w1"]]
 )
 def test_what_is_no_reading_is_an_error(broken: list[object]) -> None:
-    """The command says which file."""
+    """A malformed reading raises an error, to which the command adds the file."""
     with pytest.raises((KeyError, TypeError, ValueError)):
         readings_from_json(broken)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""Tests of rounds: the order of the sides."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def result(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_figures_are_the_clients_own() -> None:
-    """By its names; what is no figure stays out."""
+    """The figures keep the client's names, and other entries are left out."""
     figures = read_result(result(), LOAD)
     assert figures["total_token_throughput"] == 1631.0
     assert figures["median_ttft_ms"] == 1400.0
@@ -66,7 +66,7 @@ def test_a_short_answer_is_no_result() -> None:
 
 
 def test_another_releases_file_is_refused() -> None:
-    """The missing figures are named."""
+    """The error has the missing figures."""
     short = result()
     del short["median_tpot_ms"]
     with pytest.raises(CommandError, match="wrote no median_tpot_ms"):

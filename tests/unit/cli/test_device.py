@@ -1,4 +1,4 @@
-"""`--device cuda` where torch sees none, or fewer: said before anything starts."""
+"""Tests of `--device cuda` with no or too few devices: an error before any process starts."""
 
 from __future__ import annotations
 

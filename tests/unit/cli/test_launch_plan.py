@@ -122,7 +122,7 @@ def test_native_workers_take_the_cores_of_an_idle_partner(cores: int, workers: i
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"dtype": "float16"}])
 def test_what_torch_computes_keeps_to_its_share(changes: dict[str, Any]) -> None:
-    """The native kernels know neither."""
+    """Torch workers are limited to their share of the cores; native kernels need no limit."""
     assert plan(cores=8, native=True, **changes)["token-0"].env["SPOTWISE_THREADS"] == "4"
 
 
@@ -212,7 +212,7 @@ def test_simulated_workers_live_many_to_a_process() -> None:
 
 
 def test_options_reach_simulated_workers() -> None:
-    """Who pushes real bytes has fewer beside it."""
+    """The options become the workers' settings, and with real KV fewer workers share a process."""
     services = plan(
         engine="simulated",
         token_workers=20,

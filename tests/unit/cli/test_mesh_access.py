@@ -53,7 +53,7 @@ def test_addresses_are_all_given_or_all_recorded(local_mesh: str) -> None:
 
 
 def test_who_needs_one_server_is_content_with_its_address(local_mesh: str) -> None:
-    """Given, or recorded."""
+    """The address of one server is the given or the recorded one."""
     assert find_broker(local_mesh, None) == LOCAL.nats_url
     assert find_broker(local_mesh, OTHER.nats_url) == OTHER.nats_url
     assert find_store(local_mesh, None) == LOCAL.redis_url
@@ -119,7 +119,6 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
 
 
 def test_without_a_mesh_or_an_address_there_is_no_mesh(local_mesh: str) -> None:
-    """Another name is another mesh."""
     for find in (find_broker, find_store):
         with pytest.raises(CommandError, match="no mesh named 'elsewhere'"):
             find("elsewhere", None)

@@ -131,7 +131,7 @@ def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monke
 def test_what_the_mesh_can_do_without_never_ends_it(
     is_essential: bool, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planner, or one worker of several, dies eight times: it is started again, and that is said."""
+    """The planner, or one worker of several, dies eight times: it is restarted, and that is reported."""
     monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], is_essential=is_essential, others=others)
     world.stop_after(9)
@@ -277,7 +277,7 @@ def test_a_service_that_says_why_it_cannot_serve_is_understood(line: str, reason
 
 
 def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Path) -> None:
-    """By that service's own reason, and not by its log."""
+    """A start that one service refuses is explained by that service's own reason, not its log."""
     world = World(
         tmp_path, ["echo more; echo \"[error] cannot_serve  error='no tensor x' member=worker\"; sleep 0.1; exit 1"]
     )

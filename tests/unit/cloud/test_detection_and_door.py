@@ -73,7 +73,7 @@ async def test_an_answer_that_is_none_is_a_failure_in_words(fault: Fault, failur
 
 
 async def test_drops_that_never_end_are_cut_off() -> None:
-    """Each of them comes in time, and all of them do not."""
+    """A response that arrives in endless small parts is cut off by the total time limit."""
 
     ended = asyncio.Event()
 
@@ -132,5 +132,5 @@ def test_dates_of_all_clouds_are_unix_time(text: str) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "soon", 17, "Sun, 99 Nov 2026 15:00:00 GMT", "0000-00-00T00:00:00Z", ","])
 def test_what_is_no_date_is_none(text: object) -> None:
-    """Nothing is raised."""
+    """A text that is no date gives `None`."""
     assert unix_s(text) is None

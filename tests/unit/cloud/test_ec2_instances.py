@@ -294,7 +294,7 @@ async def test_one_that_vanished_does_not_keep_the_others(ec2: Ec2StandIn) -> No
 
 
 async def test_many_instances_come_page_by_page(ec2: Ec2StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And are ended so many at a time; here, five."""
+    """Instances are listed and ended in pages, here of five."""
     monkeypatch.setattr(ec2_instances, "_PAGE", 5)
     ec2.room = 7
     mine = provider(ec2)
@@ -462,7 +462,7 @@ def throttling(account: None) -> Iterator[str]:
 
 
 async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> None:
-    """By boto3, over the address that the options name."""
+    """boto3 repeats a throttled call, at the address of the options."""
     mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
     assert await mine.instances() == []
     assert _Throttles.asked == 2
@@ -470,7 +470,7 @@ async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> No
 
 
 async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) -> None:
-    """Then it is the caller's turn to wait."""
+    """A throttled call that has used its attempts raises `ProviderUnavailable`."""
     options = Ec2Options("worker", endpoint_url=throttling, region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
@@ -489,7 +489,7 @@ async def test_nobody_at_the_address_is_told(account: None) -> None:
 
 
 async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing else of it needs boto3."""
+    """Without boto3 only `connect` fails, with the package to install."""
     imported = builtins.__import__
 
     def without(name: str, *args: Any, **named: Any) -> Any:
@@ -519,6 +519,6 @@ async def test_wrong_settings_are_refused_at_once(
 
 @pytest.mark.parametrize("wrong", [{"launch_template": ""}, {"attempts": 0}])
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
-    """The message names them."""
+    """The error has the name of the wrong option."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(Ec2Options("worker"), **wrong)

@@ -1,4 +1,4 @@
-"""Who is in the mesh, by their heartbeats."""
+"""Tests of membership: members of the mesh by their heartbeats."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_members_are_listed_in_order_of_id() -> None:
 
 
 def test_several_silent_members_are_lost_in_order_of_id() -> None:
-    """Who acts upon losses does so everywhere alike."""
+    """Losses of one moment are in order of id, so that every observer acts on them alike."""
     members = Membership(TIMEOUT_S)
     for worker_id in ("b", "a", "c"):
         members.observe(worker_member(worker_id), 0.0)

@@ -101,5 +101,5 @@ class TestStopCriteria:
         assert stop.finish_reason(9, 2) is FinishReason.STOP
 
     def test_the_bound_holds_whatever_the_minimum(self) -> None:
-        """`min_new_tokens` beyond `max_new_tokens` lengthens nothing."""
+        """`max_new_tokens` ends a request even if `min_new_tokens` is larger."""
         assert StopCriteria(2, (9,), min_new_tokens=5).finish_reason(9, 2) is FinishReason.LENGTH

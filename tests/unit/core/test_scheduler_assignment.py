@@ -97,7 +97,6 @@ class TestConversation:
         assert (view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) == (20, 10, 16 * 98)
 
     def test_an_order_accepted_twice_is_not_assigned_twice(self) -> None:
-        """The second word changes nothing."""
         bench = SchedulerBench(TOKEN)
         bench.assign()
         assert bench.feed(accepted()) == []
@@ -111,7 +110,7 @@ class TestConversation:
         assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_submission_delivered_twice_is_one(self) -> None:
-        """Nothing is reserved again, nor for an attempt that a newer one overtook."""
+        """A repeated submission, or one of an earlier attempt, reserves nothing."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         assert bench.feed(submission(epoch=2)) == []
@@ -128,7 +127,7 @@ class TestQueue:
     """First come, first served; a request for which no worker has memory waits here."""
 
     def test_a_later_request_never_passes_one_without_room(self) -> None:
-        """Not even a small one that would fit."""
+        """A later request waits behind one without memory, even if it is small enough to fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
         assert bench.placements(submission("large")) == []
         assert bench.placements(submission("small", prompt=1, new=1)) == []

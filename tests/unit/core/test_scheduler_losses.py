@@ -38,7 +38,7 @@ class TestClose:
         assert bench.role.live == 0
 
     def test_one_worker_with_both_parts_is_told_once(self) -> None:
-        """No order is sent twice."""
+        """A worker with both phases of a closed request receives one cancellation."""
         bench = SchedulerBench(TOKEN)
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
@@ -51,7 +51,7 @@ class TestClose:
         assert bench.role.live == 0
 
     def test_a_queued_request_just_leaves_the_queue(self) -> None:
-        """No worker knows of it."""
+        """A queued request leaves the queue when it is closed, without a message to any worker."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         bench.feed(submission())
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
@@ -130,7 +130,7 @@ class TestSilenceInPlace:
     """A silent worker that got a request to serve in place may be computing it."""
 
     def test_the_attempt_is_over_and_the_gateway_asked_for_another(self) -> None:
-        """Which fences this one: it may have brought tokens."""
+        """A worker's silence ends the attempt with a retryable error, which fences it, since it may have sent tokens."""
         bench = SchedulerBench(TOKEN, worker_member("t2", owed=5), limits=PATIENT)
         assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
@@ -172,7 +172,7 @@ class TestSilenceInPlace:
         assert bench.role.live == 1
 
     def test_one_that_is_closed_before_the_answer_is_cancelled(self) -> None:
-        """And once more when the answer comes."""
+        """A request closed before the worker's answer is cancelled at once and again after the answer."""
         bench = SchedulerBench(TOKEN)
         bench.feed(submission())
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]

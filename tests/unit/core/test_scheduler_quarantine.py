@@ -1,4 +1,4 @@
-"""What a scheduler learns from requests whose hand-offs failed."""
+"""Tests of quarantine: what a scheduler learns from requests whose hand-offs failed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_request_that_ends_well_clears_its_pair() -> None:
 
 
 def test_a_restarted_worker_starts_anew() -> None:
-    """So does one that left."""
+    """The failures of a pair are dropped when one of its workers restarts or leaves."""
     bench = bench_after_failures("a", "b")
     bench.feed(replace(TOKEN, incarnation=2))
     assert bench.role.quarantined(bench.now) == ()

@@ -56,14 +56,14 @@ class TestProductLimit:
     @settings(deadline=None)
     @given(st.lists(AGES, min_size=1, max_size=30), AGES)
     def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
-        """Whatever the lives."""
+        """Without censoring the estimate is the share of longer lives."""
         curve = kaplan_meier([Life(age, True) for age in ages])
         assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
 
     @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans(), st.floats(0, 1)), max_size=30))
     def test_it_never_rises(self, seen: list[tuple[float, bool, float]]) -> None:
-        """And is between 0 and 1."""
+        """The estimated survival never rises, and lies between 0 and 1."""
         curve = kaplan_meier([Life(age, ended, age * part) for age, ended, part in seen])
         assert list(curve.shares) == sorted(curve.shares, reverse=True)
         assert all(0 <= share <= 1 for share in curve.shares)
@@ -88,13 +88,13 @@ class TestHazard:
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
 
     def test_who_may_live_for_ever_is_expected_to(self) -> None:
-        """The last hazard is 0."""
+        """With a last hazard of 0 the expected life is infinite."""
         assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
 
     @settings(max_examples=20, deadline=None)
     @given(HAZARDS, st.floats(0, 600))
     def test_what_is_expected_is_the_area_under_survival(self, hazard: PiecewiseHazard, age: float) -> None:
-        """By a sum of thin slices."""
+        """The expected life equals the area under the survival curve, summed by slices."""
         if hazard.per_s[-1] < 0.003:
             return
         slice_s, total, at = 2.0, 0.0, 1.0
@@ -108,13 +108,13 @@ class TestHazard:
     def test_to_live_two_spans_is_to_live_one_and_then_the_other(
         self, hazard: PiecewiseHazard, age: float, one: float, other: float
     ) -> None:
-        """Survival is a product."""
+        """The survival of two spans is the product of the survivals of each."""
         both = hazard.survives(age, one) * hazard.survives(age + one, other)
         assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
         assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
 
     def test_what_makes_no_sense_is_refused(self) -> None:
-        """With what is wrong."""
+        """Malformed bounds, hazards and lives raise an error with the reason."""
         with pytest.raises(ValueError, match="first bound is 0"):
             PiecewiseHazard((1.0,), (0.1,))
         with pytest.raises(ValueError, match="ascend"):
@@ -146,14 +146,14 @@ class TestFit:
         assert early_and_late.ends(0, 60) > 2 * early_and_late.ends(400, 60)
 
     def test_a_prior_draws_pieces_to_the_mean(self) -> None:
-        """With a large one age means nothing."""
+        """A large prior makes the hazard independent of age, and none leaves the pieces apart."""
         lives = [Life(10 + k, True) for k in range(30)] + [Life(900 + k, True) for k in range(30)]
         loose, tight = fit_hazard(lives, 2, 0.0), fit_hazard(lives, 2, 1e9)
         assert max(loose.per_s) / min(loose.per_s) > 1.5
         assert max(tight.per_s) / min(tight.per_s) == pytest.approx(1, rel=1e-6)
 
     def test_nobody_who_ended_is_no_hazard(self) -> None:
-        """As far as was seen."""
+        """Without any ended life the hazard is 0."""
         assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:

@@ -41,7 +41,7 @@ def shown_default(settings: type[BaseSettings], field: str) -> str:
 
 
 def test_the_table_has_every_setting_with_its_default() -> None:
-    """Each service's own settings, and those of all; nothing that does not exist."""
+    """The table has each service's own settings and the common ones, and no others."""
     shown: dict[str, dict[str, str]] = {owner: {} for owner in OWNERS}
     for variable, owners, default, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
         for owner in owners.split(", "):

@@ -88,7 +88,7 @@ async def watching(settings: SpotWatcherSettings) -> AsyncIterator[Mesh]:
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure", "auto"])
 async def test_a_sign_becomes_one_notice_with_the_clouds_deadline(cloud: str) -> None:
-    """And one report; Google's sign has no time, so that its deadline is that of the first sight and 30 seconds."""
+    """A sign becomes one notice and one report; Google's, without a time, has 30 seconds from its first sight."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud=cloud)) as mesh:
         await mesh.beat("w")
         # Two answers: the first question of Google's is plain, and the second waits.
@@ -114,7 +114,7 @@ def mesh_cloud(cloud: str) -> str:
 
 
 async def test_a_taint_becomes_a_notice(tmp_path: Path) -> None:
-    """With the service account's token, which may come late."""
+    """A taint becomes a notice; the service account's token may appear late."""
     token = tmp_path / "token"
     async with MetadataServer(clouds=("kubernetes",)) as server:
         settings = settings_of(
@@ -194,7 +194,7 @@ async def test_nobody_there_is_asked_again_and_again() -> None:
 
 
 async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None:
-    """As `spotwise up` has it."""
+    """Without a cloud, as under `spotwise up`, no metadata is requested and operators' drains are answered."""
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(Drain("x", 1.0)), PATIENCE_S)
@@ -212,7 +212,7 @@ async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
 
 
 async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
-    """Heartbeats, answers, notices and all."""
+    """A journal of heartbeats, answers and notices replays to the same commands."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure", journal=tmp_path)) as mesh:
         await mesh.beat("w")
         server.announce(mesh.host.clock.now() + 100)
@@ -241,7 +241,7 @@ def test_metrics_are_served_where_a_port_is_named() -> None:
 
 
 async def test_certificates_that_are_missing_are_named(tmp_path: Path) -> None:
-    """With their setting."""
+    """Missing certificates are reported by their setting."""
     settings = settings_of(
         cloud="kubernetes", node_name="n", kubernetes_url="https://127.0.0.1:1", kubernetes_ca_file=tmp_path / "none"
     )

@@ -61,7 +61,6 @@ def test_bytes_that_are_no_message_of_this_version_are_malformed(payload: bytes)
 
 @pytest.mark.parametrize("thing", [m.Tick(), m.StreamRef("g", 1), "text"], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_mesh_message_cannot_be_encoded(thing: Any) -> None:
-    """The error names the type."""
     with pytest.raises(TypeError, match=f"{type(thing).__name__} is no mesh message"):
         codec.encode(thing)
 
@@ -96,6 +95,6 @@ def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
 
 
 def test_a_member_survives_without_an_envelope_too() -> None:
-    """As engine control sends it."""
+    """A member survives the round trip without an envelope, as in engine control."""
     member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
     assert codec.member_from(codec.member_to(member)) == member

@@ -22,7 +22,7 @@ TOKEN = {"choices": [{"text": "a"}], "usage": None}
 
 
 def stream_of(*events: dict[str, Any]) -> httpx.AsyncClient:
-    """A client whose server streams these events, a comment first."""
+    """Return a client whose server streams these events, after a comment."""
     body = (
         b": hello\n\n" + b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
     )

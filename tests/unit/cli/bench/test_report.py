@@ -30,7 +30,7 @@ def test_a_target_bounds_the_ratio(target: Target, ratio: float, holds: bool) ->
 
 
 def test_without_a_reference_nothing_holds_or_fails() -> None:
-    """Neither does it where the reference is nothing, or no target is set."""
+    """Without a reference, with a reference of 0 or without a target, a row neither holds nor fails."""
     assert (ReportRow("x", 1.0).ratio, ReportRow("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
     assert ReportRow("x", 1.0, 0.0, Target(at_most=1)).holds is None
     assert (ReportRow("x", 1.0, 2.0).ratio, ReportRow("x", 1.0, 2.0).holds) == (0.5, None)
@@ -45,7 +45,7 @@ def test_rounds_are_summed_up_by_their_medians() -> None:
 
 
 def test_failures_are_told_by_reason() -> None:
-    """As they are: a reason in brackets is no mark-up."""
+    """Failures are counted by reason, and a reason in brackets is not mark-up."""
     text = io.StringIO()
     print_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
     assert text.getvalue().splitlines() == [

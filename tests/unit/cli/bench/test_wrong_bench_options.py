@@ -26,7 +26,7 @@ from tests.unit.cli.command_line import CommandLine
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, value: str
 ) -> None:
-    """With what was given for it, or what may be."""
+    """The error has the given value or the accepted ones."""
     monkeypatch.chdir(tmp_path)
     ended = spotwise("bench", command, f"{option}={value}")
     assert ended.status == 2, ended.stderr

@@ -118,7 +118,7 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
 
 
 def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With the runs that it had made: they are in the file, each once, however many processes made them."""
+    """A repeated search reuses the runs in the file, each once, whatever the number of processes."""
     runs = tmp_path / "kept" / "runs"
     arguments = "simulate provision --objective machines --rate 2 --designs HH --most 4,2 --workload code --seconds 5"
     arguments += f" --runs {runs}"
@@ -175,7 +175,7 @@ def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: Comman
 
 
 def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLine, tmp_path: Path) -> None:
-    """In two pools it would hand KV over, whose cost was not measured."""
+    """A mesh without hand-offs has no measured link cost, so two pools are refused and mixed workers are simulated."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     mixed = spotwise(*f"simulate run --profile {profile} --machines 3 --rates 2 {TINY}".split())
@@ -247,7 +247,7 @@ def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: P
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
 ) -> None:
-    """With status 2, before anything is simulated."""
+    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", *command.split())
     assert ended.status == 2, ended.stderr
@@ -256,7 +256,7 @@ def test_a_wrong_option_is_named(
 
 
 def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With its line, in one sentence, and status 1."""
+    """A file that is no trace ends the command with status 1 and one sentence with the line."""
     trace = tmp_path / "mine.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,0,20\n")
     ended = spotwise("simulate", "run", "--trace", str(trace), "--jobs", "1")

@@ -74,7 +74,7 @@ def test_ways_of_placing_are_compared_where_it_is_asked(spotwise: CommandLine, d
 
 
 def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) -> None:
-    """With its line, in one sentence, and status 1."""
+    """A malformed data file ends the command with status 1 and one sentence with the line."""
     path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
     path.write_text('[0, "add", {"nodes": []}]\n')
     ended = spotwise(*f"simulate paper spotserve --data {data} --quick --jobs 1 --studies gpt-20b".split())
@@ -103,7 +103,7 @@ def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) 
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, options: str, option: str
 ) -> None:
-    """With status 2, before anything is simulated."""
+    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", "paper", "spotserve", *options.replace("DATA", str(data)).split())
     assert ended.status == 2, ended.stderr
