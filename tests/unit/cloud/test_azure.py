@@ -114,7 +114,7 @@ def test_without_the_machines_name_nobodys_events_are_taken() -> None:
 
 @pytest.mark.parametrize("body", [b'{"Events": []}', b"<html>", b"two words", b"", b"x" * 81])
 def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
-    """An invalid name is not kept, since no event would match it, and is requested again."""
+    """An invalid machine name is a problem, since no event would match it; after a valid one events are requested."""
     found, _ = answered(Azure().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
     _, asked = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])

@@ -162,7 +162,7 @@ class TestTimeAway:
         assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
 
     def test_a_request_that_is_closed_stays_closed(self) -> None:
-        """A request closed during a suspension is not submitted again."""
+        """A request closed before the gateway's suspension is not submitted after it."""
         bench = GatewayBench()
         bench.open()
         bench.feed(g.RequestClosed("r"))

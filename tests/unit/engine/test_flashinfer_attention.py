@@ -161,7 +161,7 @@ def test_what_would_not_be_computed_is_named(
 
 
 def test_a_type_that_it_does_not_multiply_is_named() -> None:
-    """FlashInfer refuses a bfloat16 cache here, and the refusal has the name of the type."""
+    """FlashInfer has no kernels for bfloat16 here, and the refusal has the type's name."""
     cache = PagedKvCache(GEOMETRY, 4, BLOCK_SIZE, torch.bfloat16, CPU)
     assert refusal(cache, (PLAIN,), 6) == "it does not compute in bfloat16"
 

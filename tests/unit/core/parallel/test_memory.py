@@ -27,7 +27,9 @@ def test_shards_share_all_but_what_each_needs() -> None:
 
 
 def test_the_fuller_end_decides() -> None:
-    """With two stages the first one, with the head, needs most memory; of three, the first has four layers of ten."""
+    """Of two even stages the last, with the head, needs most; of three, the first, with four layers of ten to the
+    last's two.
+    """
     assert MEMORY.device_bytes(ParallelConfig(1, 2, 1)) == 5 * 1_400_000 + 2_000_000 + 3 * ACTIVATIONS + 7
     assert MEMORY.device_bytes(ParallelConfig(1, 3, 1)) == 4 * 1_400_000 + 500_000 + 3 * ACTIVATIONS + 7
 

@@ -266,7 +266,7 @@ def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
 
 
 def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
-    """A lost worker of any machine is reported with the time since its last heartbeat; one with a goodbye is not."""
+    """A silent worker of any machine is reported with the time of its loss; one that sent a goodbye is not."""
     watching.feed(worker("a", "machine-1", incarnation=7))
     watching.feed(worker("b", "machine-1"))
     watching.feed(left(worker("b", "machine-1")))

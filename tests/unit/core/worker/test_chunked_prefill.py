@@ -186,7 +186,7 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
 
 
 def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
-    """The learned cost is that of a token without context: of 1,024 tokens with 512 before each on average, 1.5 times less."""
+    """The learned cost is that of a token behind half of its prompt: 512 tokens of context add half of its own cost."""
     pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     assert pace.prompt_token_s is None
     run(pace, 1536 * TOKEN_S, part(1024))

@@ -103,7 +103,9 @@ class TestEarly:
         assert 0 < early.recomputed_tokens <= SHAPE.max_batch * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
 
     def test_before_pipelines_have_stopped_there_is_nothing_left_to_wait_for(self) -> None:
-        """A change begins at once where all pipelines have already stopped."""
+        """An instance that goes before the pipelines have stopped starts the change at once, since no stop is left to
+        wait for.
+        """
         assert gone_early(16.5, 4.0).changes[1].time_s == pytest.approx(16.5)
 
 
@@ -192,7 +194,7 @@ def plan() -> MigrationPlan:
 
 
 def test_who_lacks_something_is_who_was_still_sent_to() -> None:
-    """A transfer is lost only with its source or target instance, and only until it is done."""
+    """When an instance goes, the devices that it still sends to lack a part; devices with all their parts do not."""
     moving = plan()
     assert lacking(moving, 0.5, "a") == [Device("c", 0)]
     assert lacking(moving, 0.5, "b") == [Device("d", 0)]
