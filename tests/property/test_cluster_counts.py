@@ -118,7 +118,7 @@ class Reconciliation(RuleBasedStateMachine):
         assert self.view.is_off_pool is has_prompts
 
     @invariant()
-    def it_stands_in_one_group(self) -> None:
+    def it_is_in_one_group(self) -> None:
         assert self.pools.members(*ALL_GROUPS) == [self.view]
         assert self.pools.group_of("w") is (TOKEN_OFF_POOL if self.view.is_off_pool else TOKEN_ON_POOL)
 

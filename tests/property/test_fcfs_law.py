@@ -79,7 +79,7 @@ class Watched:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, LIMITS, st.booleans(), st.integers(12, 30))
-def test_who_came_first_has_run_at_least_as_often(
+def test_the_first_arrival_has_run_at_least_as_often(
     steps: list[tuple[int, int] | None], limits: BatchLimits, in_place: bool, blocks: int
 ) -> None:
     """Prompts whole or cut, for this worker or for another one, with as little memory as one of them may need."""

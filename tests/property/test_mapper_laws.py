@@ -162,7 +162,7 @@ def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, Para
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
-def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelConfig]) -> None:
+def test_the_most_decoded_requests_continue(change: tuple[Deployment, ParallelConfig]) -> None:
     """As many requests continue as fit, of each kind; those that wait have decoded less, or have lost KV."""
     before, config = change
     mapped = map_devices(before, config, MODEL)
@@ -195,7 +195,7 @@ def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelCon
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
-def test_who_runs_on_has_the_same_devices_and_the_same_requests(change: tuple[Deployment, ParallelConfig]) -> None:
+def test_a_pipeline_that_runs_on_has_the_same_devices_and_requests(change: tuple[Deployment, ParallelConfig]) -> None:
     """None leaves, and P and M are what they were."""
     before, config = change
     mapped = map_devices(before, config, MODEL)

@@ -38,7 +38,7 @@ def test_bad_pairs_cost_a_request_two_attempts_at_most(case: MeshCase, share: fl
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(1, 2))
-def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, culprits: int) -> None:
+def test_requests_that_fail_their_iterations_harm_no_others(case: MeshCase, culprits: int) -> None:
     """All others get all tokens in one attempt, however often the batches fail that they share with those."""
     world, count = case.world(), case.count
     world.culprits = {f"r{number}" for number in range(min(culprits, count))}
@@ -55,7 +55,7 @@ def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, cu
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(3, 16), st.integers(1, 3))
-def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> None:
+def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     """A worker whose engine fails for every request ends, and its successor does not; its requests resume on other workers."""
     world, count, pools = case.world(), case.count, case.pools
 

@@ -30,7 +30,7 @@ def plan_of(case: Case, limit_bytes: int | None = None, **policy: bool) -> Migra
 
 @FEW
 @given(cases(), LIMITS, st.booleans())
-def test_every_byte_needed_is_there_or_sent_exactly_once_by_whoever_has_it(
+def test_every_byte_needed_is_there_or_sent_exactly_once_by_a_holder(
     case: Case, limit_bytes: int | None, restart: bool
 ) -> None:
     """Sources hold what they send, still or already; leaving ones until their deadline; storage has weights."""
@@ -65,7 +65,7 @@ def test_every_byte_needed_is_there_or_sent_exactly_once_by_whoever_has_it(
 
 @FEW
 @given(cases(), LIMITS)
-def test_a_request_goes_on_with_all_its_kv_or_is_listed(case: Case, limit_bytes: int | None) -> None:
+def test_a_request_continues_with_all_its_kv_or_is_listed(case: Case, limit_bytes: int | None) -> None:
     """A request resumes with all its KV or is listed: listed if no machine holds its KV, not if staying machines do."""
     plan = plan_of(case, limit_bytes)
     recomputed = [each.id for each in plan.recomputed]
@@ -106,7 +106,7 @@ def test_no_buffer_exceeds_the_limit_however_long_transfers_take(
 
 @FEW
 @given(cases(), LIMITS)
-def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int | None) -> None:
+def test_only_unneeded_bytes_are_freed(case: Case, limit_bytes: int | None) -> None:
     """All of it, on machines that stay, once."""
     plan = plan_of(case, limit_bytes)
     for device in case.devices():

@@ -145,7 +145,7 @@ def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list
 
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(3), memories, policies)
-def test_a_choice_is_what_it_says(
+def test_a_choice_is_consistent_with_its_figures(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
 ) -> None:
     """Its shares make its configuration, fit what can be had, and cost what it costs; a single type's phi is as defined."""

@@ -70,7 +70,7 @@ class Play:
 
 @settings(max_examples=200, deadline=None)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
-def test_who_was_never_preempted_is_passed_only_for_want_of_a_block(
+def test_a_never_preempted_sequence_is_passed_only_for_want_of_a_block(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
 ) -> None:
     """Of two such, the earlier has run at least as often, but for iterations in which it needed a block that was not there."""
@@ -97,7 +97,7 @@ def test_who_was_never_preempted_is_passed_only_for_want_of_a_block(
 
 @settings(max_examples=200, deadline=None)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
-def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
+def test_blocks_are_lost_to_an_earlier_arrival_or_to_a_prompt_that_waited(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
 ) -> None:
     """A sequence loses blocks only to earlier arrivals, or to prompts where they come first, a bounded number of times."""
@@ -119,7 +119,7 @@ def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(15, 24), POLICIES, st.sampled_from([1, 1000]))
-def test_nobody_waits_for_ever_while_others_keep_coming(
+def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, policy: WorkerPolicy, counted_steps: int
 ) -> None:
     """Prompts for others, prompts in place and hand-offs keep a small worker full; each of them ends all the same."""

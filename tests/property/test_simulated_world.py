@@ -128,7 +128,7 @@ def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[A
 
 @given(TRACES, CLUSTERS, SETTINGS)
 @settings(max_examples=80, deadline=None)
-def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
+def test_every_request_ends_once_with_its_requested_tokens(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
     """No iteration overlaps another one, and no block is left behind, which the world looks for itself."""

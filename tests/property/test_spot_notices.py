@@ -84,7 +84,7 @@ class World:
             elif isinstance(command, c.PublishNotice):
                 self._told(command)
             elif isinstance(command, c.AcknowledgeEvent):
-                self._asked_for_leave(command.event_id)
+                self._acknowledgements_due(command.event_id)
         return commands
 
     def _told(self, command: c.PublishNotice) -> None:
@@ -100,7 +100,7 @@ class World:
             assert not before or notice.deadline_s < before[-1]
         before.append(notice.deadline_s)
 
-    def _asked_for_leave(self, event_id: str) -> None:
+    def _acknowledgements_due(self, event_id: str) -> None:
         assert all(member.host != HERE for member, _ in self.here.values())
         assert self.told
         for worker_id, incarnation in self.told:
@@ -141,7 +141,7 @@ class World:
             if self.now - heard_s > TIMEOUT_S:
                 del self.here[worker_id]
 
-    def check_everyone_is_told(self) -> None:
+    def check_every_worker_is_notified(self) -> None:
         """While a notice is in force every ready worker of this machine knows its deadline, or an earlier one."""
         found = self.role._signs.notice()
         for member, _ in self.here.values():
@@ -166,7 +166,7 @@ def run(events: list[tuple[float, object]]) -> World:
             world.feed(Member("watcher", MemberKind.SPOT_WATCHER, 1, MemberState.READY, HERE, 1, "h:1"))
         elif world.asked_for_leave:
             world.feed(c.AcknowledgementAnswered(world.asked_for_leave[-1], event))  # type: ignore[arg-type]
-        world.check_everyone_is_told()
+        world.check_every_worker_is_notified()
         assert world.questions == world.answers + 1  # one at a time, and always one
     return world
 
@@ -189,7 +189,7 @@ def test_the_same_events_give_the_same_commands(events: list[tuple[float, object
 
 @given(EVENTS, ANSWERS)
 @settings(max_examples=50, deadline=None)
-def test_an_answer_again_tells_nobody_anything(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
+def test_a_repeated_answer_sends_nothing(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
     """The same answer at the same moment produces no message to workers, only the next query."""
     world = run(events)
     world.answer(answer)

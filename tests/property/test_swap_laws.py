@@ -132,7 +132,7 @@ def _content(name: str, prompt: tuple[int, ...], position: int) -> object:
 @given(
     SCRIPTS, st.integers(15, 20), st.integers(1, 60), POLICIES, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.2])
 )
-def test_who_runs_has_its_own_kv_and_all_end(
+def test_a_running_sequence_has_its_own_kv_and_all_end(
     script: list[tuple[int, Arrival]],
     blocks: int,
     host_blocks: int,
@@ -164,7 +164,7 @@ def test_who_runs_has_its_own_kv_and_all_end(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(8, 12), st.integers(1, 40), FAIR)
-def test_nobody_waits_for_ever_while_others_keep_coming(
+def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, host_blocks: int, policy: WorkerPolicy
 ) -> None:
     """No sequence waits for ever under policies that ensure it: FCFS, or queues that promote starving sequences."""

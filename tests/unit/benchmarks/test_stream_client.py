@@ -6,7 +6,7 @@ from spotwise.benchmarks.stream_client import StreamConnection
 from tests.unit.benchmarks.sse_gateway import breaking, failing, gateway, refusing, short, whole
 
 
-async def test_streams_are_asked_and_told_one_after_the_other() -> None:
+async def test_streams_are_requested_and_reported_one_after_the_other() -> None:
     """On one connection; what is open is counted from the first token to the end."""
     changes: list[int] = []
     async with gateway(whole, whole) as (url, bodies):

@@ -53,7 +53,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return "here"
 
 
-def test_processes_say_what_they_have_used(mesh: str) -> None:
+def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
     """Only running processes are in the usage, with growing CPU time and their memory."""
     before = ProcessUsage.of_mesh(mesh)
     assert list(before.cpu_s) == list(before.resident_bytes) == ["gateway-0"]
@@ -68,7 +68,7 @@ def test_processes_say_what_they_have_used(mesh: str) -> None:
         ProcessUsage.of_mesh("elsewhere")
 
 
-async def test_every_stream_asks_as_often_as_it_was_told(mesh: str) -> None:
+async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
     """Tokens, failures by reason, memory and the most that were open at once."""
     answered = Counter[str]()
     async with gateway(whole, failing, whole) as (url, bodies):

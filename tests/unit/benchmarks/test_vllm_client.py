@@ -90,7 +90,7 @@ def test_the_command_line_is_the_workload() -> None:
     assert "--ignore-eos" in command
 
 
-def test_an_absent_peer_says_how_to_get_one(tmp_path: Path) -> None:
+def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     """A path that is nothing, and one that is no program."""
     plain = tmp_path / "vllm"
     plain.touch()

@@ -54,7 +54,7 @@ def test_every_service_knows_itself_its_servers_and_the_model() -> None:
         assert service.env["HF_HUB_OFFLINE"] == "1"
 
 
-def test_only_the_gateway_is_told_where_to_listen() -> None:
+def test_only_the_gateway_gets_a_listen_address() -> None:
     """Host and port come from the options."""
     services = plan(host="0.0.0.0", port=9000)
     assert (services["gateway-0"].env["SPOTWISE_HOST"], services["gateway-0"].env["SPOTWISE_PORT"]) == (
@@ -178,7 +178,7 @@ def test_options_reach_the_workers() -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "simulated"])
-def test_a_policy_reaches_all_workers_and_nobody_else(engine: str) -> None:
+def test_a_policy_reaches_the_workers_only(engine: str) -> None:
     """Only workers get the policy and its options; without one the environment's own setting is left alone."""
     names = ("SPOTWISE_POLICY", "SPOTWISE_PROFILE", "SPOTWISE_KV_HOST_BYTES")
     given = plan(engine=engine, policy="mlfq", profile=Path("/p.json"), kv_host_bytes=77)

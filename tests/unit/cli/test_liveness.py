@@ -39,7 +39,7 @@ def test_a_pause_of_the_supervisor_starts_the_wait_anew() -> None:
     assert silent_for(26, others=True, gap_at=10) == {"token-0": 7}
 
 
-def test_what_cannot_be_told_starts_the_wait_anew() -> None:
+def test_an_unknown_state_restarts_the_wait() -> None:
     """An unreachable store is no sign that members are dead, so the wait starts anew."""
     assert silent_for(20, others=True, unknown_at=10) == {}
     assert silent_for(25, others=True, unknown_at=10) == {"token-0": 7}

@@ -52,7 +52,7 @@ def test_addresses_are_all_given_or_all_recorded(local_mesh: str) -> None:
         find_mesh(local_mesh, None, OTHER.redis_url)
 
 
-def test_who_needs_one_server_is_content_with_its_address(local_mesh: str) -> None:
+def test_one_server_needs_only_its_own_address(local_mesh: str) -> None:
     """The address of one server is the given or the recorded one."""
     assert find_broker(local_mesh, None) == LOCAL.nats_url
     assert find_broker(local_mesh, OTHER.nats_url) == OTHER.nats_url

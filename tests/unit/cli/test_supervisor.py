@@ -162,7 +162,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     assert "worker has shown no activity for 0.2 s" in world.output.getvalue()
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record that cannot be written is written when there is room again."""
     monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(state_file, "_TRY_AGAIN_S", 0.01)
@@ -271,7 +271,7 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
         ("Traceback (most recent call last):", None),
     ],
 )
-def test_a_service_that_says_why_it_cannot_serve_is_understood(line: str, reason: str | None) -> None:
+def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None) -> None:
     """In both forms of a log; whatever else is there is not taken for it."""
     assert reason_for_not_serving(["2026Z [info     ] loading", line, "bye"]) == reason
 

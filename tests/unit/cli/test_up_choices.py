@@ -36,7 +36,7 @@ def options(host: str) -> MeshOptions:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
-def test_a_gateway_open_to_others_without_keys_is_said(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_gateway_without_keys_gets_a_warning(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A public gateway without keys gets a warning with the risk and the remedy, and none with keys."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     warning = public_access_warning(options(host))

@@ -75,7 +75,7 @@ def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
     assert "has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0" in ended.stderr
 
 
-def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:
+def test_a_taken_port_is_no_wrong_option_and_0_means_a_free_one() -> None:
     """Exit status 1, for it may get free again; both ports are on the requested host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]

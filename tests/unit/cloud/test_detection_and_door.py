@@ -62,7 +62,7 @@ async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     ],
     ids=["slow", "hung up", "truncated", "no HTTP", "endless"],
 )
-async def test_an_answer_that_is_none_is_a_failure_in_words(fault: Fault, failure: str) -> None:
+async def test_a_malformed_answer_is_a_failure_with_its_reason(fault: Fault, failure: str) -> None:
     """A malformed answer is a failure with a message, and the next request is answered."""
     async with MetadataServer() as server:
         server.faults.append(fault)
@@ -99,13 +99,13 @@ async def test_drops_that_never_end_are_cut_off() -> None:
     assert answer.failure == "no answer within 0.2 s"
 
 
-async def test_nobody_there_is_a_failure_in_words() -> None:
+async def test_no_server_is_a_failure_with_its_reason() -> None:
     """A refused connection is a failure with a message."""
     async with HttpClient(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
         assert (await door.converse(one_question(HttpRequest("GET", "/")))).failure == "no connection"
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests bypass the environment's proxies, since metadata is this machine's own."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:{free_port()}")

@@ -232,7 +232,7 @@ async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn)
     assert ids(await mine.instances()) == ids(acquired)
 
 
-async def test_a_fleet_that_says_nothing_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
+async def test_a_fleet_without_errors_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
     """It was filled before, and its instances do not show yet: patience."""
     empty.create_fleet = lambda **_: {"FleetId": "fleet-1"}  # type: ignore[method-assign]
     with pytest.raises(ProviderUnavailable, match="same token"):
@@ -268,7 +268,7 @@ async def test_what_ec2_never_shows_is_forgotten(ec2: Ec2StandIn) -> None:
     assert await mine.instances() == []
 
 
-async def test_an_instance_too_new_to_be_ended_is_told(ec2: Ec2StandIn) -> None:
+async def test_an_instance_too_new_to_be_ended_is_reported(ec2: Ec2StandIn) -> None:
     """EC2 does not know it yet: it stays listed, and the release is to be repeated."""
     ec2.hidden = True
     mine = provider(ec2)
@@ -355,7 +355,7 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
     ],
 )
 @pytest.mark.parametrize("action", ["create_fleet", "run_instances"])
-async def test_each_error_is_told_for_what_it_is(
+async def test_each_error_is_raised_with_its_cause(
     empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
 ) -> None:
     """Each EC2 error is raised with its cause and what to do about it."""
@@ -379,7 +379,7 @@ async def test_each_error_is_told_for_what_it_is(
         (["MaxSpotInstanceCountExceeded", "InvalidSubnetID.NotFound"], ProviderRefused),
     ],
 )
-async def test_of_many_pools_errors_the_hopeful_one_is_told(
+async def test_of_many_pools_errors_the_retryable_one_is_raised(
     empty: Ec2StandIn, codes: list[str], expected: type[Exception]
 ) -> None:
     """Of many pools' errors the retryable one is raised: one pool without capacity may have some later."""
@@ -392,7 +392,7 @@ async def test_of_many_pools_errors_the_hopeful_one_is_told(
 
 
 @pytest.mark.parametrize("action", ["describe_instances", "terminate_instances"])
-async def test_looking_and_releasing_tell_errors_too(ec2: Ec2StandIn, action: str) -> None:
+async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: str) -> None:
     """A refusal, and a wish for patience."""
     mine = provider(ec2)
     acquired = ids(await mine.acquire(order()))
@@ -479,7 +479,7 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
     await mine.close()
 
 
-async def test_nobody_at_the_address_is_told(account: None) -> None:
+async def test_no_server_at_the_address_is_an_error(account: None) -> None:
     """The error of an unreachable endpoint contains its address."""
     options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
@@ -488,7 +488,7 @@ async def test_nobody_at_the_address_is_told(account: None) -> None:
     await mine.close()
 
 
-async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without boto3 only `connect` fails, with the package to install."""
     imported = builtins.__import__
 

@@ -352,7 +352,7 @@ def _is_marked(process: Path, folder: Path) -> bool:
         return False
 
 
-async def test_whoever_looks_ends_what_is_overdue(options: LocalOptions) -> None:
+async def test_each_listing_ends_overdue_instances(options: LocalOptions) -> None:
     """The provider that released it died before its grace was over."""
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=60.0), hours)
@@ -368,7 +368,9 @@ async def test_whoever_looks_ends_what_is_overdue(options: LocalOptions) -> None
     await eventually(gone)
 
 
-async def test_what_cannot_be_killed_is_told(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_killed_is_an_error(
+    options: LocalOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process stuck in the kernel: the release raises an error, and the instance stays in the list."""
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.0), hours)

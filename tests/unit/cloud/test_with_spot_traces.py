@@ -61,7 +61,7 @@ async def watch(
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
+async def test_machines_that_go_receive_their_deadlines(cloud: str) -> None:
     """Machines that end receive their deadline, two at once and one alone.
 
     Others, and machines without a notice, receive nothing.
@@ -85,7 +85,7 @@ async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
 @pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
 @pytest.mark.parametrize("name", ["trace_0304_real.txt", "trace_0506_real.txt"])
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_every_machine_of_a_published_trace_is_told_once_and_in_time(name: str, cloud: str) -> None:
+async def test_every_machine_of_a_published_trace_gets_one_notice_in_time(name: str, cloud: str) -> None:
     """Each machine of the trace receives one notice, 30 seconds ahead of its end, and no other machine does."""
     path = Path(os.environ["SPOTWISE_DATA"]) / "spot-traces" / "spotserve" / "availability" / name
     trace = read_spot_trace(path)

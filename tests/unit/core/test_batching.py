@@ -73,7 +73,7 @@ def test_a_long_prompt_joins_no_other_prompt() -> None:
     assert not offer(batch, "long", 101)
 
 
-def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> None:
+def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_continue() -> None:
     """First come, first served: a small prompt does not pass a large one."""
     batch = builder()
     assert offer(batch, "a", 60)

@@ -22,7 +22,7 @@ LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservat
 class TestGateway:
     """It knows what is open."""
 
-    def test_it_says_which_attempts_are_over(self) -> None:
+    def test_it_reports_which_attempts_are_over(self) -> None:
         """Attempts are over that ended, were never here, or are earlier ones of a running request."""
         bench = GatewayBench()
         bench.open("open")
@@ -64,7 +64,7 @@ class TestScheduler:
         assert bench.feed(submission(epoch=2)) == []
         assert bench.role.live == 0
 
-    def test_what_a_gateway_says_is_over_is_dropped_and_cancelled(self) -> None:
+    def test_an_attempt_that_is_over_at_its_gateway_is_dropped_and_cancelled(self) -> None:
         """A waiting or running request that a gateway reports over is dropped or cancelled, and its memory goes to the next."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=3), limits=LIMITS)
         bench.assign("runs")
@@ -91,7 +91,7 @@ class TestScheduler:
 class TestWorker:
     """A worker drops what its gateway has closed, whichever message was lost."""
 
-    def test_what_a_gateway_says_is_over_is_let_go(self) -> None:
+    def test_an_attempt_that_is_over_at_its_gateway_is_released(self) -> None:
         """A reservation, and a prompt with it; a newer attempt stays."""
         bench = WorkerBench(policy=ASKING)
         bench.reserve("a")

@@ -20,7 +20,7 @@ class TestTurns:
         """Equal tenants alternate, starting with the first of the list, each in its own order."""
         assert turns(VirtualTokenCounters(), ["b1", "a1", "a2", "a3", "b2"]) == ["b1", "a1", "b2", "a2", "a3"]
 
-    def test_whoever_was_served_less_catches_up(self) -> None:
+    def test_a_tenant_that_was_served_less_catches_up(self) -> None:
         """Six tokens of output are three rows of two."""
         counters = VirtualTokenCounters()
         counters.charge("a", 2, 2)  # 1 x 2 + 2 x 2
@@ -39,7 +39,7 @@ class TestComingBack:
         counters.note_busy(["a", "b", "c"], ["a", "b"])
         assert counters.served("c") == 50
 
-    def test_who_was_served_more_stays_behind(self) -> None:
+    def test_a_tenant_that_was_served_more_stays_behind(self) -> None:
         """Leaving for a moment wipes nothing out."""
         counters = VirtualTokenCounters()
         counters.note_busy(["a", "b"], [])

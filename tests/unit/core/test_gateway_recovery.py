@@ -44,7 +44,7 @@ class TestNextAttempt:
         assert ledger(commands, "attempt_lost") == [{"reason": "broken", "tokens": 2}]
         assert delivered(bench.tokens((2, 52), stream=2)) == [52]
 
-    def test_streams_of_earlier_attempts_are_not_heard(self) -> None:
+    def test_streams_of_earlier_attempts_are_ignored(self) -> None:
         """Their workers may not know yet that they were replaced."""
         bench = bench_with_members()
         bench.tokens((0, 50))
@@ -132,7 +132,7 @@ class TestRetries:
         commands = bench.error(stream=2, after_s=9.0)
         assert submitted(commands) == [(3, 3, (50,))]
 
-    def test_tokens_of_a_lost_attempt_are_not_heard_during_the_pause(self) -> None:
+    def test_tokens_of_a_lost_attempt_are_ignored_during_the_pause(self) -> None:
         """Tokens of an abandoned attempt are ignored during the pause."""
         bench = bench_with_members()
         bench.error()
@@ -187,7 +187,7 @@ class TestLostWorkers:
         leave(bench, TOKEN)
         assert submitted(bench.assigned()) == [(2, 2, ())]
 
-    def test_requests_on_other_workers_go_on(self) -> None:
+    def test_requests_on_other_workers_continue(self) -> None:
         """Requests on other workers continue, and so do those of members without heartbeats."""
         bench = bench_with_members()
         assert leave(bench, worker_member("t2")) == []
@@ -215,7 +215,7 @@ class TestLostScheduler:
         """A request to an absent scheduler gets its error on its own, so it is not retried for the loss."""
         assert leave(bench_with_members(workers=None), SCHEDULER) == []
 
-    def test_running_requests_go_on(self) -> None:
+    def test_running_requests_continue(self) -> None:
         """Tokens do not pass through the scheduler."""
         bench = bench_with_members()
         assert leave(bench, SCHEDULER) == []
@@ -250,7 +250,7 @@ class TestBroker:
         assert submitted(bench.feed(g.BusReconnected())) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
 
-    def test_an_assigned_attempt_goes_on_unless_tokens_are_missing(self) -> None:
+    def test_an_assigned_attempt_continues_unless_tokens_are_missing(self) -> None:
         """An assigned attempt continues unless a gap in its worker's batches shows that tokens are missing."""
         bench = bench_with_members()
         bench.tokens((0, 50), (1, 51))

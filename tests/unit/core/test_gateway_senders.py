@@ -25,7 +25,7 @@ def beat(batches_sent: int, *, to: int = 0, incarnation: int = 1) -> m.Member:
 class TestSenders:
     """A token counts from the attempt's workers only."""
 
-    def test_another_worker_is_not_heard(self) -> None:
+    def test_another_worker_is_ignored(self) -> None:
         """Whatever stream it names, be it a token or an ending."""
         bench = GatewayBench()
         bench.open()
@@ -152,7 +152,7 @@ class TestMissingTokens:
 class TestTimeAway:
     """A gateway that could receive nothing takes no worker for lost."""
 
-    def test_silence_while_the_gateway_was_away_loses_nobody(self) -> None:
+    def test_silence_while_the_gateway_was_away_loses_no_worker(self) -> None:
         """Silence during a gateway's suspension neither loses a worker nor stalls a stream; silence after it does."""
         bench = GatewayBench(RecoveryLimits(stall_s=60.0))
         bench.open()

@@ -21,7 +21,7 @@ class TestBeginning:
         assert bench.open("b", workers=None) == [g.SubmitAttempt("b", 1, 2, ())]
         assert bench.role.open_requests == 2
 
-    def test_the_client_hears_that_it_is_taken_once_its_workers_are_found(self) -> None:
+    def test_the_client_is_accepted_once_its_workers_are_found(self) -> None:
         """A place in the queue is no promise; a second message changes nothing."""
         bench = GatewayBench()
         bench.open(workers=None)
@@ -36,7 +36,7 @@ class TestBeginning:
         bench.error()
         assert bench.assigned(epoch=2) == []
 
-    def test_a_token_that_overtook_the_assignment_says_it_all(self) -> None:
+    def test_a_token_that_overtook_the_assignment_replaces_it(self) -> None:
         """The client has seen that it is served."""
         bench = GatewayBench()
         bench.open(workers=None)

@@ -31,7 +31,7 @@ def test_the_lowest_free_blocks_are_given_first() -> None:
     assert (pool.free_blocks, pool.used_blocks, pool.owners) == (2, 6, 2)
 
 
-def test_it_says_beforehand_what_fits_now_and_what_ever_will() -> None:
+def test_it_tests_what_fits_now_and_what_ever_will() -> None:
     """`can_allocate` looks at free blocks, `never_fits` at all of them."""
     pool = BlockPool(4, 16)
     pool.allocate("a", 40)

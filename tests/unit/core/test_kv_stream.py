@@ -84,7 +84,7 @@ def test_blocks_of_an_earlier_part_leave_while_a_later_one_is_computed() -> None
     assert stream.is_written
 
 
-def test_less_than_was_said_before_changes_nothing() -> None:
+def test_less_than_was_reported_before_changes_nothing() -> None:
     """A report of less than before is late and changes nothing."""
     stream = KvStream(2, 3, cell_bytes=10, chunk_bytes=1000)
     stream.wrote(2, 3)

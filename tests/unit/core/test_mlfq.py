@@ -38,7 +38,7 @@ class TestJoin:
         rules.charge(job, first_iteration_s + 1.0, 3.0, 1.0)
         assert job.queue == 3
 
-    def test_who_came_first_stands_first(self) -> None:
+    def test_the_first_arrival_ranks_first(self) -> None:
         """Within a queue; a higher queue comes before."""
         rules = queues()
         first, second, high = rules.joined(3.0, 0.0), rules.joined(3.0, 0.0), rules.joined(0.5, 5.0)
@@ -53,7 +53,7 @@ class TestJoin:
     @pytest.mark.parametrize(
         ("attained_s", "queue"), [(0.0, 1), (0.9, 1), (1.0, 2), (2.9, 2), (3.0, 3), (7.0, 4), (1e9, 4)]
     )
-    def test_attained_service_tells_the_queue(self, attained_s: float, queue: int) -> None:
+    def test_attained_service_gives_the_queue(self, attained_s: float, queue: int) -> None:
         """A job's queue is the one that it would reach by using up all quanta above."""
         assert queues().queue_after(attained_s) == queue
 
@@ -188,7 +188,7 @@ class TestNextRuns:
         ordered = [self.queue_state(1, 1, 0.5), self.queue_state(2, 2, 1.5), self.queue_state(2, 3)]
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
-    def test_nobody_waits_longer_than_for_promotion(self) -> None:
+    def test_no_job_waits_longer_than_for_promotion(self) -> None:
         """From the time that it waits already."""
         ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0

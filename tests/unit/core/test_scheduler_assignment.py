@@ -179,7 +179,7 @@ class TestQueue:
         assert bench.role.queued == 2
         assert bench.placements(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
 
-    def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
+    def test_a_waiting_request_is_placed_by_the_report_of_a_worker_with_memory(self) -> None:
         """Reports of workers without free memory place nothing, and a draining worker takes nothing."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
         assert bench.placements(submission()) == []
@@ -217,7 +217,7 @@ class TestQueue:
         assert bench.feed(refused(epoch=2)) == []
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
-    def test_closing_the_head_lets_the_next_go_on(self) -> None:
+    def test_closing_the_head_lets_the_next_continue(self) -> None:
         """A client that gives up at the head does not hold up the queue."""
         bench = SchedulerBench(worker_member("t", blocks=9, free=3))
         bench.feed(submission("large", prompt=100))

@@ -125,7 +125,7 @@ class TestHomes:
 class TestRestart:
     """A new scheduler rebuilds its state from the members' reports alone."""
 
-    def test_reports_put_everybody_where_they_were(self) -> None:
+    def test_reports_restore_every_workers_pool(self) -> None:
         """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
         told = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),

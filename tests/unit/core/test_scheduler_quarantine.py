@@ -27,7 +27,7 @@ def bench_after_failures(*choice_ids: str) -> SchedulerBench:
     return bench
 
 
-def test_the_next_attempt_is_served_in_place_and_says_why() -> None:
+def test_the_next_attempt_is_served_in_place_with_its_reason() -> None:
     """On the token worker; its ledger names the rule."""
     bench = SchedulerBench()
     (start,) = fail(bench, "r")
@@ -78,7 +78,7 @@ def test_a_restarted_worker_starts_anew() -> None:
     assert bench.role.quarantined(bench.now) == ()
 
 
-def test_a_new_scheduler_believes_what_attempts_say() -> None:
+def test_a_new_scheduler_accepts_the_pairs_that_attempts_avoid() -> None:
     """It knows no earlier attempt of theirs."""
     bench = SchedulerBench(limits=PATIENT)
     for choice_id in "ab":

@@ -27,7 +27,7 @@ HAZARDS = st.lists(
 class TestProductLimit:
     """Kaplan and Meier."""
 
-    def test_a_life_that_goes_on_is_at_risk_until_it_was_last_seen(self) -> None:
+    def test_a_running_life_is_at_risk_until_it_was_last_seen(self) -> None:
         """A table of a textbook: of 6, one ends at 6 of 6 at risk, one at 7 of 4, one at 10 of 3."""
         lives = [Life(6, True), Life(6, False), Life(7, True), Life(9, False), Life(10, True), Life(11, False)]
         curve = kaplan_meier(lives)
@@ -36,13 +36,13 @@ class TestProductLimit:
         assert (curve(5.9), curve(6)) == (1.0, 5 / 6)
         assert curve(99) == curve(10)
 
-    def test_leaving_out_who_lives_on_would_make_lives_shorter(self) -> None:
+    def test_leaving_out_running_lives_would_make_lives_shorter(self) -> None:
         """Half of them are seen to live long."""
         lives = [Life(10, True), Life(20, True), Life(100, False), Life(100, False)]
         assert kaplan_meier(lives)(50) == pytest.approx(0.5)
         assert kaplan_meier([life for life in lives if life.ended])(50) == 0.0
 
-    def test_who_was_first_seen_late_says_nothing_of_early_ends(self) -> None:
+    def test_a_life_first_seen_late_does_not_count_for_early_ends(self) -> None:
         """At 10 only one was watched."""
         lives = [Life(10, True), Life(20, True), Life(30, True, first_seen_s=15), Life(40, True, first_seen_s=15)]
         assert kaplan_meier(lives)(10) == 0.5
@@ -87,7 +87,7 @@ class TestHazard:
         assert constant.expected_s(0) == pytest.approx(100)
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
 
-    def test_who_may_live_for_ever_is_expected_to(self) -> None:
+    def test_without_a_last_hazard_the_expected_life_is_infinite(self) -> None:
         """With a last hazard of 0 the expected life is infinite."""
         assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
 
@@ -134,7 +134,7 @@ class TestFit:
         assert hazard.from_s == (0.0,)
         assert hazard.per_s == pytest.approx((2 / 500,))
 
-    def test_ages_that_differ_are_told_apart(self) -> None:
+    def test_ages_that_differ_are_distinguished(self) -> None:
         """A third go at once, the others late: with no prior, hazards are ends over the seconds in each piece."""
         lives = [*[Life(10, True)] * 10, *[Life(1_000, True)] * 20]
         hazard = fit_hazard(lives, pieces=3, prior_ends=0.0)
@@ -152,7 +152,7 @@ class TestFit:
         assert max(loose.per_s) / min(loose.per_s) > 1.5
         assert max(tight.per_s) / min(tight.per_s) == pytest.approx(1, rel=1e-6)
 
-    def test_nobody_who_ended_is_no_hazard(self) -> None:
+    def test_no_ended_life_is_no_hazard(self) -> None:
         """Without any ended life the hazard is 0."""
         assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
 

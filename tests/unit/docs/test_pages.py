@@ -178,7 +178,7 @@ def test_the_picture_is_well_formed() -> None:
     assert picture.find("{http://www.w3.org/2000/svg}desc") is not None
 
 
-def test_the_diagram_of_states_is_what_the_table_says() -> None:
+def test_the_diagram_of_states_is_that_of_the_table() -> None:
     """docs/request-life.md was made anew after the last change of the transition table."""
     command = [sys.executable, str(ROOT / "scripts" / "request_life.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

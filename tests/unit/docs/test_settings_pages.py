@@ -53,7 +53,7 @@ def test_the_table_has_every_setting_with_its_default() -> None:
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 
-def test_the_table_says_of_a_setting_what_the_code_says() -> None:
+def test_the_table_describes_each_setting_as_the_code_does() -> None:
     """Where a field has a description; the table may mark up its words."""
     for variable, owners, _, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
         field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()

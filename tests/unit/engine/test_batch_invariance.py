@@ -89,7 +89,7 @@ def test_neighbours_and_chunks_change_no_bit(
 
 
 @pytest.mark.parametrize("committed", [1, 4, NEW_TOKENS - 1])
-def test_a_resumed_request_goes_on_as_if_nothing_had_happened(
+def test_a_resumed_request_continues_with_the_same_tokens(
     engine: Engine, folder: Path, committed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its prompt and output so far are prefilled on another engine: the next logits equal those of decoding."""

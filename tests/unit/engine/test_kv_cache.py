@@ -90,7 +90,7 @@ def test_what_is_written_is_gathered_here_and_where_it_was_sent(
     assert not source.keys[[0, 2]].any() and not source.values[[0, 2]].any()
 
 
-def test_a_layout_tells_apart_whatever_makes_bytes_mean_something_else() -> None:
+def test_a_layout_distinguishes_everything_that_changes_the_meaning_of_bytes() -> None:
     """Order, number format, block size and shape; not how many blocks there are."""
     cpu, elsewhere = torch.device("cpu"), torch.device("meta")
     layouts = [

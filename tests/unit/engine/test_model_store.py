@@ -56,7 +56,7 @@ def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
     ("missing", "reason"),
     [("config.json", "config.json"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")],
 )
-def test_an_incomplete_folder_says_what_is_missing(tmp_path: Path, missing: str, reason: str) -> None:
+def test_an_incomplete_folder_is_an_error_with_what_is_missing(tmp_path: Path, missing: str, reason: str) -> None:
     """Config, weights and tokenizer are all needed."""
     write_folder(tmp_path / "m")
     (tmp_path / "m" / missing).unlink()
@@ -115,7 +115,7 @@ def test_two_starts_at_once_convert_once(gguf: Path, conversions: list[Path], tm
     assert len(found) == 4 and len(set(found)) == 1 and len(conversions) == 1
 
 
-def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_default_model_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exact command, under both of the default's names."""
     monkeypatch.setattr(model_store, "_DEFAULT_PACKAGE", "no_such_package")
     for reference in (None, DEFAULT_MODEL):
@@ -136,7 +136,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.bin"), tmp_path)
 
 
-def test_an_unreachable_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason, and what else can be done."""
 
     def unreachable(model_id: str, *, local_files_only: bool = False, **_: object) -> str:

@@ -137,7 +137,7 @@ def test_the_users_cache_takes_over_where_sources_cannot_be_written(
         build.ensure_library(GENERIC)
 
 
-def test_processes_that_ask_at_once_compile_once(sources: Path, compiler: Compiler) -> None:
+def test_concurrent_processes_compile_once(sources: Path, compiler: Compiler) -> None:
     """Two workers start together: one compiles, the other waits, both load the same file."""
     program = (
         "import sys; from pathlib import Path; from spotwise.engine.native import build;"

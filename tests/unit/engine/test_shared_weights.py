@@ -155,7 +155,7 @@ def test_a_damaged_file_is_made_anew(
     assert file.read_bytes() == whole
 
 
-def test_who_maps_a_file_keeps_its_weights_when_it_is_replaced(
+def test_a_process_that_maps_a_file_keeps_its_weights_when_it_is_replaced(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
     """A new file is another one under the same name."""

@@ -62,7 +62,7 @@ async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str)
     assert response.headers["x-request-id"] == response.json()["id"]
 
 
-async def test_a_browser_asks_without_a_key_and_reads_answers_and_errors(make_app: MakeApp) -> None:
+async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeApp) -> None:
     """The preflight needs no key; the request itself does, and a page may read what is wrong with it."""
     app = make_app(api_keys=(ApiKey("key"),), cors_origins=(ORIGIN,))
     asked = {

@@ -66,7 +66,7 @@ async def test_a_gateway_that_cannot_listen_ends_with_a_mesh_error_and_is_never_
     assert hosts[0].member.state is MemberState.LEFT
 
 
-async def test_a_gateway_that_says_it_is_ready_listens(
+async def test_a_gateway_that_reports_ready_listens(
     model_dir: Path, hosts: list[ServiceHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request sent then is answered."""

@@ -51,7 +51,7 @@ async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waitin
     assert most == 1
 
 
-async def test_more_than_may_wait_is_told_to_come_again() -> None:
+async def test_more_than_may_wait_is_refused_with_503() -> None:
     """Work beyond the queue's bound is refused with 503 at once."""
     off_loop = OffLoop()
     go_on = threading.Event()

@@ -106,7 +106,9 @@ async def test_what_is_refused_is_named(
 
 
 @refusals
-async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused) -> None:
+async def test_parameters_without_effect_are_accepted(
+    client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused
+) -> None:
     """Null, and the values that the table names."""
     for value in (None, *rule.off):
         if value is None and rule.name in BODIES[endpoint]:

@@ -85,7 +85,7 @@ async def _leave(client: asyncio.Task[None]) -> None:
     await asyncio.gather(client, return_exceptions=True)
 
 
-async def test_who_leaves_before_the_record_is_written_is_never_submitted(model_dir: Path) -> None:
+async def test_a_client_that_leaves_before_the_record_is_written_is_never_submitted(model_dir: Path) -> None:
     """The record that was written after all is deleted, and a scheduler receives neither request."""
     mesh = OneGateway(model_dir)
     async with mesh.generation() as generation:
@@ -100,7 +100,7 @@ async def test_who_leaves_before_the_record_is_written_is_never_submitted(model_
         assert mesh.told == []
 
 
-async def test_who_leaves_later_is_closed_after_the_submission(model_dir: Path) -> None:
+async def test_a_client_that_leaves_later_is_closed_after_the_submission(model_dir: Path) -> None:
     """On the same subject; the record goes."""
     mesh = OneGateway(model_dir)
     mesh.store.may_write.set()

@@ -95,7 +95,7 @@ class TestTenant:
             ("", "ü" * 32, "user:" + "ü" * 32),
         ],
     )
-    def test_a_key_says_more_than_a_body(self, key_name: str, user: str | None, tenant: str) -> None:
+    def test_a_key_takes_precedence_over_a_body(self, key_name: str, user: str | None, tenant: str) -> None:
         """A key's name takes precedence over the body's user, and no user can be taken for a key's name."""
         assert tenant_of(key_name, user) == tenant
 
@@ -119,7 +119,7 @@ class TestTenant:
             assert [spec.tenant for spec in mesh.specs.values()] == [tenant, tenant]
             assert "key-" not in repr(mesh.specs)
 
-    async def test_without_keys_users_are_told_apart_all_the_same(
+    async def test_without_keys_users_are_distinguished_all_the_same(
         self, client: httpx.AsyncClient, mesh: FakeMesh
     ) -> None:
         """An open API trusts the `user` parameter."""

@@ -75,7 +75,7 @@ def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: 
     assert rendered.startswith("<|im_start|>system\nBe brief.")
 
 
-def test_template_refusal_is_told(text: ChatText) -> None:
+def test_template_refusal_is_reported(text: ChatText) -> None:
     """What the template raises reaches the client as a message."""
     with pytest.raises(ChatTemplateError, match="refused"):
         text.render_chat([{"role": "user", "content": "refuse"}], True, False)

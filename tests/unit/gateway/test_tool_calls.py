@@ -115,7 +115,9 @@ async def test_calls_that_the_template_would_drop_are_refused(
     assert not mesh.specs
 
 
-async def test_a_template_that_refuses_the_calls_says_why(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
+async def test_a_template_that_refuses_the_calls_is_an_error_with_its_reason(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]],
+) -> None:
     """Its own message reaches the client."""
     app, _ = chat_with(TEMPLATES["looks for the key"])
     response = await ask(app, conversation(content=None, tool_calls=[CALL, CALL]))

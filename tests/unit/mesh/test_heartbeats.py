@@ -16,7 +16,7 @@ from spotwise.wire.codec import decode
 from tests.contracts.waiting import PATIENCE_S, until
 
 
-async def test_news_is_told_before_its_turn_and_several_are_one() -> None:
+async def test_news_is_sent_before_its_turn_and_several_are_one() -> None:
     """News is sent ahead of the next heartbeat, several in one message, which holds the state of that moment."""
     bus, pids = MemoryBus(MemoryBroker()), [1]
     told: list[int] = []

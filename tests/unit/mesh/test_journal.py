@@ -303,7 +303,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkey
     assert [each["event"] for each in logs] == ["journal_ended"]
 
 
-def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
+def test_a_gateways_journal_has_its_requests(tmp_path: Path) -> None:
     """The gateway's journal has arrival, sizes and times of the answered requests; the file is a trace."""
     recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), GatewayRole, "g")
     recorder.feed(g.RequestReceived("a", 30, 2), g.RequestReceived("open", 9, 2), g.RequestReceived("gone", 9, 2))

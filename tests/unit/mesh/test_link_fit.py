@@ -24,7 +24,7 @@ def test_nothing_is_known_before_the_first() -> None:
     assert fit((0, 1.0), (100, 0.0), (100, -1.0)) is None
 
 
-def test_latency_and_bandwidth_are_told_apart() -> None:
+def test_latency_and_bandwidth_are_separated() -> None:
     """The fit finds a latency of 1 ms and a bandwidth of 1 GB/s in the transfers."""
     cost = fit(*((size, 0.001 + size / 1e9) for size in (10_000, 4_000_000, 100_000, 1_000_000)))
     assert cost is not None

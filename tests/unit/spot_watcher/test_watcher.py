@@ -164,7 +164,7 @@ FAULTS = [
 ]
 
 
-async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> None:
+async def test_failing_metadata_is_reported_once_and_costs_no_notice() -> None:
     """Every fault is logged once, one after the other; the sign that follows is noticed."""
     async with MetadataServer(HOST) as server:
         server.faults += FAULTS
@@ -182,7 +182,7 @@ async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> No
         assert all(one != other for one, other in pairwise(problems))
 
 
-async def test_nobody_there_is_asked_again_and_again() -> None:
+async def test_an_absent_server_is_polled_again_and_again() -> None:
     """Without a metadata service the watcher polls again, and keeps serving operators."""
     async with watching(settings_of(cloud="gcp")) as mesh:
         await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="gcp", outcome="failed") >= 3)
@@ -193,7 +193,7 @@ async def test_nobody_there_is_asked_again_and_again() -> None:
         await until(lambda: mesh.notices == [order])
 
 
-async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None:
+async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() -> None:
     """Without a cloud, as under `spotwise up`, no metadata is requested and operators' drains are answered."""
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
@@ -202,7 +202,7 @@ async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None
         assert server.questions == []
 
 
-async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
+async def test_a_machine_of_no_cloud_is_reported_as_such() -> None:
     """After some tries the watcher reports no cloud, and keeps serving."""
     async with MetadataServer(HOST, clouds=()) as server:
         with capture_logs() as logs:

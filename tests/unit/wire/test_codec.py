@@ -80,14 +80,14 @@ def test_plain_tokens_cost_a_few_bytes_each() -> None:
     assert len(codec.encode(m.TokenBatch("token-worker-0", deltas))) < 256 * 8
 
 
-def test_token_zero_and_no_token_are_told_apart() -> None:
+def test_token_zero_and_no_token_are_distinguished() -> None:
     """Token 0 is a token; an ending may have none."""
     with_zero, without = m.TokenDelta(1, 0, 0), m.TokenDelta(1, 1, None, FinishReason.ERROR, "broken", True)
     batch = m.TokenBatch("w", (with_zero, without))
     assert codec.decode(codec.encode(batch)) == batch
 
 
-def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
+def test_absent_and_empty_prompt_logprobs_are_distinguished() -> None:
     """The first prompt token has no logprobs, a list may be empty, and logprobs may not have been requested."""
     for prompt_logprobs in (None, (), (None,)):
         batch = m.TokenBatch("w", (m.TokenDelta(1, 0, 5, prompt_logprobs=prompt_logprobs),))

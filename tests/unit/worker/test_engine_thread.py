@@ -81,7 +81,7 @@ async def test_calls_run_in_order_on_one_thread_beside_the_loop(thread: EngineTh
     assert all(name.startswith("engine") for name in engine.thread_names)
 
 
-async def test_what_an_iteration_raises_is_told_and_the_next_one_runs(
+async def test_what_an_iteration_raises_is_reported_and_the_next_one_runs(
     thread: EngineThread, engine: SummingEngine
 ) -> None:
     """Logged with the number of rows, given to the loop, and forgotten."""

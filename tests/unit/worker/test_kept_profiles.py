@@ -99,7 +99,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
     assert kept.read(ENGINE) is None
 
 
-async def test_where_no_file_can_be_the_log_says_why(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_logged_with_its_reason(tmp_path: Path) -> None:
     """A worker serves all the same."""
     (tmp_path / "file").write_text("")
     kept = KeptProfiles(tmp_path / "file" / "profiles")
@@ -134,7 +134,7 @@ async def test_one_measures_at_a_time(tmp_path: Path) -> None:
     assert order == ["other", "first", "second"]
 
 
-async def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+async def test_no_lock_is_waited_for_for_ever(tmp_path: Path) -> None:
     """One that holds its turn for too long is not waited for."""
     kept = KeptProfiles(tmp_path)
     async with kept.turn(ENGINE, 60.0):

@@ -36,7 +36,7 @@ def swapping(when_full: WhenFull) -> WorkerPolicy:
     )
 
 
-def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
+def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
     """The role gets the result first; a copy out is news of free memory, a copy in or a failed one is not."""
     ends: list[Any] = []
     engine = SimpleNamespace(
@@ -76,7 +76,7 @@ async def test_tokens_are_the_same_from_kv_that_was_away(mesh: TwinMesh, when_fu
     assert all(name.startswith("kv-swaps") for name in worker.swap.thread_names)
 
 
-async def test_a_move_that_fails_costs_nobody_a_token(mesh: TwinMesh) -> None:
+async def test_a_move_that_fails_costs_no_token(mesh: TwinMesh) -> None:
     """Out: its KV stays where it was. In: it is computed again. Either is in the ledger."""
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:

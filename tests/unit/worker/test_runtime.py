@@ -78,7 +78,7 @@ async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMe
     assert mesh.deltas(1) == []
 
 
-async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
+async def test_a_worker_describes_its_engine(worker: TwinWorker, other: TwinWorker) -> None:
     """Number format, device; on a CPU whether native kernels are in use, of which kind and how far; on a GPU what else is."""
     assert worker.runtime.description().kv_bytes_per_token == worker.engine.kv_bytes_per_token
     assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
@@ -135,7 +135,7 @@ async def test_many_at_once_in_both_directions_stay_apart(
     await other.idle()
 
 
-async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
+async def test_the_ledger_has_each_stage_with_its_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
     """The ledger has prefill and hand-off by one worker, reception and decode by the other, and the bytes moved."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
@@ -198,7 +198,7 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
     await worker.idle()
 
 
-async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh, worker: TwinWorker) -> None:
+async def test_an_iteration_that_fails_once_costs_no_token(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It is run again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
     await mesh.write("r", PROMPT, 3, attempt_id=1)
@@ -208,7 +208,7 @@ async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh,
     await worker.idle()
 
 
-async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_goes_on(
+async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_continues(
     mesh: TwinMesh, worker: TwinWorker
 ) -> None:
     """After a second failure the sequence fails with the engine's error and the worker's name; the next request is served."""
@@ -259,7 +259,7 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
     assert mesh.deltas(1) == []
 
 
-async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
+async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
     """The blocks are free again and the gateway may try again."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
@@ -297,7 +297,7 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     await worker.idle()
 
 
-async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: TwinMesh) -> None:
+async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mesh: TwinMesh) -> None:
     """Once for a prompt; tokens that follow are no news. The next regular heartbeat is further off than this test lasts."""
     mesh.heartbeat_s = 10 * PATIENCE_S
     async with mesh.worker("w") as worker:

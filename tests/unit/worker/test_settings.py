@@ -23,7 +23,7 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None:
+def test_without_settings_a_worker_has_the_default_policy(model_dir: Path) -> None:
     """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them.
 
     Hand-offs leave in the cheaper way.
@@ -137,7 +137,7 @@ def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
         ({"when_full": "reactive", "kv_host_bytes": 5}, WhenFull.REACTIVE, 5),
     ],
 )
-def test_where_kv_goes_follows_from_what_was_said(
+def test_the_kv_push_follows_from_the_settings(
     model_dir: Path, settings: dict[str, object], when_full: WhenFull, host_bytes: int
 ) -> None:
     """Memory of the host is taken where KV is swapped, and there only: an eighth of what is free, no less than the cache."""

@@ -44,7 +44,7 @@ def test_rounds_are_summed_up_by_their_medians() -> None:
     assert row_of_rounds("alone", [2.0], [4.0]) == ReportRow("alone", 2.0, 4.0)
 
 
-def test_failures_are_told_by_reason() -> None:
+def test_failures_are_counted_by_reason() -> None:
     """Failures are counted by reason, and a reason in brackets is not mark-up."""
     text = io.StringIO()
     print_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
@@ -54,7 +54,7 @@ def test_failures_are_told_by_reason() -> None:
     ]
 
 
-def test_document_and_table_say_the_same(tmp_path: Path) -> None:
+def test_document_and_table_agree(tmp_path: Path) -> None:
     """Six keys a row, computed ones included; spreads are in the table only, their samples in the document beside the rows."""
     rows = [
         ReportRow("TPOT, ms", 12.0, 10.0, Target(at_most=1.0), (11.0, 13.0), (1.1, 1.3)),

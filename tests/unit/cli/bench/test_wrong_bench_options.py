@@ -34,7 +34,7 @@ def test_a_wrong_option_is_named(
     assert line.startswith(f"error: {option}")
 
 
-def test_a_peer_that_is_absent_is_told_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_an_absent_peer_is_reported_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
     """Exit status 1, and how to install it."""
     ended = spotwise("bench", "peer", "--vllm", str(tmp_path / "vllm"))
     assert ended.status == 1

@@ -42,7 +42,7 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     assert run["requests"]["completed"] == 30
 
 
-def test_why_requests_failed_is_said(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
     """Of the first of them, in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,20000,9\n2024-01-01 00:00:02,50,9\n")
@@ -117,7 +117,7 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
     assert "per $/h" in ended.stdout
 
 
-def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_stopped_search_resumes(spotwise: CommandLine, tmp_path: Path) -> None:
     """A repeated search reuses the runs in the file, each once, whatever the number of processes."""
     runs = tmp_path / "kept" / "runs"
     arguments = "simulate provision --objective machines --rate 2 --designs HH --most 4,2 --workload code --seconds 5"
@@ -196,7 +196,7 @@ def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLin
         "provision --objective cost --rate 2 --profile {}",
     ],
 )
-def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: Path, command: str) -> None:
+def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Path, command: str) -> None:
     """A recorded machine has its own model and times, and only it has a price of the user's; no recorded one is bought."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
@@ -255,7 +255,7 @@ def test_a_wrong_option_is_named(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_file_that_is_no_trace_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
     """A file that is no trace ends the command with status 1 and one sentence with the line."""
     trace = tmp_path / "mine.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,0,20\n")
@@ -268,7 +268,7 @@ def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Pat
     ("options", "named"),
     [("--design HA --machines 2", "--design"), ("", "--machines"), ("--machines 0,2", "--machines")],
 )
-def test_of_a_recorded_machine_only_the_number_is_said(
+def test_of_a_recorded_machine_only_the_number_is_given(
     spotwise: CommandLine, tmp_path: Path, options: str, named: str
 ) -> None:
     """A design has machines of its own."""

@@ -39,7 +39,7 @@ class TestForgetting:
         assert sent(bench.feed(serving(), after_s=9.9), "t") == []
         assert sent(bench.feed(serving(), after_s=0.2), "t") == [FORGET]
 
-    def test_not_of_one_that_was_heard_in_time(self) -> None:
+    def test_not_of_one_that_reported_in_time(self) -> None:
         """A heartbeat in time restarts the count of a gateway's absence."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(serving())

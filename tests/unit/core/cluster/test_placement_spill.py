@@ -134,7 +134,7 @@ class TestTokensSpillOver:
         assert chosen(*workers, policy=bound) == ("p", "t2", PlacedBy.ALL_OVER)
         assert chosen(full, over, worker_member("t", free=0), policy=bound) == ("p", "m", PlacedBy.ALL_OVER)
 
-    def test_nobody_waits_while_anybody_has_room(self) -> None:
+    def test_no_request_waits_while_a_worker_has_memory(self) -> None:
         """While any worker has memory no request waits, even if its prompt queue is over the threshold."""
         assert chosen(prompt_worker("p", pending=90), self.FULL) == ("p", "p", PlacedBy.ALL_OVER)
         assert choice(prompt_worker("p", free=1), self.FULL, mixed_worker("m", free=1)) is None

@@ -9,7 +9,7 @@ def first_incarnation(_: str) -> int:
     return 1
 
 
-def test_the_longest_beginning_in_common_is_told() -> None:
+def test_the_longest_common_prefix_is_returned() -> None:
     """Spans of 64 tokens at first: of three, two are the same."""
     memory = PrefixMemory(100)
     memory.sent((1, 2, 3), "p", 1)

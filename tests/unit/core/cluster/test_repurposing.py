@@ -71,7 +71,7 @@ def test_the_last_of_a_pool_stays() -> None:
     assert Watch(P1, T1, worker_member("t2", blocks=0)).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) is None
 
 
-def test_a_pool_that_is_short_itself_gives_nobody_away() -> None:
+def test_a_pool_that_is_short_itself_gives_no_worker_away() -> None:
     """Short for more than a fifth of the requests."""
     both, prompt = (Pool.PROMPT, Pool.TOKEN), (Pool.PROMPT,)
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 3) is None

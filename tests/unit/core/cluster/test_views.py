@@ -93,7 +93,7 @@ class TestPool:
             (Pool.TOKEN, {"decoding": 1, "waiting_for_kv": 1}, {"prompts_to_hand_off": 1}),
         ],
     )
-    def test_a_worker_is_in_the_mixed_pool_while_it_reports_foreign_work(
+    def test_a_worker_is_in_the_mixed_pool_while_it_reports_off_pool_work(
         self, home: Pool, native: dict[str, Any], foreign: dict[str, Any]
     ) -> None:
         """A worker with off-pool work is in the mixed pool, and in its home pool with any amount of its own work."""

@@ -55,7 +55,7 @@ class TestOneAtATime:
         assert fleet.handle(e.ChangeEnded(6, True), 101.0) == []
         assert fleet.under_way is not None and fleet.under_way.change == 7
 
-    def test_a_changed_load_is_a_change_for_nobody(self) -> None:
+    def test_a_changed_load_begins_no_change(self) -> None:
         """After a while in which others may come, and once."""
         fleet = FleetChanges(FleetLimits(gather_s=2.0))
         assert fleet.handle(e.LoadChanged(), 100.0) == [e.WakeAt(102.0)]
@@ -104,7 +104,7 @@ class TestMerging:
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
 
-    def test_what_is_said_twice_changes_nothing(self) -> None:
+    def test_repeated_news_changes_nothing(self) -> None:
         """A bus may deliver again, also what is long over."""
         fleet = FleetChanges(AT_ONCE)
         first = e.InstanceNoticed("a", 130.0)
@@ -168,7 +168,7 @@ class TestNewcomers:
 class TestEarlyDeaths:
     """An instance that goes before its deadline costs its KV, never a request."""
 
-    def test_one_that_is_leaving_costs_its_kv_and_the_change_goes_on(self) -> None:
+    def test_one_that_is_leaving_costs_its_kv_and_the_change_continues(self) -> None:
         """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
@@ -253,7 +253,7 @@ class TestNestedNotices:
         assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
         assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
-    def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
+    def test_another_deadline_of_a_leaving_instance_is_reported_to_the_change(self) -> None:
         """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)

@@ -45,13 +45,13 @@ def waiting(inheritance: Inheritance) -> str:
 class TestKept:
     """The requests that continue and those that wait."""
 
-    def test_those_who_have_decoded_most_go_on(self) -> None:
+    def test_the_most_decoded_requests_continue(self) -> None:
         """The requests with most decoded tokens continue, as many as the new batches hold; the others wait in that order."""
         inheritance = after(stands("2,2,1,3", [1, 9, 5], [7, 3, 8]), "1,2,2,3")
         assert sorted(ids(inheritance)[0].split()) == ["0b", "1a", "1c"]
         assert waiting(inheritance) == "0c 1b 0a"
 
-    def test_of_equals_the_earlier_goes_on(self) -> None:
+    def test_of_equals_the_earlier_continues(self) -> None:
         """Earlier pipelines come first, and within them earlier requests."""
         inheritance = after(stands("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
         assert ids(inheritance) == {0: "0a 0b 1a"}
@@ -81,7 +81,7 @@ class TestKept:
 class TestTogether:
     """Requests of a pipeline stay together."""
 
-    def test_each_pipeline_goes_on_under_its_number(self) -> None:
+    def test_each_pipeline_keeps_its_number(self) -> None:
         """Each pipeline keeps its number where the new configuration has it."""
         inheritance = after(stands("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
         assert ids(inheritance) == {0: "0a", 1: "1a 1b", 2: "2a"}
@@ -111,7 +111,7 @@ class TestTogether:
         before = stands("4,1,1,2", [900, 900], [800, 800], [5, 5], [4, 4])
         assert ids(after(before, "2,2,1,8")) == {0: "0a 0b 3a 3b", 1: "1a 1b 2a 2b"}
 
-    def test_who_has_most_kv_on_devices_that_stay_is_a_predecessor(self) -> None:
+    def test_the_pipeline_with_most_kv_on_devices_that_stay_is_a_predecessor(self) -> None:
         """The first has most, but all of its devices leave."""
         before = stands("3,1,1,2", [90, 90], [5], [7], leaves=(0,))
         assert after(before, "2,1,1,2").predecessors == {0: 2, 1: 1}
@@ -179,7 +179,7 @@ class TestRunningOn:
 class TestPhasesApart:
     """Prompts here, decoding there."""
 
-    def test_only_pipelines_that_decode_go_on_with_decoding(self) -> None:
+    def test_only_pipelines_that_decode_continue_decoding(self) -> None:
         """What has decoded nothing yet stays where prompts are computed."""
         inheritance = after(stands("3,1,1,2", [5, 0], [6], [0]), "1+2,1,1,2")
         assert ids(inheritance) == {0: "2a 0b", 1: "0a", 2: "1a"}

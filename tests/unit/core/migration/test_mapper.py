@@ -47,7 +47,7 @@ def of_instance(mapped: DeviceMap, instance: str) -> list[Position]:
     return sorted(position for device, position in mapped.positions.items() if device.instance == instance)
 
 
-class TestWhoGoesWhere:
+class TestPositions:
     """Each position is filled by the device that holds most of it."""
 
     def test_one_that_replaces_a_leaving_instance_gets_its_place(self) -> None:
@@ -194,7 +194,7 @@ class TestLeaving:
         assert mapped.kept_weight_bytes == 0
         assert mapped.running_on == {}
 
-    def test_requests_go_on_though_none_of_their_kv_stays(self) -> None:
+    def test_requests_continue_though_none_of_their_kv_stays(self) -> None:
         """A request continues though no device of its KV stays: the KV moves while there is time."""
         running = {0: [RunningRequest("a", 50, 1)]}
         mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,), running=running), "1,1,2")

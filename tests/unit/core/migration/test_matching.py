@@ -108,7 +108,7 @@ class TestTwoLevels:
 
     @pytest.mark.parametrize("row", [0, 1])
     @pytest.mark.parametrize("column", [0, 1])
-    def test_instances_that_differ_in_one_entry_are_told_apart(self, row: int, column: int) -> None:
+    def test_instances_that_differ_in_one_entry_are_distinguished(self, row: int, column: int) -> None:
         """Instances that differ in any one entry are kept apart."""
         gains = table([1, 1], [1, 1], [1, 1], [1, 1])
         gains[2 + row, column] = 5

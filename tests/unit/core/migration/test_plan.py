@@ -137,7 +137,7 @@ class TestNotice:
 class TestLoss:
     """Machines that went without notice."""
 
-    def test_weights_that_nobody_holds_come_from_storage_and_lost_kv_is_computed_again(self) -> None:
+    def test_weights_that_no_device_holds_come_from_storage_and_lost_kv_is_recomputed(self) -> None:
         """Stage 1 is lost; stage 0 keeps its weights, and KV of half the layers is of no use."""
         instances = (Instance("a", 1), Instance("b", 1), Instance("c", 1))
         mapped = change("1,2,1,1", "1,2,1,1", instances, {0: (RunningRequest("r", 10),)}, lost=(1,))
@@ -146,7 +146,7 @@ class TestLoss:
         assert [each.id for each in (*plan.recomputed, *mapped.waiting)] == ["r"]
         assert plan.kept_bytes == 200
 
-    def test_a_lost_shard_without_a_byte_of_kv_costs_nobody_anything(self) -> None:
+    def test_a_lost_shard_without_a_byte_of_kv_costs_nothing(self) -> None:
         """One byte is not cut in two: the second shard has all of it."""
         model = replace(MODEL, kv_layer_token_bytes=1)
         instances = (Instance("a", 1, deadline_s=0.0), Instance("b", 1))

@@ -61,7 +61,7 @@ def test_a_large_batch_waits_half_a_service() -> None:
     assert waiting_s(100.0, 1.0, 2.0, 1, max_batch=100_000) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_nobody_waits_where_nobody_comes() -> None:
+def test_without_arrivals_there_is_no_wait() -> None:
     assert waiting_s(0.0, 5.0, 100.0, 1, 4) == 0.0
 
 

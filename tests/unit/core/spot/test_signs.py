@@ -22,7 +22,7 @@ def test_a_deadline_that_is_named_is_the_clouds() -> None:
     assert seen(ActiveSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
 
 
-def test_a_deadline_that_is_not_named_stands_from_the_first_sight() -> None:
+def test_a_missing_deadline_counts_from_the_first_sight() -> None:
     """Later answers do not push it on."""
     standing = ActiveSigns()
     assert seen(standing, Sign("a", "r")) == [("a", NOW + SHORTEST_GRACE_S)]
@@ -69,7 +69,7 @@ def test_an_answer_in_part_brings_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_a_sign_that_stands_twice_in_an_answer_is_one(again: int) -> None:
+def test_a_sign_repeated_in_an_answer_is_one(again: int) -> None:
     """A sign repeated in an answer counts once, with the earliest deadline."""
     standing = ActiveSigns()
     signs = [Sign("a", "r", 1100.0), *[Sign("a", "r", 1050.0)] * again]

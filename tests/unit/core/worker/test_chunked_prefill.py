@@ -74,7 +74,7 @@ def test_prompts_of_an_iteration_share_its_time() -> None:
         assert budget.max_chunk_tokens(0) == 0
 
 
-def test_a_slow_device_still_goes_on() -> None:
+def test_a_slow_device_still_makes_progress() -> None:
     """However long that takes and however many decode; but not with every prompt that waits."""
     pace = ChunkedPrefillBudget(STALL_S)
     run(pace, 10.0, part(100))
@@ -85,7 +85,7 @@ def test_a_slow_device_still_goes_on() -> None:
     assert budget.max_chunk_tokens(0) == 0
 
 
-def test_decodes_alone_say_nothing_of_what_prompts_cost() -> None:
+def test_decodes_alone_teach_no_prompt_cost() -> None:
     """They read all weights for a few tokens."""
     pace = paced()
     run(pace, 0.1, *[decode(500)] * 4, now=200.0)
@@ -155,7 +155,7 @@ def test_a_steady_device_is_learned() -> None:
     assert room(pace) in (62, 63)  # from above, and for ever a little above
 
 
-def test_a_context_costs_what_the_model_says() -> None:
+def test_a_context_costs_what_the_model_gives() -> None:
     """Here a token behind 1,024 others costs twice as much: chunks are half as long, and decodes cost double."""
     pace = ChunkedPrefillBudget(STALL_S, context_parity=1024.0)
     run(pace, 64 * 2 * TOKEN_S, part(64, 1024 - 32))
@@ -201,7 +201,7 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
     assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
 
 
-def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
+def test_a_profile_gives_the_token_cost_before_any_was_computed() -> None:
     """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
     pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
@@ -216,7 +216,7 @@ def test_what_was_computed_corrects_the_profile() -> None:
     assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
 
 
-def test_a_profile_of_nothing_says_nothing() -> None:
+def test_a_profile_of_nothing_gives_no_cost() -> None:
     """Where prompts take no time at all."""
     assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
 
@@ -246,7 +246,7 @@ class TestInAWorker:
         bench.prefill("q", prompt=100)
         assert row_of(bench.iterate(after_s=200 * TOKEN_S, p=50), "q") == (0, 63)
 
-    def test_its_heartbeat_says_what_a_prompt_token_takes(self) -> None:
+    def test_its_heartbeat_has_the_prompt_token_cost(self) -> None:
         """The heartbeat has the prompt-token cost once a prompt was computed."""
         bench = self.bench()
         bench.prefill("p", prompt=200)
@@ -254,7 +254,7 @@ class TestInAWorker:
         bench.iterate(after_s=200 * TOKEN_S, p=50)
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
-    def test_with_a_profile_it_says_so_from_its_first_heartbeat(self) -> None:
+    def test_with_a_profile_the_first_heartbeat_has_the_cost(self) -> None:
         """With a profile the first heartbeat has the cost already, so that the scheduler can weigh a first hand-off."""
         bench = WorkerBench(policy=WorkerPolicy(cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0)))
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)

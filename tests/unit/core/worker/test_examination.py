@@ -62,7 +62,7 @@ def stream(name: str) -> int:
     return stream_of(name).attempt_id
 
 
-def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
+def test_the_culprit_ends_with_an_error_and_the_others_continue() -> None:
     """It is found by halves; the others have every token once."""
     bench, commands = batch_of("c", 8)
     said = bench.run(commands, 9)
@@ -88,7 +88,7 @@ def test_all_culprits_are_found_within_three_iterations_a_member(culprits: str, 
     assert not any(error.retryable for error in errors(said).values())
 
 
-def test_a_batch_that_fails_as_a_whole_alone_harms_nobody() -> None:
+def test_a_batch_that_fails_only_as_a_whole_fails_no_sequence() -> None:
     """If both halves succeed, all members continue together."""
     bench, _ = batch_of("", 4)
     answer = bench.feed(c.IterationFailed("out of memory"))
@@ -97,7 +97,7 @@ def test_a_batch_that_fails_as_a_whole_alone_harms_nobody() -> None:
     assert errors(said) == {}
 
 
-def test_nobody_else_runs_while_a_batch_is_examined() -> None:
+def test_no_other_sequence_runs_while_a_batch_is_examined() -> None:
     """A sequence that arrives during the examination joins the batch after it."""
     bench, commands = batch_of("b", 2)
     said = bench.run(commands, 1)

@@ -82,7 +82,7 @@ class TestPreemption:
         assert (load.running, load.preempted, load.preemptions) == (1, 1, 1)
         assert (load.pending_prompt_tokens, load.kv_blocks_free) == (32, 1)
 
-    def test_it_is_computed_again_from_its_tokens_and_goes_on_counting(self) -> None:
+    def test_it_is_computed_again_from_its_tokens_and_continues_counting(self) -> None:
         """One row computes all that it knows; the next token has the next number."""
         bench, _ = preempted()
         commands = bench.iterate(a=2)
@@ -138,7 +138,7 @@ class TestPreemption:
         bench.iterate(a=2)
         bench.assert_empty()
 
-    def test_with_max_tokens_nobody_is_preempted(self) -> None:
+    def test_with_max_tokens_no_sequence_is_preempted(self) -> None:
         """The second sequence is not admitted before there is memory for all of it."""
         bench = bench_of(4, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
         bench.decode("a")

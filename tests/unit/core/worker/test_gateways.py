@@ -28,7 +28,7 @@ def decoding(*choice_ids: str, gateway: str = "g") -> WorkerBench:
 class TestCounting:
     """The count of sent batches lets a gateway detect a missing one."""
 
-    def test_batches_are_numbered_and_say_who_sent_them(self) -> None:
+    def test_batches_have_a_number_and_their_sender(self) -> None:
         """A batch of tokens has the worker's id and incarnation, and numbers begin with 1."""
         bench = decoding("r")
         (batch,) = batches(bench.iterate(r=51))
@@ -43,7 +43,7 @@ class TestCounting:
         assert [batch.number for batch in batches(commands)] == [2]
         assert [batch.number for batch in batches(commands, "h")] == [1]
 
-    def test_heartbeats_say_how_many_were_sent(self) -> None:
+    def test_heartbeats_count_the_batches_sent(self) -> None:
         """The heartbeat has the number of batches sent to each gateway, so that a gateway can detect the loss of the
         last one.
         """
@@ -51,7 +51,7 @@ class TestCounting:
         bench.iterate(r=51)
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
 
-    def test_only_the_incarnation_that_asked_is_told(self) -> None:
+    def test_tokens_go_to_the_requesting_incarnation_only(self) -> None:
         """Tokens are addressed to the incarnation that sent the request, since its successor has another inbox."""
         bench = WorkerBench()
         stream = m.StreamRef("g", 1, incarnation=7)
@@ -76,7 +76,7 @@ class TestForgetting:
         assert [streams.gateway_id for streams in bench.role.load().gateways] == ["h"]
         assert bench.role.load().running == 1
 
-    def test_a_gateway_that_is_back_after_all_hears_of_it(self) -> None:
+    def test_a_gateway_that_is_back_after_all_gets_the_errors(self) -> None:
         """It was only away for long; its next batch is number 1 again."""
         bench = decoding("r")
         (batch,) = batches(bench.feed(REPLACED))

@@ -150,7 +150,7 @@ class TestPipeline:
         policy = WorkerPolicy(BatchLimits(2), Reserve.MAX_TOKENS, prefix_caching=False, max_in_flight=2)
         return WorkerBench(policy=policy)
 
-    def test_who_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
+    def test_a_sequence_that_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
         """A new sequence joins another batch than the one in flight, and waits once there are as many batches as stages."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]
@@ -190,7 +190,7 @@ class TestRequestLevelBatches:
         policy = WorkerPolicy(limits, Reserve.MAX_TOKENS, prefix_caching=False, batching=Batching.REQUEST_LEVEL)
         return WorkerBench(policy=policy)
 
-    def test_nobody_joins_before_all_have_ended(self) -> None:
+    def test_no_sequence_joins_before_all_have_ended(self) -> None:
         """In request-level batching no sequence takes the place of one that has ended before the whole batch has."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]

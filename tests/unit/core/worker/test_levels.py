@@ -63,26 +63,26 @@ def arrive(
 class TestHandOff:
     """The level goes from the prompt worker to the token worker."""
 
-    def test_the_prompt_worker_says_where_the_sequence_stood(self) -> None:
+    def test_the_hand_off_has_the_queue_level(self) -> None:
         """A prompt of 20 tokens takes 3 s: it skips to the third queue, and has had 3 of its 4 s."""
         worker = bench()
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, QueueLevel(3, 0.75))
 
-    def test_a_worker_without_queues_says_nothing(self) -> None:
+    def test_a_worker_without_queues_sends_no_level(self) -> None:
         """Under FCFS a hand-off has no queue level."""
         worker = bench(Discipline.FCFS)
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)).level is None
 
-    def test_a_hand_off_that_was_begun_before_says_it_at_its_end(self) -> None:
+    def test_a_hand_off_that_was_begun_before_has_the_level_at_its_end(self) -> None:
         """When the prompt is computed, and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
         assert commit.handoff.level == QueueLevel(3, 0.75)
 
-    def test_the_token_worker_goes_on_from_there(self) -> None:
+    def test_the_token_worker_continues_from_that_level(self) -> None:
         """A sequence of a higher level decodes first, though its KV came later; as much of its quantum is left as there was."""
         worker = bench()
         reserve(worker, "long", "short", "busy")

@@ -80,7 +80,7 @@ class TestReuse:
         hand_off(bench, "a")
         assert prompt(bench, "b", (7, *TEXT[1:40]))[:2] == (0, 40)
 
-    def test_a_prompt_whose_scores_are_asked_for_is_computed_whole(self) -> None:
+    def test_a_prompt_with_requested_scores_is_computed_whole(self) -> None:
         """Scores need the logits of every position; what it computes may be reused by others."""
         bench = bench_of()
         for name in ("a", "b"):

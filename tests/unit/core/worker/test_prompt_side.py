@@ -126,7 +126,7 @@ class TestHandoff:
         assert bench.role.load().kv_push_token_s == 0.125 / 30
         bench.assert_empty()
 
-    def test_a_failed_hand_off_asks_for_another_attempt(self) -> None:
+    def test_a_failed_hand_off_is_a_retryable_error(self) -> None:
         """The gateway has the first token, so the next attempt starts at index 1; the reservation is given back."""
         bench = WorkerBench()
         bench.prefill("r")
@@ -163,7 +163,7 @@ class TestHandoff:
             assert len(ledger(commands, "prefilled")) == 1
             bench.assert_empty()
 
-    def test_an_attempt_that_goes_on_prefills_the_committed_tokens_and_numbers_after_them(self) -> None:
+    def test_a_later_attempt_prefills_the_committed_tokens_and_numbers_after_them(self) -> None:
         """Prompt and committed outputs are one prompt to the prompt worker."""
         bench = WorkerBench()
         bench.start("r", prompt=32)
@@ -246,7 +246,7 @@ class TestInPlace:
         bench.in_place("r", prompt=30)
         assert bench.pool.used_blocks == 2
 
-    def test_the_ledger_tells_the_phases_apart(self) -> None:
+    def test_the_ledger_distinguishes_the_phases(self) -> None:
         """The first token and its time belong to the prompt phase."""
         bench = WorkerBench()
         bench.in_place("r")

@@ -50,7 +50,7 @@ def test_strictly_first_come_first_served_it_waits() -> None:
     assert (rows(commands), preempted(commands)) == (["a@1", "b@1"], 0)
 
 
-def test_with_all_blocks_reserved_nobody_is_preempted() -> None:
+def test_with_all_blocks_reserved_no_sequence_is_preempted() -> None:
     """With `Reserve.MAX_TOKENS`, as in Orca, a waiting prompt preempts no sequence."""
     bench = full(policy=replace(POLICY, reserve=Reserve.MAX_TOKENS))
     bench.prefill("p", prompt=30)
@@ -120,7 +120,7 @@ def test_as_few_as_are_needed_lose_their_blocks() -> None:
     assert preempted(commands) == 1
 
 
-def test_where_it_would_not_do_nobody_loses_blocks() -> None:
+def test_where_preemption_would_not_suffice_no_sequence_loses_blocks() -> None:
     """No decode is preempted for a prompt that would not fit even then."""
     bench = full(blocks=5)
     bench.prefill("p", prompt=60)

@@ -115,7 +115,7 @@ class TestQueues:
         assert floor.names() == ["moved", "new"]
         assert moved.queue_state is not None and (moved.queue_state.queue, moved.queue_state.used_s) == (3, 3.5)
 
-    def test_who_starves_is_promoted_with_as_much_as_its_next_iteration_takes(self) -> None:
+    def test_a_starving_sequence_is_promoted_with_as_much_as_its_next_iteration_takes(self) -> None:
         """A long prompt behind a stream of short ones runs whole, and is demoted after."""
         floor = Floor(replace(QUEUES, starve_limit_s=10.0))
         starving = floor.add("starving", 60)  # 7 s: Q4
@@ -129,7 +129,7 @@ class TestQueues:
         floor.run(18.0, starving)
         assert starving.queue_state.queue == 2  # its next iteration is a decode
 
-    def test_only_who_has_waited_as_long_as_anybody_should_comes_before_all_newcomers(self) -> None:
+    def test_only_a_sequence_that_waited_the_limit_comes_before_all_newcomers(self) -> None:
         """A promotion starts the wait anew, with the turn that it gives."""
         floor = Floor(replace(QUEUES, starve_limit_s=10.0))
         old = floor.add("old", 5)
@@ -145,7 +145,7 @@ class TestQueues:
         assert floor.order.next_runs_s(ordered, 0.0) == [0.0, 2 / 2, 2 * (2 + 4) / 2]
         assert floor.order.next_runs_s(ordered[::-1], 0.0) == [6.0, 1.0, 0.0]
 
-    def test_whoever_has_a_lower_priority_is_expected_after_the_others(self) -> None:
+    def test_a_lower_priority_is_expected_after_the_others(self) -> None:
         """A sequence of lower priority is expected after the others, however short it is."""
         floor = Floor(width=1)
         high, low = floor.add("high", 60), floor.add("low", 5, priority=1)
@@ -164,7 +164,7 @@ class TestTenants:
         floor.add("one", 5, tenant="one")
         assert floor.names() == ["many0", "one", "many1", "many2"]
 
-    def test_who_was_served_waits_for_others(self) -> None:
+    def test_a_served_tenant_waits_for_others(self) -> None:
         """What was charged counts: prompt tokens once, output tokens twice."""
         floor = Floor()
         a, b = floor.add("a", 20, tenant="a"), floor.add("b", 5, tenant="b")
@@ -195,7 +195,7 @@ class TestInOrder:
         ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
         assert [sequence.choice_id for sequence in ordered] == ["b", "a", "c"]
 
-    def test_whoever_has_least_to_compute_first(self) -> None:
+    def test_least_to_compute_first(self) -> None:
         """Shortest-job-first counts the remaining tokens of prompt and answer together."""
         floor = Floor()
         a, b = floor.add("a", 50), floor.add("b", 5)

@@ -69,6 +69,6 @@ class TestReturn:
         assert away.come_back(5) == ["soon", "next"]
         assert away.come_back(6) == ["soon", "next", "late"]
 
-    def test_nobody_passes_one_that_has_no_room(self) -> None:
+    def test_no_sequence_passes_one_that_does_not_fit(self) -> None:
         """Else a large one would never come back."""
         assert Held(("large", 3, 1.0), ("small", 1, 2.0)).come_back(2) == []

@@ -86,7 +86,7 @@ class TestLeaving:
 class TestReturning:
     """To the device."""
 
-    def test_it_goes_on_where_it_was(self) -> None:
+    def test_it_resumes_where_it_was(self) -> None:
         """A swapped-in sequence resumes at its last position without recomputation, and its host blocks become free."""
         bench, _ = one_leaves()
         bench.swapped("a")

@@ -66,7 +66,7 @@ class TestReservation:
 class TestLeases:
     """A reservation that is not renewed is released."""
 
-    def test_expiry_tells_the_gateway_to_try_again_and_frees_the_blocks(self) -> None:
+    def test_expiry_sends_a_retryable_error_and_frees_the_blocks(self) -> None:
         """The transfer is shut first: nothing may be written into blocks that have another owner."""
         bench = WorkerBench()
         bench.reserve("r")
@@ -165,7 +165,7 @@ class TestArrival:
         assert rows(commands) == ["r@1"]
         assert deltas(bench.iterate(r=51))[0].token_index == 1
 
-    def test_an_attempt_that_goes_on_counts_what_was_committed(self) -> None:
+    def test_a_later_attempt_counts_the_committed_tokens(self) -> None:
         """In either order of arrival: three tokens committed, the fourth from the prompt worker, the fifth from here."""
         for kv_first in (False, True):
             bench = WorkerBench()
@@ -252,7 +252,7 @@ class TestMissingRecord:
                 assert (c.ForgetKv("r") in commands) is not arrived
                 bench.assert_empty()
 
-    def test_of_a_sequence_that_is_gone_it_says_nothing(self) -> None:
+    def test_a_gone_sequence_sends_nothing(self) -> None:
         """The record went with the request."""
         assert WorkerBench().feed(c.RecordUnavailable("r", 1, "gone", retryable=True)) == []
 

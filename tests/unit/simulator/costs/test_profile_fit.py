@@ -44,7 +44,7 @@ def test_the_law_behind_a_profile_is_found() -> None:
     assert [cost.decode(batch) for batch in (1, 24, 100)] == pytest.approx([0.0453, 0.0522, 0.075])
 
 
-def test_long_contexts_in_large_batches_cost_what_nobody_measured() -> None:
+def test_long_contexts_in_large_batches_have_an_unmeasured_cost() -> None:
     """The profile has large batches with short contexts only; the fitted law extrapolates."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     shape = BatchShape(decodes=64, decode_context=64 * 4096)
@@ -68,7 +68,7 @@ def test_a_table_that_would_fall_is_levelled() -> None:
     assert cost.decode.seconds == pytest.approx((0.025, 0.025, 0.04))
 
 
-def test_the_published_model_asks_the_table_of_tokens_for_requests() -> None:
+def test_the_published_model_reads_the_table_of_tokens_by_requests() -> None:
     """The published model times decodes as behind the shortest prompt, and mixed iterations by all their tokens."""
     cost = fit_published(ROWS)
     alone, crowd = (cost.iteration_s(BatchShape(decodes=count, decode_context=900 * count)) for count in (1, 64))

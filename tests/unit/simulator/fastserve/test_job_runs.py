@@ -33,7 +33,7 @@ def jct_s(case: JobCase, scheduler: Scheduler) -> float:
 class TestEngines:
     """What the paper ran on, as machines of a world."""
 
-    def test_a_decode_takes_what_the_artifacts_profile_says(self) -> None:
+    def test_a_decode_takes_the_time_of_the_artifacts_profile(self) -> None:
         """19.9 ms, 0.0385 ms for a sequence, 0.63 us for each token of its context; a prompt of 100: 28.4 ms."""
         queues = Queues().policy(OPT_ON_80GB)
         assert queues.first_quantum_s == pytest.approx(0.0199 + 0.0385e-3 + 0.63e-6)
@@ -41,7 +41,7 @@ class TestEngines:
         assert run.jct_s["mean"] == pytest.approx(0.0181 + 0.102e-3, rel=1e-3)
 
     @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-    def test_memory_holds_the_tokens_that_it_is_said_to(self, engine: object) -> None:
+    def test_memory_holds_the_configured_tokens(self, engine: object) -> None:
         """To the token on the device; the host has more."""
         assert engine.machine.kv_tokens(engine.model) == engine.kv_tokens  # type: ignore[attr-defined]
         assert engine.host_tokens > engine.kv_tokens  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ class TestSchedulers:
         assert (fast.mlfq.quantum_ratio, fast.swap.when_full) == (4.0, WhenFull.REACTIVE)
         assert [interruptions(OPT_ON_40GB, scheduler, queues) is not None for scheduler in Scheduler].count(True) == 1
 
-    def test_nobody_is_promoted_without_a_limit(self) -> None:
+    def test_no_job_is_promoted_without_a_limit(self) -> None:
         """Without a starvation limit no sequence is promoted: the limit is infinite."""
         assert Queues(starve_limit_s=None).policy(OPT_ON_40GB).starve_limit_s == float("inf")
 
@@ -114,7 +114,7 @@ class TestWhatComesOut:
         assert fast < 0.5 * fcfs
         assert oracle < fast
 
-    def test_queues_change_nothing_where_nobody_waits(self) -> None:
+    def test_queues_change_nothing_where_no_job_waits(self) -> None:
         """Without waiting jobs FastServe's mean JCT is within a percent of FCFS's."""
         idle = replace(CASE, rate=0.2)
         fcfs, fast = (jct_s(idle, scheduler) for scheduler in (Scheduler.FCFS, Scheduler.FASTSERVE))

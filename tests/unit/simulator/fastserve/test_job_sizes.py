@@ -81,7 +81,7 @@ class TestGammaArrivals:
     SIZES = ZipfSizes(100, 100, 1.0)
 
     @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
-    def test_gaps_have_the_rate_and_the_variation_that_were_asked_for(self, cv: float) -> None:
+    def test_gaps_have_the_requested_rate_and_variation(self, cv: float) -> None:
         """The drawn gaps have the requested mean and coefficient of variation."""
         times = [arrival.at_s for arrival in gamma_arrivals(self.SIZES, 5.0, cv, MANY, 0)]
         gaps = np.array([later - earlier for earlier, later in pairwise(times)])

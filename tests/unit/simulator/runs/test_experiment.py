@@ -75,7 +75,7 @@ def test_chunks_bound_what_an_iteration_computes() -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 4.0, 6.0, 9.0, 20.0])
 @pytest.mark.parametrize("decode_model", [DecodeModel.HONEST, DecodeModel.PUBLISHED])
-def test_a_run_of_which_only_the_verdict_is_asked_has_the_same_one(rate: float, decode_model: DecodeModel) -> None:
+def test_a_run_for_its_verdict_only_has_the_same_verdict(rate: float, decode_model: DecodeModel) -> None:
     """However early it ends: where the objectives hold it is the whole run, and where they do not none that is longer."""
     case = replace(CODE, rate=rate, decode_model=decode_model)
     whole, early = simulate(case), simulate(replace(case, verdict_only=True))

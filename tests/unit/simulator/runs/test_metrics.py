@@ -39,7 +39,7 @@ def test_latencies_are_kept_as_seconds_and_as_slowdowns() -> None:
     assert run.output_tokens == 10
 
 
-def test_a_single_token_says_nothing_of_the_time_between_tokens() -> None:
+def test_a_single_token_has_no_time_between_tokens() -> None:
     """Counted as 0 it would make a slow run look fast."""
     run = metrics()
     run.request_completed(completed(2.0, 2.0, output_tokens=1))

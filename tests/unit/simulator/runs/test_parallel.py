@@ -56,7 +56,7 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_search_asks_for_again_is_known(jobs: int) -> None:
+def test_a_repeated_case_of_a_search_is_known(jobs: int) -> None:
     """The repeated run is answered from the first, and the search continues."""
     finished: list[Case] = []
     results = drive({"": again(case(), 3)}, jobs, holds_up_to_90, lambda run: finished.append(run.case))

@@ -55,7 +55,7 @@ def test_without_a_file_sizes_have_the_published_percentiles() -> None:
     assert outputs[len(outputs) // 2] == pytest.approx(13, abs=1)
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_workload_is_refused(tmp_path: Path) -> None:
     """Before a world is made for it."""
     with pytest.raises(ValueError, match="no workload 'poems'"):
         ClusterWorkload("poems")

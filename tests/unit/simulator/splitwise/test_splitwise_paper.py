@@ -131,7 +131,7 @@ def test_what_differs_has_a_reason_for_each_model_of_time_and_the_rest_has_none(
     assert headlines({PUBLISHED: as_the_paper})[0].why == ""
 
 
-def test_what_was_not_found_says_so() -> None:
+def test_the_reason_has_what_was_not_found() -> None:
     """Where a limit or split was not found, the headline's reason is that."""
     rows = headlines({HONEST: findings({"Baseline-A100": 0.0}, None)})
     assert by_name(rows, "equal power", "AA over Baseline-A100").why == "honest: Baseline-A100 carries nothing"

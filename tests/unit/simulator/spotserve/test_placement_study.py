@@ -79,7 +79,7 @@ class TestWorld:
         assert interrupted.interruptions > interrupted.requests, "some twice"
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
-    def test_nobody_is_placed_where_a_notice_was_given(self) -> None:
+    def test_no_request_is_placed_where_a_notice_was_given(self) -> None:
         """With a notice as long as a request, no request is interrupted, but requests wait longer."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (400.0, "remove", "a"), (400.0, "add", "b"), (500.0, "add", "c")]
         hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 2)
@@ -90,7 +90,7 @@ class TestWorld:
         assert noticed.interruptions == 0
         assert noticed.mean_latency_s > hasty.mean_latency_s
 
-    def test_instances_that_stay_are_preferred_by_who_knows_of_them(self) -> None:
+    def test_aware_placement_prefers_instances_that_stay(self) -> None:
         """With an hour's weight on an interruption, aware placement uses the instances that stay, and no request
         is interrupted.
         """
@@ -136,7 +136,7 @@ class TestFit:
         (60.0, "add", "c"),
     ]
 
-    def test_who_lives_on_is_censored(self) -> None:
+    def test_a_running_life_is_censored(self) -> None:
         """b was 30 s old at 40 s, the end of the observation."""
         assert lives_until(self.EVENTS, 40.0) == [Life(30.0, True), Life(30.0, False)]
 

@@ -62,7 +62,7 @@ def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"), [("OPT-6.7B", 6.7), ("GPT-20B", 20.0), ("LLaMA-30B", 30.0)], ids=list(PAPER_MODELS)
 )
-def test_shapes_have_as_many_weights_as_the_names_say(name: str, billions: float) -> None:
+def test_shapes_have_as_many_weights_as_their_names_state(name: str, billions: float) -> None:
     """Each model's shape has as many single-precision weights as its name states."""
     model: PaperModel = PAPER_MODELS[name]
     assert model.shape.weight_bytes / 4 / 1e9 == pytest.approx(billions, rel=0.06)

@@ -87,7 +87,7 @@ def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
         ('[0, "no-op", {"nodes": []}]\n', "nothing happens"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_error_has_its_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as refused:
         read_spot_trace(path)
@@ -114,7 +114,7 @@ def test_traces_made_by_hand_keep_the_same_rules() -> None:
         SpotTrace("stray", (SpotEvent(5.0, REMOVE, ("b",)),))
 
 
-def test_a_part_begins_with_who_was_there(tmp_path: Path) -> None:
+def test_a_part_begins_with_the_instances_of_that_time(tmp_path: Path) -> None:
     """A part begins with the instances of that time and ends before the events of its last moment."""
     trace = read_spot_trace(written(tmp_path, "0,add,a\n1000,add,b\n2000,remove,a\n3000,add,c\n4000,remove,b\n"))
     part = trace.part(2.0, 4.0)
@@ -160,7 +160,7 @@ def test_counts_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["1,2,3,4", "x,1", "1,-1", "1,1.5", "2021-13-10, 00:00:00, 5"])
-def test_a_wrong_count_is_said_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_wrong_count_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(TraceError, match=r"trace\.txt, line 2: "):
         read_counts(written(tmp_path, f"0,1\n{line}\n"))
 

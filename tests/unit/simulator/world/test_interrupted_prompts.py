@@ -22,7 +22,7 @@ def test_a_prompt_loses_what_each_quantum_has_room_for() -> None:
     assert interrupted.lost_parts(20) == (4, 12)
 
 
-def test_the_last_queue_interrupts_nobody() -> None:
+def test_the_last_queue_interrupts_no_prompt() -> None:
     """However long the prompt: it would never end."""
     assert InterruptedPrompts(COST, QUEUES).lost_parts(10_000) == (4, 12, 28)
 

@@ -45,7 +45,7 @@ class TestNetwork:
         wires.queue.run()
         assert wires.sent == {"short": pytest.approx(2.0), "long": pytest.approx(3.0)}
 
-    def test_private_links_are_shared_with_nobody(self) -> None:
+    def test_private_links_are_not_shared(self) -> None:
         """Transfers pass through one another at one rate, whatever their ends carry; what was carried is counted."""
         wires, sender, receiver = Wires(50.0), Link(100.0), Link(10.0)
         wires.send("first", sender, receiver, 100.0)

@@ -99,7 +99,7 @@ class TestSwapping:
         with pytest.raises(ValueError, match="host's memory"):
             alone(with_host(128, 0), mlfq(), [self.LONG])
 
-    def test_host_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaked_host_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A leaked host block is an error, like a leaked device block."""
         free = CountedBlockPool.free
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, id_: 0 if pool.num_blocks == 63 else free(pool, id_))
@@ -171,7 +171,7 @@ class TestWithoutScheduler:
         ((_, reason),) = diary.failed
         assert reason.startswith("never_fits")
 
-    def test_two_machines_need_somebody_who_chooses(self) -> None:
+    def test_two_machines_need_a_scheduler(self) -> None:
         """Without a scheduler only one machine is accepted."""
         with pytest.raises(ValueError, match="one machine"):
             serve(machines(mixed=2), [Arrival(0.0, 10, 1)], settings(through_scheduler=False))

@@ -46,7 +46,7 @@ class TestOneRequest:
         assert (result.completed, result.failed) == (1, 0)
         assert result.ended_s == pytest.approx(5.0 + served.e2e_s)
 
-    def test_a_machine_says_what_it_did(self) -> None:
+    def test_a_machine_reports_time_and_bytes(self) -> None:
         """A machine's result has its bytes sent and its busy time."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 100, 3)])
         prompt, token = result.machines
@@ -172,7 +172,7 @@ class TestManyRequests:
         serve(machines(mixed=101), [Arrival(10.0, 10, 1)])
         assert len(planned) - few == few + 100
 
-    def test_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaked_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run whose memory leaks shows nothing about the mesh, so it is an error."""
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, owner: 0)
         with pytest.raises(SimulationError, match="KV blocks are held"):
@@ -208,7 +208,7 @@ class TestManyRequests:
 
 
 @pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
-def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: float, machine: str) -> None:
+def test_a_machine_that_has_computed_a_prompt_reports_it_at_once(news_interval_s: float, machine: str) -> None:
     """The first is free when the third request comes, the second is not; only that heartbeat shows it."""
     arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
@@ -227,7 +227,7 @@ def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, 
     assert served == {1000: "m0", 500: "m1", 300: machine}
 
 
-def test_one_request_at_a_time_waits_as_long_as_queueing_theory_says() -> None:
+def test_one_request_at_a_time_waits_as_in_queueing_theory() -> None:
     """Poisson arrivals at a server with a constant time of service: M/D/1, mean wait = rho / (2 (1 - rho)) services."""
     service_s, load, count = 0.1, 0.6, 20_000
     rng = np.random.default_rng(7)

@@ -136,7 +136,7 @@ async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
     assert len(await results.run(BatchRow("r@1", 0, 3, (0,)))) == 1
 
 
-async def test_who_was_in_a_batch_that_failed_is_as_before() -> None:
+async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
     """Its rows, run again without the one that failed it, bring the tokens that they would have brought."""
     results = Results(engine())
     await results.engine.add_sequence(record())
