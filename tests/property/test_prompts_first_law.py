@@ -59,7 +59,9 @@ class Play:
         assert self.timeline.live == {}
         assert self.timeline.pool.free_blocks == blocks
         self.rows = [{row[0].split("@")[0]: row for row in rows} for rows in self.timeline.iterations]
-        entries = [(tick, said.entry) for tick, said in self.timeline.said if isinstance(said, m.RecordLedger)]
+        entries = [
+            (tick, command.entry) for tick, command in self.timeline.commands if isinstance(command, m.RecordLedger)
+        ]
         self.preempted = [(tick, entry.choice_id) for tick, entry in entries if entry.stage == "preempted"]
         self.prefilled_tick = {entry.choice_id: tick for tick, entry in entries if entry.stage == "prefilled"}
 

@@ -87,15 +87,15 @@ def test_a_drain_without_waiting_needs_no_store(
     spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's address is enough, and the only one used."""
-    asked: list[str] = []
+    brokers: list[str] = []
 
-    async def ask(nats_url: str, worker: str, seconds: float) -> None:
-        asked.append(nats_url)
+    async def send(nats_url: str, worker: str, seconds: float) -> None:
+        brokers.append(nats_url)
 
-    monkeypatch.setattr(drain_module, "send_notice", ask)
+    monkeypatch.setattr(drain_module, "send_notice", send)
     assert spotwise("drain", "token-0", "--nats-url", OTHER.nats_url).status == 0
     assert spotwise("drain", "token-0", "--name", local_mesh).status == 0
-    assert asked == [OTHER.nats_url, LOCAL.nats_url]
+    assert brokers == [OTHER.nats_url, LOCAL.nats_url]
 
 
 def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
@@ -103,13 +103,13 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
 ) -> None:
     """One line names the lost store and what was done already; no traceback."""
 
-    async def ask(nats_url: str, worker: str, seconds: float) -> None:
+    async def send(nats_url: str, worker: str, seconds: float) -> None:
         pass
 
     async def connect(url: str) -> RedisStore:
         raise MeshError(f"no Redis server answers at {url}")
 
-    monkeypatch.setattr(drain_module, "send_notice", ask)
+    monkeypatch.setattr(drain_module, "send_notice", send)
     monkeypatch.setattr(RedisStore, "connect", connect)
     ended = spotwise("drain", "token-0", "--name", local_mesh, "--wait")
     assert ended.status == 1

@@ -27,7 +27,7 @@ def one_question(request: HttpRequest) -> Dialogue[HttpAnswer]:
     return answer
 
 
-async def asked(server: MetadataServer, request: HttpRequest, timeout_s: float = 5.0) -> HttpAnswer:
+async def fetched(server: MetadataServer, request: HttpRequest, timeout_s: float = 5.0) -> HttpAnswer:
     return await carried_out(one_question(request), server, timeout_s)
 
 
@@ -68,8 +68,8 @@ async def test_a_malformed_answer_is_a_failure_with_its_reason(fault: Fault, fai
         server.faults.append(fault)
         limit_s = 0.1 if fault.slow_s else 5.0
         request = HttpRequest("GET", "/computeMetadata/v1/instance/id", {"Metadata-Flavor": "Google"})
-        assert await asked(server, request, limit_s) == HttpAnswer(None, failure=failure)
-        assert (await asked(server, request)).status == 200
+        assert await fetched(server, request, limit_s) == HttpAnswer(None, failure=failure)
+        assert (await fetched(server, request)).status == 200
 
 
 async def test_drops_that_never_end_are_cut_off() -> None:
@@ -110,14 +110,14 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:{free_port()}")
     async with MetadataServer() as server:
-        assert (await asked(server, HttpRequest("GET", "/nothing"))).status == 404
+        assert (await fetched(server, HttpRequest("GET", "/nothing"))).status == 404
 
 
 async def test_redirects_are_not_followed() -> None:
     """A service that redirects is not a metadata service."""
     async with MetadataServer() as server:
         server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
-        assert (await asked(server, HttpRequest("GET", "/a"))).status == 302
+        assert (await fetched(server, HttpRequest("GET", "/a"))).status == 302
         assert len(server.questions) == 1
 
 

@@ -429,13 +429,13 @@ async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
 class _Throttles(BaseHTTPRequestHandler):
     """Is throttled once, then shows an account without instances."""
 
-    asked = 0
+    calls = 0
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        type(self).asked += 1
-        if self.asked == 1:
+        type(self).calls += 1
+        if self.calls == 1:
             body = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
             self.send_response(503)
         else:
@@ -452,7 +452,7 @@ class _Throttles(BaseHTTPRequestHandler):
 @pytest.fixture
 def throttling(account: None) -> Iterator[str]:
     """The address of a server that throttles."""
-    _Throttles.asked = 0
+    _Throttles.calls = 0
     with ThreadingHTTPServer(("127.0.0.1", 0), _Throttles) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -465,7 +465,7 @@ async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> No
     """boto3 repeats a throttled call, at the address of the options."""
     mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
     assert await mine.instances() == []
-    assert _Throttles.asked == 2
+    assert _Throttles.calls == 2
     await mine.close()
 
 
@@ -475,7 +475,7 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
         await mine.instances()
-    assert _Throttles.asked == 1
+    assert _Throttles.calls == 1
     await mine.close()
 
 

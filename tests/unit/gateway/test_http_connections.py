@@ -130,7 +130,7 @@ async def test_no_more_connections_than_there_are_places(make_app: MakeApp, mesh
             await client.send(post(PATH, BODY))
         for _ in busy:
             await mesh.hung.get()
-        head, body = await _ask(server)
+        head, body = await _request(server)
         assert (head.split()[1], error_code(body)) == (b"503", "too_many_connections")
         assert b"retry-after: 1" in head
         crowd = [await server.connect() for _ in range(5)]
@@ -142,13 +142,13 @@ async def test_no_more_connections_than_there_are_places(make_app: MakeApp, mesh
         idle = await server.connect()
         await idle.send(post(PATH, BODY))
         await idle.answer()
-        assert b"200 ok" in (await _ask(server))[0]
+        assert b"200 ok" in (await _request(server))[0]
         assert await idle.rest() == b""
         for client in busy:
             client.leave()
 
 
-async def _ask(server: Listening) -> tuple[bytes, bytes]:
+async def _request(server: Listening) -> tuple[bytes, bytes]:
     client = await server.connect()
     await client.send(post(PATH, BODY, "Connection: close"))
     answer = await client.answer()

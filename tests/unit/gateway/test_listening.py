@@ -74,13 +74,13 @@ async def test_a_gateway_that_reports_ready_listens(
     answered: list[int] = []
     run = ServiceHost.run
 
-    async def ask_and_stop(host: ServiceHost, *arguments: Any) -> None:
+    async def request_and_stop(host: ServiceHost, *arguments: Any) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             answered.append((await client.get(f"http://{LOOPBACK}:{port}/v1/models")).status_code)
         host.stop()
         await run(host)
 
-    monkeypatch.setattr(ServiceHost, "run", ask_and_stop)
+    monkeypatch.setattr(ServiceHost, "run", request_and_stop)
     async with asyncio.timeout(PATIENCE_S):
         await serve(settings(model_dir, LOOPBACK, port))
     assert answered == [200]

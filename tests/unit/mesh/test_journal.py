@@ -135,7 +135,7 @@ class Moves:
     """Moves of KV that take a while; what is in the blocks does not matter here."""
 
     def begin(self, move: c.SwapOut | c.SwapIn, timeline: Timeline) -> None:
-        timeline.at(timeline.tick + 3, lambda: timeline.tell(c.Swapped(move.sequence_id)))
+        timeline.at(timeline.tick + 3, lambda: timeline.feed(c.Swapped(move.sequence_id)))
 
     def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
         pass
@@ -192,7 +192,7 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
     (source,) = find_journals(tmp_path)
     done = replay(source)
     assert done.difference is None
-    moved = sum(isinstance(said, c.SwapOut | c.SwapIn) for _, said in timeline.said)
+    moved = sum(isinstance(command, c.SwapOut | c.SwapIn) for _, command in timeline.commands)
     assert len(done.decision_s["Swapped"]) == moved > 4
 
 

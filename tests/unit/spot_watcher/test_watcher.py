@@ -45,15 +45,15 @@ class Mesh:
         self.reports: list[InterruptionReported] = []
 
     async def listen(self) -> None:
-        async def heard(raw: BusMessage) -> None:
+        async def on_message(raw: BusMessage) -> None:
             message = decode(raw.payload)
             if isinstance(message, Drain):
                 self.notices.append(message)
             elif isinstance(message, InterruptionReported):
                 self.reports.append(message)
 
-        await self.host.bus.subscribe(subjects.NOTICES, heard)
-        await self.host.bus.subscribe(subjects.INTERRUPTIONS, heard)
+        await self.host.bus.subscribe(subjects.NOTICES, on_message)
+        await self.host.bus.subscribe(subjects.INTERRUPTIONS, on_message)
 
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
         """Send a heartbeat of a worker on the watcher's machine."""
@@ -139,8 +139,8 @@ async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
         await until(lambda: len(mesh.notices) == 2)
         await mesh.beat("a", State.LEFT)
         await mesh.beat("b", State.DRAINING)
-        asked = len(server.questions)
-        await until(lambda: len(server.questions) > asked + 5)
+        polled = len(server.questions)
+        await until(lambda: len(server.questions) > polled + 5)
         assert server.acknowledged == []
         assert [question for question in server.questions if question.method == "POST"] == []
         # Every other question fails: also the POST, whichever it is.

@@ -43,8 +43,8 @@ def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
         swap_out=lambda there, here, ended: ends.append((there, here, ended)),
         swap_in=lambda there, here, ended: ends.append((there, here, ended)),
     )
-    heard: list[Any] = []
-    swaps = KvSwaps(cast(WorkerEngine, engine), heard.append, lambda: heard.append("room"))
+    events: list[Any] = []
+    swaps = KvSwaps(cast(WorkerEngine, engine), events.append, lambda: events.append("room"))
     swaps.swap_out(c.SwapOut("a@1", (1, 2), (7, 8)))
     swaps.swap_in(c.SwapIn("b@1", (9,), (3,)))
     swaps.swap_out(c.SwapOut("d@1", (4,), (6,)))
@@ -52,7 +52,7 @@ def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
     ends[0][2](None)
     ends[1][2](None)
     ends[2][2](OSError("no more"))
-    assert heard == [c.Swapped("a@1"), "room", c.Swapped("b@1"), c.SwapFailed("d@1", "OSError: no more")]
+    assert events == [c.Swapped("a@1"), "room", c.Swapped("b@1"), c.SwapFailed("d@1", "OSError: no more")]
 
 
 async def serve_all(mesh: TwinMesh, worker: TwinWorker) -> None:

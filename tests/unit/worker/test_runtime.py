@@ -263,7 +263,7 @@ async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWork
     """The blocks are free again and the gateway may try again."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
-    await mesh.heard_of(m.KvReserved, "r")
+    await mesh.message_of(m.KvReserved, "r")
     mesh.clock.advance(10.0)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
@@ -291,7 +291,7 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     for attempt_id, count in ((1, 40), (3, 8)):
         await mesh.end_of(attempt_id)
         assert [delta.token_id for delta in mesh.deltas(attempt_id)] == expected_tokens(PROMPT, count)
-    batches = [each for each in mesh.heard if isinstance(each, m.TokenBatch)]
+    batches = [each for each in mesh.received if isinstance(each, m.TokenBatch)]
     (batch,) = [batch for batch in batches if end in batch.deltas]
     assert 1 in [delta.attempt_id for delta in batch.deltas]
     await worker.idle()
@@ -329,7 +329,7 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
     await drain(mesh, "w", in_s=60.0)
     await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
     await mesh.reserve("w", "late", 4, 1, attempt_id=2)
-    assert (await mesh.heard_of(m.KvRefused, "late")).reason == "draining"
+    assert (await mesh.message_of(m.KvRefused, "late")).reason == "draining"
     worker.engine.gate.set()
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
@@ -343,7 +343,7 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
     """Requests are given back for another worker, and the worker does not wait for them."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
-    await mesh.heard_of(m.KvReserved, "r")
+    await mesh.message_of(m.KvReserved, "r")
     await drain(mesh, "w", in_s=3.0)
     await until(lambda: worker.runtime.role.state is m.MemberState.DRAINING)
     mesh.clock.advance(3.0)

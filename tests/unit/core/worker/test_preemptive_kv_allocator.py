@@ -172,7 +172,7 @@ class TestProactive:
     def test_a_burst_keeps_more(self) -> None:
         """Jobs in the K' uppermost queues are taken for as many newcomers."""
 
-        def told_to_go(burst_queues: int) -> list[str]:
+        def swapped_out(burst_queues: int) -> list[str]:
             bench = WorkerBench(
                 blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=0, burst_queues=burst_queues, seqs=1)
             )
@@ -183,8 +183,8 @@ class TestProactive:
             bench.in_place("d", prompt=5)
             return moved(bench.iterate(a=52))
 
-        assert told_to_go(0) == []
-        assert told_to_go(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
+        assert swapped_out(0) == []
+        assert swapped_out(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
 
     def test_the_last_to_run_goes_first(self) -> None:
         """Largest ENST first: of two that do not run, the one in the lower queue."""

@@ -144,7 +144,7 @@ class TestFetching:
         bench.iterate(n=2)
         return bench
 
-    def ask_alike(self, bench: WorkerBench) -> list[c.WorkerCommand]:
+    def submit_the_same(self, bench: WorkerBench) -> list[c.WorkerCommand]:
         """A newcomer p has the prompt of a, and more: it comes last but for a."""
         bench.start("p", prompt=41, new=2, target=HERE)
         return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
@@ -152,7 +152,7 @@ class TestFetching:
     def test_they_are_copied_before_the_rest_is_computed(self) -> None:
         """The client gets that number of cached tokens."""
         bench = self.prompt_is_on_the_host()
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         bench.feed(m.CancelRequest("a", 1))
         commands = bench.iterate(o=2)
         (move,) = only(commands, c.SwapIn)
@@ -168,7 +168,7 @@ class TestFetching:
     def test_where_that_fails_they_are_computed(self) -> None:
         """Where the copy of a prefix fails, the prefix is recomputed except for the blocks on the device."""
         bench = self.prompt_is_on_the_host()
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         bench.feed(m.CancelRequest("a", 1))
         bench.iterate(o=2)
         assert row_of(bench.feed(c.SwapFailed("p@1", "a bad page")), "p") == (16, 25)
@@ -179,6 +179,6 @@ class TestFetching:
         """Nine of 41 tokens are to be computed, which is less than another's 20."""
         bench = self.prompt_is_on_the_host()
         bench.in_place("q", prompt=20)
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         commands = bench.iterate(o=2)
         assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["p@1"]

@@ -52,7 +52,7 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
     searches = {name: limit_of(case(), Grid(), (1,)) for name in ("one", "other")}
     one, other = drive(searches, 1, run=oracle.run).values()
     assert one == other
-    assert len(oracle.asked) == len(set(oracle.asked))
+    assert len(oracle.cases) == len(set(oracle.cases))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -70,7 +70,7 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert (found.holds, found.breaks) == (60, 80)
     assert found.ours == (None if ours < 30 else min(ours, 90))
-    assert {case.split for case in oracle.asked} == {CLUSTER.split}
+    assert {case.split for case in oracle.cases} == {CLUSTER.split}
 
 
 @pytest.mark.parametrize(

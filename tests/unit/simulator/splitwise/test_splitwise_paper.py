@@ -104,7 +104,7 @@ def test_every_headline_has_its_searches() -> None:
     # 80 requests/s need 40 machines, the fewest of which cost least where half of them may be cheaper ones.
     assert found.cheapest[AA_COST].split is not None
     assert found.cheapest[AA_COST].split.machines == 40
-    assert {case.seed for case in oracle.asked} == {0, 1}
+    assert {case.seed for case in oracle.cases} == {0, 1}
 
 
 def test_designs_that_the_paper_does_not_name_are_the_best() -> None:
