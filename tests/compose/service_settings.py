@@ -33,12 +33,12 @@ _OWNERS: dict[str, type[ServiceSettings]] = {
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting, in the table's words.
+    """One setting as a row of the table.
 
     Attributes:
         variable: `SPOTWISE_...`.
-        owners: whose it is.
-        default: in back quotes; empty where unset is a meaning of its own.
+        owners: the services that have it.
+        default: in back quotes; empty where unset has a meaning of its own.
         description: of the field.
     """
 

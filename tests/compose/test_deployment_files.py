@@ -17,14 +17,14 @@ COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 
 
 def test_documentation_lists_every_setting_with_its_default() -> None:
-    """Each setting has its row, with the default that the code has; no row is left of a setting that is gone."""
+    """Each setting has a row with the code's default, and no row is left of a removed setting."""
     assert [str(row) for row in setting_rows() if str(row) not in DOCS] == []
     documented = set(re.findall(r"^\| `(SPOTWISE_\w+)` \| [a-z, ]+ \|", DOCS, re.MULTILINE))
     assert documented == {row.variable for row in setting_rows()}
 
 
 def test_documentation_lists_every_variable_of_the_compose_file() -> None:
-    """Each `${NAME:-default}` has its row."""
+    """Each `${NAME:-default}` of the compose file has a row in the documentation."""
     variables = set(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE_TEXT))
     assert len(variables) > 10
     for name, default in variables:

@@ -90,7 +90,7 @@ class BusContract:
     async def test_a_queue_group_shares_the_messages_and_others_hear_them_all(
         self, connect: Connect, subject: str
     ) -> None:
-        """Each message goes to just one of the group's three members, and to a listener outside it."""
+        """Each message reaches exactly one of the group's three members, and a subscriber outside the group."""
         members: list[list[bytes]] = [[], [], []]
         outside: list[bytes] = []
 

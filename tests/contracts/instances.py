@@ -73,7 +73,7 @@ class InstanceProviderContract:
 
     @pytest.mark.parametrize("market", list(Market))
     async def test_an_order_is_filled_and_shown(self, site: Site, provider: InstanceProvider, market: Market) -> None:
-        """As many as ordered, of that type and market, marked; soon all run."""
+        """The order's instances have its type, market and tags, and all run soon."""
         acquired = await provider.acquire(self.order(site, "one", 3, market))
         assert len(set(ids(acquired))) == 3
         for each in acquired:
@@ -121,7 +121,7 @@ class InstanceProviderContract:
         assert not set(ids(mine)) & set(ids(theirs))
 
     async def test_orders_at_once_are_all_filled(self, site: Site, provider: InstanceProvider) -> None:
-        """Each with instances of its own; both markets side by side."""
+        """Concurrent orders get instances of their own, in both markets."""
         orders = [self.order(site, f"at-once-{number}", 1, list(Market)[number % 2]) for number in range(4)]
         acquired = await asyncio.gather(*(provider.acquire(order) for order in orders))
         assert [len(each) for each in acquired] == [1] * 4
@@ -173,7 +173,7 @@ class InstanceProviderContract:
         assert await provider.instances() == []
 
     async def test_what_is_released_goes(self, site: Site, provider: InstanceProvider) -> None:
-        """That, and nothing else; a second time changes nothing."""
+        """The released instances end and the others stay; a second release changes nothing."""
         acquired = ids(await provider.acquire(self.order(site, "one", 3)))
         for _ in range(2):
             await provider.release(acquired[:2])

@@ -131,7 +131,7 @@ class KvTransportContract:
     async def test_a_push_nobody_waits_for_is_refused_and_writes_nothing(
         self, peer: StartPeer, expected: tuple[str, int], epoch: int, changes: dict[str, Any], reason: str
     ) -> None:
-        """By name; the window is as good as before."""
+        """A push without a matching window is refused with its reason, writes nothing and leaves the window open."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         before = receiver.memory.cells.copy()
         receiver.transport.expect(*expected, (1, 2))
@@ -311,7 +311,7 @@ class KvTransportContract:
             await receiver.transport.push(sender.target(1), HANDOFF, (1,))
 
     async def test_there_is_no_address_before_the_start(self, make: MakeTransport) -> None:
-        """The address of a transport that has not started is an error that says what to do; such a transport closes cleanly."""
+        """The address of a transport before its start raises an error that has the remedy; the transport closes cleanly."""
         unstarted = Peer(make, "n", 3).transport
         with pytest.raises(RuntimeError, match="start"):
             _ = unstarted.address

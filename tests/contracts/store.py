@@ -87,7 +87,7 @@ class StoreContract:
             assert await store.get_ledger(choice_id) == [first, second, late]
 
     async def test_entries_about_several_requests_are_kept_apart(self, store: MeshStore) -> None:
-        """Though written together; of an unknown request nothing is known."""
+        """Entries written together are stored by request, and an unknown request has none."""
         await store.append_ledger(entry("a", 1.0), entry("b", 2.0), entry("a", 3.0))
         await store.append_ledger()
         assert [each.at_s for each in await store.get_ledger("a")] == [1.0, 3.0]
@@ -95,7 +95,7 @@ class StoreContract:
         assert await store.get_ledger("c") == []
 
     async def test_entries_at_one_time_stay_in_the_order_of_writing(self, store: MeshStore) -> None:
-        """So that a ledger reads the same each time."""
+        """Entries of one time keep the order in which they were written."""
         written = [entry("a", 1.0, stage) for stage in ("assigned", "prefilled", "decoded")]
         await store.append_ledger(*written)
         assert await store.get_ledger("a") == written
@@ -149,6 +149,5 @@ class StoreContract:
         assert await store.next_incarnation("other", 5) == 5
 
     async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
-        """Closing is idempotent."""
         await store.close()
         await store.close()

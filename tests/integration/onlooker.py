@@ -42,7 +42,7 @@ class Onlooker:
 
 @asynccontextmanager
 async def looking_on(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """Someone who looks on for the length of a block, with connections of its own."""
+    """An observer with connections of its own for the length of a block."""
     bus, store = await NatsBus.connect(nats_url, "onlooker"), await RedisStore.connect(redis_url)
     onlooker = Onlooker(bus, store)
     await onlooker.start()

@@ -144,7 +144,7 @@ def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture_gives_transformers_tokens_when_its_decodes_are_replayed(name: str, tmp_path: Path) -> None:
-    """As CUDA graphs are, operation by operation, from buckets with padding."""
+    """Replayed operation by operation from padded buckets, as CUDA graphs are, decodes give the tokens of transformers."""
     folder = tiny(name, tmp_path)
     engine, capture = recording(folder)
     assert served(engine, 29) == generated(folder)
@@ -153,7 +153,7 @@ def test_an_architecture_gives_transformers_tokens_when_its_decodes_are_replayed
 
 
 def test_experts_that_run_one_by_one_are_computed_and_not_replayed(tmp_path: Path) -> None:
-    """Which of them run depends on the tokens: seen before anything is recorded, and the tokens are right all the same."""
+    """Experts selected by token values are detected before recording, and the tokens are still those of transformers."""
     folder = tiny("mixtral", tmp_path)
     engine, capture = recording(folder)
     engine._model.set_experts_implementation("eager")

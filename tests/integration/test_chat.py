@@ -193,7 +193,7 @@ def test_a_question_may_be_piped_in(api: ApiServer) -> None:
 
 
 def test_the_key_of_the_environment_is_sent(api: ApiServer) -> None:
-    """SPOTWISE_API_KEY, as a bearer token."""
+    """`SPOTWISE_API_KEY` is sent as a bearer token."""
     assert chat("hi", "--url", api.url, SPOTWISE_API_KEY="secret").returncode == 0
     assert api.keys == ["Bearer secret"]
 
@@ -223,7 +223,7 @@ def test_an_answer_that_breaks_off_fails(api: ApiServer) -> None:
 
 
 def test_without_a_mesh_it_says_how_to_get_one(tmp_path: Path) -> None:
-    """Neither a recorded mesh nor an answer at the URL: exit status 1 and what to do."""
+    """Without a recorded mesh or an answer at the URL, the exit status is 1 and the message has what to do."""
     nothing_recorded = chat("hi", SPOTWISE_HOME=str(tmp_path))
     assert nothing_recorded.returncode == 1
     assert "spotwise up" in nothing_recorded.stderr
@@ -233,7 +233,7 @@ def test_without_a_mesh_it_says_how_to_get_one(tmp_path: Path) -> None:
 
 
 def test_a_conversation_remembers_until_it_is_reset(api: ApiServer, terminal: Terminal) -> None:
-    """Each question carries the conversation so far; /reset drops it; Ctrl-D leaves with status 0."""
+    """Each question is sent with the conversation so far; /reset drops it; Ctrl-D ends with status 0."""
     terminal.read_until("> ")
     terminal.type("a b\n")
     assert "b a" in terminal.read_until("req-7")

@@ -153,7 +153,7 @@ def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> Non
 
 
 def test_a_child_that_ignores_the_request_to_leave_is_ended(tmp_path: Path) -> None:
-    """After the grace comes SIGKILL."""
+    """A child that ignores SIGTERM receives SIGKILL after the grace time."""
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     log_path = tmp_path / "log"
     child = start_child([sys.executable, "-c", stubborn], log_path=log_path)

@@ -53,7 +53,7 @@ class Engines:
         self.descriptions = descriptions
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """As it was given."""
+        """Return the member's description as it was given."""
         return self.descriptions.get(member_id or next(iter(self.descriptions)))
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
@@ -96,7 +96,7 @@ async def test_a_worker_describes_what_it_holds() -> None:
 
 
 async def test_workers_that_share_an_address_are_told_apart() -> None:
-    """By their ids; one that is not there, or not yet, does not answer for another."""
+    """Workers behind one address are described by id, and an unknown or loading one is an error."""
     other = replace(DESCRIPTION, iterations=99)
     async with running(Engines(one=DESCRIPTION, two=other, three=None)) as (_, address):
         assert await describe_engine(address, "one") == DESCRIPTION
@@ -126,7 +126,7 @@ async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
 
 
 async def test_a_worker_that_still_loads_says_so() -> None:
-    """As an error with its words; so does one that is not there, and a service without an engine."""
+    """A loading worker, an absent one and a service without an engine are errors with their reason."""
     async with running(Engines(only=None)) as (_, address):
         with pytest.raises(MeshError, match=f"{address} does not answer: the engine is still loading"):
             await describe_engine(address)

@@ -34,7 +34,7 @@ LONG_S = 600.0
 
 @pytest.fixture
 async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """Someone who looks on."""
+    """An observer of the mesh, with connections of its own."""
     async with looking_on(nats_url, redis_url) as onlooker:
         yield onlooker
 

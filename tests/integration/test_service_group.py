@@ -67,7 +67,7 @@ class Members:
 
 
 async def registered(redis_url: str) -> list[Member]:
-    """Who is in the store."""
+    """Return the members in the store."""
     store = await RedisStore.connect(redis_url)
     try:
         return await store.members()
@@ -76,7 +76,7 @@ async def registered(redis_url: str) -> list[Member]:
 
 
 async def test_members_join_hear_and_leave_each_by_itself(settings: ServiceSettings, redis_url: str) -> None:
-    """Each has a registration and an inbox; the process serves until the last has left, and ends then."""
+    """Each member has its own registration and inbox; the process serves until the last member has left."""
     members = Members()
     async with ServiceGroup.open(settings, NoEngines()) as group, asyncio.timeout(PATIENCE_S):
         running = asyncio.create_task(group.run(IDS, MemberKind.TOKEN_WORKER, members.at_work))
@@ -131,7 +131,7 @@ async def test_a_group_that_is_stopped_at_its_start_leaves(settings: ServiceSett
 
 
 async def test_an_id_that_is_in_use_is_refused(settings: ServiceSettings, nats_url: str, redis_url: str) -> None:
-    """As for a process of its own."""
+    """An id in use by another process is refused, as it is for a single service."""
     taken = settings.model_copy(update={"service_id": IDS[2]})
     async with (
         ServiceHost.open(taken, MemberKind.TOKEN_WORKER) as host,

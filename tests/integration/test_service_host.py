@@ -29,7 +29,7 @@ pytestmark = pytest.mark.mesh
 
 @pytest.fixture
 async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """Someone who looks on."""
+    """An observer of the mesh, with connections of its own."""
     async with looking_on(nats_url, redis_url) as onlooker:
         yield onlooker
 
@@ -76,7 +76,7 @@ async def test_a_member_joins_serves_and_leaves(settings: ServiceSettings, onloo
 
 
 async def test_a_later_start_has_a_higher_incarnation(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """Whatever the store remembers, a restart has a higher incarnation, which tells its messages from its predecessor's."""
+    """A restart has a higher incarnation, which distinguishes its messages from its predecessor's."""
     incarnations: list[int] = []
     for _ in range(2):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
@@ -131,7 +131,7 @@ async def test_what_a_member_posts_leaves_in_order(settings: ServiceSettings, on
 
 
 async def test_a_message_too_large_is_refused_where_it_is_posted(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """With its kind and both sizes; what is posted next leaves."""
+    """A message above the broker's limit is refused with its kind and both sizes, and the next one is sent."""
     heard: list[object] = []
 
     async def handler(raw: BusMessage) -> None:
@@ -161,7 +161,7 @@ async def test_ledger_entries_are_written_with_the_next_beat_and_at_the_end(
 
 
 async def test_a_malformed_message_is_logged_and_survived(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """So is one on which the handler raises; the next ones are handled, in order."""
+    """Malformed messages, and those on which the handler raises, are logged; later ones are handled in order."""
     heard: list[object] = []
 
     async def handler(message: CancelRequest, raw: BusMessage) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mesh
 
 @pytest.fixture
 async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """Someone who looks on."""
+    """An observer of the mesh, with connections of its own."""
     async with looking_on(nats_url, redis_url) as onlooker:
         yield onlooker
 
@@ -67,7 +67,7 @@ async def test_a_service_that_is_told_to_stop_leaves_in_order(
 
 
 async def test_wrong_settings_are_named_and_end_with_status_2() -> None:
-    """Each with the variable to set, and nothing else: no traceback."""
+    """Each wrong setting is reported by its variable, without a traceback."""
     process = await start_planner(HEARTBEAT_S="0", GRPC_PORT="many", SERVICE_ID="a b")
     code, errors = await end_of(process)
     assert code == 2

@@ -124,7 +124,7 @@ async def test_chunks_of_every_size_land_in_memory_of_the_receivers_making() -> 
 
 
 async def test_a_damaged_payload_is_refused_by_the_memorys_own_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by one that would have to read the bytes on the host."""
+    """A device payload is verified by its memory's checksum, which need not read the bytes on the host."""
     target_memory = ArrayMemory(2)
     before = target_memory.cells.copy()
     receiver = device_transport(target_memory, "t", 2, lambda *_: None)

@@ -105,7 +105,7 @@ async def test_a_damaged_push_is_refused_once_and_the_window_stays(
 
 @pytest.mark.parametrize("commit", [COMMIT[:-1], struct.pack("!QQQd", 20, 5, 3, 1.5)], ids=["too short", "no level"])
 async def test_a_commit_that_is_no_hand_off_is_refused_at_once(commit: bytes) -> None:
-    """Though its checksum is right; the window stays."""
+    """A COMMIT that is no hand-off is refused although its checksum is right, and the window stays open."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     raw = RawPeer(receiver)
     async with running(sender, receiver), raw.linked() as link:
@@ -119,7 +119,7 @@ async def test_a_commit_that_is_no_hand_off_is_refused_at_once(commit: bytes) ->
 
 
 async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> None:
-    """By its place and number, and its COMMIT does not count; then it is refused."""
+    """A damaged chunk is requested again a few times by its place and number, then the push is refused."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     raw = RawPeer(receiver)
     before = receiver.memory.cells.copy()

@@ -199,7 +199,7 @@ async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender() -> None:
 
 
 async def test_an_idle_link_lets_the_loop_sleep() -> None:
-    """With links open and receives waiting on both ends, UCX is looked at now and then, not all the time."""
+    """With idle links the reactor calls UCX now and then, not all the time."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     turns = itertools.count()
     progress = UcxReactor._progress
@@ -245,7 +245,7 @@ async def test_an_unreachable_peer_is_named() -> None:
 
 
 async def test_a_taken_port_is_reported() -> None:
-    """Two listeners cannot share a port; the error names it and says what to do, and the transport closes as usual."""
+    """Two listeners cannot share a port; the error has the port and what to do, and the transport closes as usual."""
     first = Worker("p", 1)
     async with running(first):
         second = Worker("q", 2, port=int(first.transport.address.rpartition(":")[2]))

@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """A SPOTWISE_HOME whose processes are killed at the end, whatever a test did."""
+    """A SPOTWISE_HOME whose processes are killed at the end, even after a failed test."""
     home = Home(tmp_path)
     yield home
     for line in home.left():

@@ -1,4 +1,4 @@
-"""A mesh of simulated workers, streams whose tokens are compared, and who is in it."""
+"""A mesh of simulated workers with its members, and streams whose tokens are compared."""
 
 from __future__ import annotations
 

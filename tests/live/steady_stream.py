@@ -18,7 +18,7 @@ _LAP = "lap\n"
 
 
 class SteadyStream:
-    """One stream of a live mesh; its reader is no thread of the test, whose own work would count."""
+    """One stream of a live mesh, read by a process of its own, since the test's work would delay a thread."""
 
     def __init__(self, mesh: LiveMesh) -> None:
         command = [sys.executable, "-m", "tests.live.steady_stream", mesh.url]

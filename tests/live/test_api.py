@@ -229,7 +229,7 @@ def test_many_streams_at_once(mesh: LiveMesh) -> None:
 
 
 def test_a_connection_that_was_idle_for_longer_than_clients_keep_theirs_still_serves(mesh: LiveMesh) -> None:
-    """The client is to close it, who knows that nothing is on its way; most do after 5 s."""
+    """A client should close an idle connection, since it knows of no response on its way; most do after 5 s."""
     address = urlsplit(mesh.url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=10)
     try:

@@ -29,7 +29,7 @@ SLACK_BYTES = 32 << 20
 
 
 class ClosingMesh(SimulatedMesh):
-    """One prompt worker and one token worker, whose requests are to leave nothing behind."""
+    """One prompt worker and one token worker, whose closed requests are to leave nothing behind."""
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[Redis]:
@@ -87,7 +87,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosingMesh]:
 
 @contextlib.asynccontextmanager
 async def streams(mesh: LiveMesh, count: int) -> AsyncIterator[Callable[[], int]]:
-    """So many long streams at once, which are left at the end; how many have had a token."""
+    """Open `count` long streams at once, closed at the end; yields the number with a first token."""
     begun = 0
     body = {"model": MODEL, "max_tokens": LONG, "ignore_eos": True, "stream": True}
 
@@ -135,9 +135,8 @@ def test_clients_that_leave_while_the_store_does_nothing(mesh: ClosingMesh) -> N
 
 
 def test_clients_that_leave_while_there_is_no_scheduler(mesh: ClosingMesh) -> None:
-    """Clients leave while no scheduler runs, and its successor knows none of their requests.
-
-    Workers ask the gateway instead.
+    """Clients leave while no scheduler runs; workers confirm with the gateway instead, since its successor knows
+    none of them.
     """
 
     async def leave() -> None:

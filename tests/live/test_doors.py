@@ -1,4 +1,4 @@
-"""Who gets into a mesh of one machine: broker and store want a password, and no port is open to other machines."""
+"""Tests of access to a mesh of one machine: broker and store need a password, and no port is open to other machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
 
 
 def passwords(mesh: SimulatedMesh) -> list[str]:
-    """Those of broker and store."""
+    """Return the passwords of broker and store."""
     found = [urlsplit(url).password for url in (mesh.state.nats_url, mesh.state.redis_url)]
     assert all(found), "no password"
     return [str(password) for password in found]

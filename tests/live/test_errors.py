@@ -1,4 +1,4 @@
-"""Each way to ask wrongly, or too much, through the real mesh: OpenAI's error shape, the right status, never a hang."""
+"""Tests of wrong and excessive requests through the real mesh: OpenAI's error shape, the right status, never a hang."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_wrong_requests(
 
 
 def test_malformed_json_and_oversize_bodies(mesh: LiveMesh) -> None:
-    """400 and 413, not 500."""
+    """Malformed JSON is answered with 400 and an oversize body with 413."""
     broken = httpx.post(f"{mesh.url}{CHAT}", content=b'{"model": ', headers={"Content-Type": "application/json"})
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
     oversize = httpx.post(f"{mesh.url}{CHAT}", content=b" " * (9 << 20), headers={"Content-Type": "application/json"})

@@ -96,7 +96,7 @@ def unfinished_bodies(mesh: LiveMesh) -> None:
 
 
 def crowd(mesh: LiveMesh) -> None:
-    """Twice as many connections as there are places: who has something to ask is answered all the same."""
+    """Open twice as many connections as there are places and finish no request on them; other requests are still answered."""
     opened = [connect(mesh.url) for _ in range(2 * PLACES)]
     assert mesh.get("/v1/models").status_code == 200
     for connection in opened:

@@ -125,7 +125,7 @@ def test_a_worker_with_other_weights_gets_no_work(mesh: LiveMesh, stray: Path, e
 
 
 def test_it_is_named_in_the_schedulers_log_its_own_and_in_status(mesh: LiveMesh, stray: Path) -> None:
-    """And `status` ends with 1, because a member is of no use."""
+    """`status` ends with 1, since a member with other weights serves nothing."""
     scheduler_log = mesh.home / "run" / "default" / "logs" / "scheduler-0.log"
     wait_for(lambda: STRAY in scheduler_log.read_text(), lambda: f"its name in {scheduler_log.read_text()}")
     assert "other_weights" in stray.read_text()

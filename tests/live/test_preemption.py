@@ -65,7 +65,7 @@ class SwappingMesh(LiveMesh):
         return {member.id: member.load for member in now if member.load is not None}
 
     def swapped(self) -> int:
-        """Sequences whose KV is not on a device."""
+        """Return the number of sequences whose KV is not on a device."""
         return sum(load.swapped for load in self.loads().values())
 
     def stages(self, request_id: str) -> Counter[str]:
@@ -106,7 +106,7 @@ def serve_all(mesh: SwappingMesh) -> list[str]:
 
 
 def come_and_leave(mesh: SwappingMesh) -> None:
-    """Ask, and hang up while KV is away: nothing stays, neither on the device nor on the host, nor on the way between."""
+    """Send requests and disconnect while KV is swapped out: nothing stays on the device, the host or in a copy."""
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=mesh.url, timeout=60.0) as client:

@@ -26,14 +26,12 @@ def example(language: str, beginning: str) -> str:
 
 
 def test_the_curl_example_is_answered(mesh: LiveMesh) -> None:
-    """With the answer that the README gives."""
     command = example("sh", "curl ").replace(SHOWN_URL, mesh.url)
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"] == ANSWER
 
 
 def test_the_python_example_streams_the_answer(mesh: LiveMesh) -> None:
-    """With the answer that the README gives."""
     program = example("python", "from openai").replace(SHOWN_URL, mesh.url)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{ANSWER}\n"

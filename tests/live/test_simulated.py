@@ -60,7 +60,7 @@ def test_answers_are_words_and_the_same_for_a_seed(simulated: SimulatedMesh) -> 
 
 
 def test_hand_offs_are_in_the_ledger(simulated: SimulatedMesh) -> None:
-    """With the bytes that would have travelled, and how."""
+    """The ledger has the bytes and the transport of a simulated hand-off."""
     answer = simulated.client().completions.create(model=MODEL, prompt=QUESTION, max_tokens=3)
     stages = simulated.ledger(answer.id, "assigned", "prefilled", "handed_off", "kv_received", "decoded", "completed")
     assert stages["handed_off"]["transport"] == "simulated"

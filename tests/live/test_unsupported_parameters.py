@@ -74,7 +74,7 @@ def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
 
 @pytest.mark.parametrize("value", [2**33, 2**62])
 def test_a_huge_top_k_keeps_the_whole_vocabulary(mesh: LiveMesh, value: int) -> None:
-    """As no top_k does: same seed, same text."""
+    """A huge `top_k` gives the same text as none, with the same seed."""
     asked: dict[str, Any] = {"model": MODEL, "prompt": "Paris is", "max_tokens": 4, "seed": 5}
     wide, off = (mesh.post(COMPLETIONS, asked | {"top_k": top_k}) for top_k in (value, 0))
     assert (wide.status_code, off.status_code) == (200, 200), wide.text

@@ -143,7 +143,7 @@ class MeshWorld:
             action()
 
     def pause_broker(self, seconds: float) -> None:
-        """Nothing arrives for a while; then all of it, in order."""
+        """Delay every message for a while, then deliver all of them in order."""
         self.broker_away = self.now, self.now + seconds
 
     def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:
@@ -337,11 +337,11 @@ class MeshWorld:
         priority, _ = self.claims[command.choice_id]
         order = m.SubmitRequest(command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
         if self.submissions_wait_s:
-            self.at(self.delay(self.submissions_wait_s), lambda: self._ask_scheduler(order))
+            self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:
-            self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
+            self.transmit("gateway", "scheduler", lambda: self._submit_to_scheduler(order))
 
-    def _ask_scheduler(self, order: m.SubmitRequest) -> None:
+    def _submit_to_scheduler(self, order: m.SubmitRequest) -> None:
         """Submissions are requests: the sender gets an error where no scheduler answers."""
         if self.scheduler_is_up:
             self.feed_scheduler(order)

@@ -20,7 +20,7 @@ NOW = 100.0
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES, st.sets(WORKERS, max_size=3), PAIRS, PAIRS)
-def test_what_failed_is_avoided_and_nobody_waits_for_it(
+def test_what_failed_is_avoided_and_no_request_waits_for_it(
     members: list[Member],
     demand: RequestDemand,
     policy: PoolPolicy,

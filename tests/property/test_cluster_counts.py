@@ -92,9 +92,9 @@ class Reconciliation(RuleBasedStateMachine):
     @precondition(lambda self: self.reports)
     @rule()
     def a_report_arrives(self) -> None:
-        self.hear(self.reports.pop(0))
+        self.receive(self.reports.pop(0))
 
-    def hear(self, report: WorkerLoad) -> None:
+    def receive(self, report: WorkerLoad) -> None:
         self.pools.reported(heartbeat(report), "s", self.now)
         seen = dict(report.assignments_seen)["s"]
         overdue_s = self.now - ASSIGNMENT_LOST_S
@@ -118,7 +118,7 @@ class Reconciliation(RuleBasedStateMachine):
         assert self.view.is_off_pool is has_prompts
 
     @invariant()
-    def it_stands_in_one_group(self) -> None:
+    def it_is_in_one_group(self) -> None:
         assert self.pools.members(*ALL_GROUPS) == [self.view]
         assert self.pools.group_of("w") is (TOKEN_OFF_POOL if self.view.is_off_pool else TOKEN_ON_POOL)
 
@@ -138,7 +138,7 @@ class Reconciliation(RuleBasedStateMachine):
         self.the_worker_reports()
         self.now += 2 * ASSIGNMENT_LOST_S
         for report in self.reports:
-            self.hear(report)
+            self.receive(report)
         assert self.counted == []
         assert self.view.pending_prompt_tokens == sum(a.prompt_tokens for a in self.held)
         assert self.view.remaining_tokens == sum(a.remaining_tokens for a in self.held)

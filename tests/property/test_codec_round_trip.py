@@ -208,7 +208,7 @@ def test_every_record_survives_the_store(record: RequestRecord) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
-    """Nothing else ever comes out, whatever a peer sends."""
+    """Any bytes decode to a message or raise `MalformedMessageError`."""
     try:
         heard = codec.decode(payload)
     except codec.MalformedMessageError:

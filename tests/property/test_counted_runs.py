@@ -55,7 +55,7 @@ def played(
         elif step == "stop early":
             timeline.at(tick, timeline.stop_early)
         else:
-            timeline.at(tick, partial(timeline.tell, m.Tick() if step == "tick" else m.RenewLeases((("r0", 1),))))
+            timeline.at(tick, partial(timeline.feed, m.Tick() if step == "tick" else m.RenewLeases((("r0", 1),))))
     timeline.run(until=100_000)
     return timeline
 
@@ -83,7 +83,7 @@ def test_counted_runs_decide_what_single_iterations_decide(
     assert counted.role.iterations == single.role.iterations == len(single.iterations)
     for number, tables in counted.tables.items():
         assert tables == single.tables[number]
-    assert counted.said == single.said
+    assert counted.commands == single.commands
     assert counted.free == single.free
     assert counted.orders <= single.orders
     assert counted.live == single.live == {}

@@ -42,11 +42,11 @@ class Watched:
         self.arrived.append(name)
         self.known[name] = prompt
         if in_place:
-            self.hear(self.bench.in_place(name, prompt=prompt, max_new=max_new))
+            self.handle(self.bench.in_place(name, prompt=prompt, max_new=max_new))
         else:
-            self.hear(self.bench.prefill(name, prompt=prompt, max_new=max_new))
+            self.handle(self.bench.prefill(name, prompt=prompt, max_new=max_new))
 
-    def hear(self, commands: list[c.WorkerCommand]) -> None:
+    def handle(self, commands: list[c.WorkerCommand]) -> None:
         """Note the iteration ordered and the endings, hand-offs among them; these are delivered at once."""
         for order in only(commands, c.RunIteration):
             self.running = tuple(row.sequence_id.split("@")[0] for row in order.batch.rows)
@@ -60,16 +60,16 @@ class Watched:
         self.ended.update(push.handoff.choice_id for push in pushes)
         self.assert_law()
         for push in pushes:
-            self.hear(self.bench.delivered(push.handoff.choice_id))
+            self.handle(self.bench.delivered(push.handoff.choice_id))
 
     def iterate(self) -> None:
-        """The running iteration ends; who has reached the end of its known tokens gets one."""
+        """End the running iteration; a sequence at the end of its known tokens gets one."""
         if not self.running:
             return
         done = [name for name in self.running if self.computed[name] == self.known[name]]
         self.known.update({name: self.known[name] + 1 for name in done})
         self.running = ()
-        self.hear(self.bench.iterate(**dict.fromkeys(done, 50)))
+        self.handle(self.bench.iterate(**dict.fromkeys(done, 50)))
 
     def assert_law(self) -> None:
         live = [name for name in self.arrived if name not in self.ended]
@@ -79,7 +79,7 @@ class Watched:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, LIMITS, st.booleans(), st.integers(12, 30))
-def test_who_came_first_has_run_at_least_as_often(
+def test_the_first_arrival_has_run_at_least_as_often(
     steps: list[tuple[int, int] | None], limits: BatchLimits, in_place: bool, blocks: int
 ) -> None:
     """Prompts whole or cut, for this worker or for another one, with as little memory as one of them may need."""

@@ -184,7 +184,7 @@ def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: lis
 
 @settings(deadline=None)
 @given(NOTICES, REQUESTS)
-def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: list[RunningRequest]) -> None:
+def test_a_moved_request_gains_by_it_and_one_that_can_end_ends(notice: Notice, requests: list[RunningRequest]) -> None:
     """No move is longer than the computation it saves, and no request is moved that could have finished in time."""
     left_s = notice.deadline_s - NOW - notice.margin_s
     for request, each in zip(requests, arrange(NOW, notice, requests), strict=True):
@@ -197,7 +197,7 @@ def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: li
 
 @settings(deadline=None)
 @given(NOTICES, REQUESTS, st.floats(0, 40), st.floats(-20, 20))
-def test_arranged_again_nobody_is_dropped(
+def test_arranged_again_no_request_is_dropped(
     notice: Notice, requests: list[RunningRequest], later_s: float, shift_s: float
 ) -> None:
     """A new arrangement after a changed deadline drops no request.

@@ -111,7 +111,7 @@ class BlockAccounting(RuleBasedStateMachine):
         assert {owner: self.pool.owned_by(owner) for owner in self.owned} == self.owned
 
     @invariant()
-    def nobody_shares_what_is_not_the_same(self) -> None:
+    def no_block_is_shared_by_different_contents(self) -> None:
         """A table's full blocks hold its own text, and its begun block is its own."""
         for owner, text in self.texts.items():
             full = self.contents(text)

@@ -143,7 +143,7 @@ def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, ParallelConfig]) -> None:
-    """Those of pipelines that run on stay as they are."""
+    """A tensor group lies on one instance where every group can, pipelines that continue unchanged apart."""
     mapped = map_devices(*change, MODEL)
     tensor = mapped.config.tensor
     taken = Counter(
@@ -162,8 +162,8 @@ def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, Para
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
-def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelConfig]) -> None:
-    """As many requests stay as fit, of each kind; those that wait have decoded less, or have lost KV."""
+def test_the_most_decoded_requests_continue(change: tuple[Deployment, ParallelConfig]) -> None:
+    """As many requests continue as fit, of each kind; those that wait have decoded less, or have lost KV."""
     before, config = change
     mapped = map_devices(before, config, MODEL)
     goes_on = [request for requests in mapped.running.values() for request in requests]
@@ -195,7 +195,7 @@ def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelCon
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
-def test_who_runs_on_has_the_same_devices_and_the_same_requests(change: tuple[Deployment, ParallelConfig]) -> None:
+def test_a_pipeline_that_runs_on_has_the_same_devices_and_requests(change: tuple[Deployment, ParallelConfig]) -> None:
     """None leaves, and P and M are what they were."""
     before, config = change
     mapped = map_devices(before, config, MODEL)

@@ -1,4 +1,4 @@
-"""The real roles among pairs, engines and requests that fail: whose fault it is not, that loses nothing."""
+"""The real roles with failing pairs, engines and requests: no innocent member or request loses anything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_bad_pairs_cost_a_request_two_attempts_at_most(case: MeshCase, share: fl
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(1, 2))
-def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, culprits: int) -> None:
+def test_requests_that_fail_their_iterations_harm_no_others(case: MeshCase, culprits: int) -> None:
     """All others get all tokens in one attempt, however often the batches fail that they share with those."""
     world, count = case.world(), case.count
     world.culprits = {f"r{number}" for number in range(min(culprits, count))}
@@ -55,7 +55,7 @@ def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, cu
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(3, 16), st.integers(1, 3))
-def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> None:
+def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     """A worker whose engine fails for every request ends, and its successor does not; its requests resume on other workers."""
     world, count, pools = case.world(), case.count, case.pools
 
@@ -82,7 +82,7 @@ def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
 def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:
-    """And is then given up; whatever was on them gets every token, be it on the next one that it ends."""
+    """A request that ends its workers is given up after three, and the other requests on them get every token."""
     world, count = case.world(), case.count
     world.killers = {"r0"}
     ended: list[str] = []

@@ -246,7 +246,7 @@ def test_requests_that_are_over_live_on_nowhere(
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(0, 4), st.integers(0, 1))
-def test_workers_that_die_or_drain_cost_nobody_a_token(case: MeshCase, kills: int, drains: int) -> None:
+def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, drains: int) -> None:
     """Workers die without a word and come back, or leave by order; every request still gets every token."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
@@ -273,7 +273,7 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(case: MeshCase, kills: in
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
-def test_stalls_and_lost_messages_cost_nobody_a_token(case: MeshCase, stalls: int, loss: float) -> None:
+def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, loss: float) -> None:
     """Workers pause for up to 4 s and resume; one message in three at most is lost, for 10 s; no token is lost."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
@@ -288,7 +288,7 @@ def test_stalls_and_lost_messages_cost_nobody_a_token(case: MeshCase, stalls: in
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 24), st.integers(1, 3))
-def test_a_scheduler_that_restarts_costs_nobody_a_token(case: MeshCase, restarts: int) -> None:
+def test_a_scheduler_that_restarts_costs_no_token(case: MeshCase, restarts: int) -> None:
     """A restarted scheduler knows only the members' reports.
 
     Requests rejected while it was away are the only ones not served.
@@ -317,7 +317,7 @@ def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 24), st.integers(1, 3), st.sampled_from([0.0, 0.1]), st.booleans())
-def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
+def test_a_gateway_that_restarts_mixes_no_tokens(
     case: MeshCase, restarts: int, loss: float, scheduler_too: bool
 ) -> None:
     """The clients of its successor get their own tokens, though stream numbers start anew; abandoned requests are dropped."""
@@ -346,7 +346,7 @@ def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
         pool_policies=st.builds(PoolPolicy, st.sampled_from([0, 15]), repurpose_window_s=st.just(None)),
     )
 )
-def test_workers_return_home_when_the_foreign_work_is_done(case: MeshCase) -> None:
+def test_workers_return_to_their_home_pool_when_the_off_pool_work_is_done(case: MeshCase) -> None:
     """Bursts put off-pool work on workers; afterwards the scheduler sees each in its home pool, without a message about it."""
     world, count, pools = case.world(), case.count, case.pools
     settle(world, count)

@@ -30,7 +30,7 @@ def plan_of(case: Case, limit_bytes: int | None = None, **policy: bool) -> Migra
 
 @FEW
 @given(cases(), LIMITS, st.booleans())
-def test_every_byte_needed_is_there_or_sent_exactly_once_by_whoever_has_it(
+def test_every_byte_needed_is_there_or_sent_exactly_once_by_a_holder(
     case: Case, limit_bytes: int | None, restart: bool
 ) -> None:
     """Sources hold what they send, still or already; leaving ones until their deadline; storage has weights."""
@@ -65,7 +65,7 @@ def test_every_byte_needed_is_there_or_sent_exactly_once_by_whoever_has_it(
 
 @FEW
 @given(cases(), LIMITS)
-def test_a_request_goes_on_with_all_its_kv_or_is_listed(case: Case, limit_bytes: int | None) -> None:
+def test_a_request_continues_with_all_its_kv_or_is_listed(case: Case, limit_bytes: int | None) -> None:
     """A request resumes with all its KV or is listed: listed if no machine holds its KV, not if staying machines do."""
     plan = plan_of(case, limit_bytes)
     recomputed = [each.id for each in plan.recomputed]
@@ -106,7 +106,7 @@ def test_no_buffer_exceeds_the_limit_however_long_transfers_take(
 
 @FEW
 @given(cases(), LIMITS)
-def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int | None) -> None:
+def test_only_unneeded_bytes_are_freed(case: Case, limit_bytes: int | None) -> None:
     """All of it, on machines that stay, once."""
     plan = plan_of(case, limit_bytes)
     for device in case.devices():
@@ -126,7 +126,7 @@ def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int |
 def test_a_stage_starts_when_its_layers_and_kv_are_there(
     case: Case, limit_bytes: int | None, progressive: bool
 ) -> None:
-    """Not before; and not later, unless the policy waits for everything."""
+    """A stage starts exactly when its layers and KV are there, or, without the progressive policy, when everything is."""
     plan = plan_of(case, limit_bytes, progressive=progressive)
     ends_s: dict[tuple[int, int], float] = {}
     for transfer in plan.transfers:
@@ -143,7 +143,7 @@ def test_a_stage_starts_when_its_layers_and_kv_are_there(
 @FEW
 @given(cases(), LIMITS)
 def test_links_carry_one_transfer_at_a_time_and_kv_before_weights(case: Case, limit_bytes: int | None) -> None:
-    """Each at the link's rate; a plan takes no less time than its busiest link, and no more than all links in turn."""
+    """Transfers take the link's rate; a plan takes at least its busiest link's time, and at most all links in turn."""
     plan = plan_of(case, limit_bytes)
     lines: dict[tuple[str, object], list[tuple[float, float, bool]]] = {}
     for transfer in plan.transfers:

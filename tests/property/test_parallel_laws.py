@@ -114,7 +114,7 @@ def test_the_choice_is_as_good_as_trying_everything(
 @settings(max_examples=80, deadline=None)
 @given(demands, supplies(2, 4), policies)
 def test_among_many_mixes_the_fastest_is_found(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
-    """With more mixes than are tried one by one: as if these few were many."""
+    """The search beyond `MOST_TRIED` mixes, forced here for few, finds the same optimum as trying each."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     with patch("spotwise.core.parallel.mixes.MOST_TRIED", 0):
         choice = choose(demand, had, LeastDevices(1), policy)
@@ -145,7 +145,7 @@ def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list
 
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(3), memories, policies)
-def test_a_choice_is_what_it_says(
+def test_a_choice_is_consistent_with_its_figures(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
 ) -> None:
     """Its shares make its configuration, fit what can be had, and cost what it costs; a single type's phi is as defined."""
@@ -193,7 +193,7 @@ def test_more_to_be_had_is_never_worse(demand: ServiceDemand, had: list[Supply],
 def test_a_higher_load_is_never_served_faster(
     demand: ServiceDemand, had: list[Supply], policy: Policy, times: float
 ) -> None:
-    """What does not keep up with less does not with more, and who waits longer was not chosen before."""
+    """A configuration too slow for a load is too slow for a higher one, and a higher load never has a lower latency."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     higher = replace(demand, arrival_rate=demand.arrival_rate * times)
     low_choice, high_choice = (choose(one, had, LeastDevices(1), policy) for one in (demand, higher))

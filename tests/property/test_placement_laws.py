@@ -81,7 +81,7 @@ def placed(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> 
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
-def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> None:
+def test_a_chosen_worker_can_serve(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> None:
     """A chosen worker is READY, has memory now, and could hold the whole request; KV flows from the prompt pool only."""
     _, found = placed(members, demand, policy)
     if found is None:
@@ -98,7 +98,7 @@ def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, p
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
-def test_a_request_waits_only_while_nobody_has_room(
+def test_a_request_waits_only_while_no_worker_has_memory(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
     """A request waits only while no worker has memory for it; thresholds decide which worker, and never whether."""
@@ -109,7 +109,7 @@ def test_a_request_waits_only_while_nobody_has_room(
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
-def test_the_order_in_which_workers_are_heard_of_changes_nothing(
+def test_the_order_in_which_workers_report_changes_nothing(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
     """Ties go to the smaller id."""
@@ -220,7 +220,7 @@ def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> N
 
 
 def view_of(worker_id: str, rng: random.Random) -> WorkerView:
-    """A worker of which a need asks something now and then."""
+    """Return a view of a random worker, which meets some needs."""
     total = rng.choice([4, 20, 20, 20])
     load = WorkerLoad(
         pending_prompt_tokens=rng.choice([0, 10, 100, 200]),

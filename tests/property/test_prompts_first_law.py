@@ -1,4 +1,4 @@
-"""Who may pass whom, and who loses blocks to whom, on a worker with both phases and too little memory."""
+"""Tests of order on a worker with both phases and too little memory: which sequence passes or preempts which."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Play:
         assert self.timeline.live == {}
         assert self.timeline.pool.free_blocks == blocks
         self.rows = [{row[0].split("@")[0]: row for row in rows} for rows in self.timeline.iterations]
-        entries = [(tick, said.entry) for tick, said in self.timeline.said if isinstance(said, m.RecordLedger)]
+        entries = [
+            (tick, command.entry) for tick, command in self.timeline.commands if isinstance(command, m.RecordLedger)
+        ]
         self.preempted = [(tick, entry.choice_id) for tick, entry in entries if entry.stage == "preempted"]
         self.prefilled_tick = {entry.choice_id: tick for tick, entry in entries if entry.stage == "prefilled"}
 
@@ -70,7 +72,7 @@ class Play:
 
 @settings(max_examples=200, deadline=None)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
-def test_who_was_never_preempted_is_passed_only_for_want_of_a_block(
+def test_a_never_preempted_sequence_is_passed_only_for_want_of_a_block(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
 ) -> None:
     """Of two such, the earlier has run at least as often, but for iterations in which it needed a block that was not there."""
@@ -97,7 +99,7 @@ def test_who_was_never_preempted_is_passed_only_for_want_of_a_block(
 
 @settings(max_examples=200, deadline=None)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
-def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
+def test_blocks_are_lost_to_an_earlier_arrival_or_to_a_prompt_that_waited(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
 ) -> None:
     """A sequence loses blocks only to earlier arrivals, or to prompts where they come first, a bounded number of times."""
@@ -119,7 +121,7 @@ def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(15, 24), POLICIES, st.sampled_from([1, 1000]))
-def test_nobody_waits_for_ever_while_others_keep_coming(
+def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, policy: WorkerPolicy, counted_steps: int
 ) -> None:
     """Prompts for others, prompts in place and hand-offs keep a small worker full; each of them ends all the same."""

@@ -21,7 +21,7 @@ class Queue:
         self.role = SchedulerRole("s", PATIENT)
         self.waiting: dict[tuple[int, int], tuple[int, int]] = {}
         self.places: dict[int, tuple[int, int]] = {}
-        self.asked: list[tuple[str, int, m.ReserveKv | m.StartPrefill]] = []
+        self.orders: list[tuple[str, int, m.ReserveKv | m.StartPrefill]] = []
 
     def feed(self, event: SchedulerEvent) -> None:
         for command in self.role.handle(event, 1000.0):
@@ -30,7 +30,7 @@ class Queue:
                     place = self.places[int(order.choice_id)]
                     assert place == min(self.waiting)
                     del self.waiting[place]
-                    self.asked.append((worker_id, order.assignment, order))
+                    self.orders.append((worker_id, order.assignment, order))
 
     def submit(self, number: int, demand: tuple[int, int], priority: int) -> None:
         self.places[number] = priority, number
@@ -38,7 +38,7 @@ class Queue:
         self.feed(m.SubmitRequest(str(number), 1, m.StreamRef("g", number), *demand, priority=priority))
 
     def refuse(self, demands: dict[int, tuple[int, int]]) -> None:
-        worker_id, assignment, order = self.asked.pop()
+        worker_id, assignment, order = self.orders.pop()
         number = int(order.choice_id)
         self.waiting[self.places[number]] = demands[number]
         self.feed(m.KvRefused(order.choice_id, 1, assignment, worker_id, "no"))
@@ -48,7 +48,7 @@ class Queue:
         self.feed(m.CloseRequest(str(number), 1, finished=False))
 
     def report(self, worker_id: str, pool: m.Pool, state: m.MemberState, free: int) -> None:
-        seen = (("s", max((assignment for _, assignment, _ in self.asked), default=0)),)
+        seen = (("s", max((assignment for _, assignment, _ in self.orders), default=0)),)
         load = m.WorkerLoad(kv_blocks_total=BLOCKS, kv_blocks_free=free, assignments_seen=seen)
         self.feed(m.Member(worker_id, m.MemberKind.TOKEN_WORKER, 1, state, "host", 1, "", pool, load=load))
         assert self.role.queued == len(self.waiting)
@@ -73,7 +73,7 @@ def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> No
             case "submit" if queue.role.pools.ready:
                 demands[number] = rng.randint(1, 60), rng.randint(1, 30)
                 queue.submit(number, demands[number], rng.choice([-1, 0, 0, 0, 5]))
-            case "refuse" if queue.asked:
+            case "refuse" if queue.orders:
                 queue.refuse(demands)
             case "leave" if queue.waiting:
                 queue.leave(rng.choice(list(queue.waiting))[1])

@@ -128,7 +128,7 @@ def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[A
 
 @given(TRACES, CLUSTERS, SETTINGS)
 @settings(max_examples=80, deadline=None)
-def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
+def test_every_request_ends_once_with_its_requested_tokens(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
     """No iteration overlaps another one, and no block is left behind, which the world looks for itself."""
@@ -207,7 +207,7 @@ TRANSFERS = st.lists(
 def test_links_carry_all_that_they_are_given_and_never_more_than_they_can(
     transfers: list[tuple[int, int, float, float, float]],
 ) -> None:
-    """Each transfer comes in two parts, the second a second later."""
+    """Each transfer has two parts, the second a second after the first."""
     queue = EventQueue()
     network = Network(queue)
     senders, receivers = [Link(100.0), Link(60.0), Link(30.0)], [Link(50.0), Link(100.0), Link(70.0)]

@@ -64,14 +64,14 @@ class World:
         #: Of workers that are there, by their last heartbeat, and when that was.
         self.here: dict[str, tuple[Member, float]] = {}
         #: Deadlines that an incarnation received while a notice is in force, in order.
-        self.told: dict[tuple[str, int], list[float]] = {}
-        self.said_goodbye: set[tuple[str, int]] = set()
+        self.notified: dict[tuple[str, int], list[float]] = {}
+        self.goodbyes: set[tuple[str, int]] = set()
         self.questions = 0
-        self.asked_s = START_S
+        self.polled_s = START_S
         self.answers = 0
         self.journal: list[tuple[c.SpotWatcherEvent, float, list[c.SpotWatcherCommand]]] = []
         self.queue_state: set[str] = set()
-        self.asked_for_leave: list[str] = []
+        self.acknowledged: list[str] = []
 
     def feed(self, event: c.SpotWatcherEvent) -> list[c.SpotWatcherCommand]:
         commands = self.role.handle(event, self.now)
@@ -79,20 +79,20 @@ class World:
         for command in commands:
             if isinstance(command, c.AskCloud):
                 self.questions += 1
-                self.asked_s = command.at_s
+                self.polled_s = command.at_s
                 assert self.now <= command.at_s <= self.now + max(POLL_S, BACKOFF_S)
             elif isinstance(command, c.PublishNotice):
-                self._told(command)
+                self._notified(command)
             elif isinstance(command, c.AcknowledgeEvent):
-                self._asked_for_leave(command.event_id)
+                self._acknowledge(command.event_id)
         return commands
 
-    def _told(self, command: c.PublishNotice) -> None:
+    def _notified(self, command: c.PublishNotice) -> None:
         notice = command.notice
         member, _ = self.here[notice.worker_id]
         assert member.host == HERE
         assert member.state in (MemberState.READY, MemberState.DRAINING)
-        before = self.told.setdefault((member.id, member.incarnation), [])
+        before = self.notified.setdefault((member.id, member.incarnation), [])
         if command.again:
             assert member.state is MemberState.READY
             assert notice.deadline_s == before[-1]
@@ -100,18 +100,18 @@ class World:
             assert not before or notice.deadline_s < before[-1]
         before.append(notice.deadline_s)
 
-    def _asked_for_leave(self, event_id: str) -> None:
+    def _acknowledge(self, event_id: str) -> None:
         assert all(member.host != HERE for member, _ in self.here.values())
-        assert self.told
-        for worker_id, incarnation in self.told:
+        assert self.notified
+        for worker_id, incarnation in self.notified:
             # A newer life of the same id has ended this one.
-            assert any(gone_id == worker_id and gone >= incarnation for gone_id, gone in self.said_goodbye)
+            assert any(gone_id == worker_id and gone >= incarnation for gone_id, gone in self.goodbyes)
         assert event_id in self.queue_state
-        self.asked_for_leave.append(event_id)
+        self.acknowledged.append(event_id)
 
     def answer(self, answer: MetadataAnswered) -> None:
         self.answers += 1
-        self.now = max(self.now, self.asked_s)  # no answer comes before its question
+        self.now = max(self.now, self.polled_s)  # no answer comes before its question
         held = {sign.event_id for sign in answer.signs}
         gone = self.queue_state - held if answer.problem is None else set()
         self.queue_state = (self.queue_state - gone) | held
@@ -120,7 +120,7 @@ class World:
         withdrawn = {each.event_id for each in reported if each.kind is InterruptionKind.WITHDRAWN}
         assert withdrawn == gone
         if self.role._signs.notice() is None:
-            self.told.clear()
+            self.notified.clear()
 
     def live(self, life: Life) -> None:
         if life.restarts:
@@ -131,22 +131,22 @@ class World:
         if life.state in (MemberState.LEFT, MemberState.LOST):
             self.here.pop(life.worker_id, None)
             if life.state is MemberState.LEFT:  # a lost worker has not sent a goodbye
-                self.said_goodbye.add((life.worker_id, incarnation))
+                self.goodbyes.add((life.worker_id, incarnation))
         else:
             self.here[life.worker_id] = (member, self.now)
         self.feed(member)
 
     def expire(self) -> None:
-        for worker_id, (_, heard_s) in list(self.here.items()):
-            if self.now - heard_s > TIMEOUT_S:
+        for worker_id, (_, reported_s) in list(self.here.items()):
+            if self.now - reported_s > TIMEOUT_S:
                 del self.here[worker_id]
 
-    def check_everyone_is_told(self) -> None:
+    def check_every_worker_is_notified(self) -> None:
         """While a notice is in force every ready worker of this machine knows its deadline, or an earlier one."""
         found = self.role._signs.notice()
         for member, _ in self.here.values():
             if found is not None and member.host == HERE and member.state is MemberState.READY:
-                assert self.told[member.id, member.incarnation][-1] <= found[0]
+                assert self.notified[member.id, member.incarnation][-1] <= found[0]
 
 
 def run(events: list[tuple[float, object]]) -> World:
@@ -164,9 +164,9 @@ def run(events: list[tuple[float, object]]) -> World:
             world.feed(event)
         elif event == "itself":
             world.feed(Member("watcher", MemberKind.SPOT_WATCHER, 1, MemberState.READY, HERE, 1, "h:1"))
-        elif world.asked_for_leave:
-            world.feed(c.AcknowledgementAnswered(world.asked_for_leave[-1], event))  # type: ignore[arg-type]
-        world.check_everyone_is_told()
+        elif world.acknowledged:
+            world.feed(c.AcknowledgementAnswered(world.acknowledged[-1], event))  # type: ignore[arg-type]
+        world.check_every_worker_is_notified()
         assert world.questions == world.answers + 1  # one at a time, and always one
     return world
 
@@ -189,11 +189,11 @@ def test_the_same_events_give_the_same_commands(events: list[tuple[float, object
 
 @given(EVENTS, ANSWERS)
 @settings(max_examples=50, deadline=None)
-def test_an_answer_again_tells_nobody_anything(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
+def test_a_repeated_answer_sends_nothing(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
     """The same answer at the same moment produces no message to workers, only the next query."""
     world = run(events)
     world.answer(answer)
-    world.now = world.asked_s
+    world.now = world.polled_s
     for worker_id, (member, _) in list(world.here.items()):
         world.feed(member)  # workers that had not received it get it again, and not because of the answer
         assert world.here[worker_id][0] is member
@@ -224,4 +224,4 @@ def test_a_leave_happens_in_these_worlds() -> None:
         (0.5, MetadataAnswered((replace(sign, deadline_s=START_S + 30),))),
     ]
     world = run(events)
-    assert world.asked_for_leave == ["e", "e"]
+    assert world.acknowledged == ["e", "e"]

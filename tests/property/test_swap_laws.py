@@ -105,7 +105,7 @@ class Kv:
         at = timeline.tick + self._rng.randint(0, 20)
         if self._rng.random() < self._failing:
             self.failed += 1
-            timeline.at(at, lambda: timeline.tell(c.SwapFailed(move.sequence_id, "the disk is on fire")))
+            timeline.at(at, lambda: timeline.feed(c.SwapFailed(move.sequence_id, "the disk is on fire")))
             return
         outwards = isinstance(move, c.SwapOut)
         source, place = (self.device, self.host) if outwards else (self.host, self.device)
@@ -118,7 +118,7 @@ class Kv:
             for of, to in zip(read_ids, written_ids, strict=True):
                 assert source[of] == read[of], "written while it was read"
                 place[to] = list(read[of])
-            timeline.tell(c.Swapped(move.sequence_id))
+            timeline.feed(c.Swapped(move.sequence_id))
 
         timeline.at(at, done)
 
@@ -132,7 +132,7 @@ def _content(name: str, prompt: tuple[int, ...], position: int) -> object:
 @given(
     SCRIPTS, st.integers(15, 20), st.integers(1, 60), POLICIES, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.2])
 )
-def test_who_runs_has_its_own_kv_and_all_end(
+def test_a_running_sequence_has_its_own_kv_and_all_end(
     script: list[tuple[int, Arrival]],
     blocks: int,
     host_blocks: int,
@@ -152,7 +152,7 @@ def test_who_runs_has_its_own_kv_and_all_end(
     assert (timeline.pool.free_blocks, host.free_blocks) == (blocks, host_blocks)
     load = timeline.role.load()
     assert (load.pending_prompt_tokens, load.remaining_tokens, load.preempted, load.running) == (0, 0, 0, 0)
-    stages = [said.entry.stage for _, said in timeline.said if isinstance(said, m.RecordLedger)]
+    stages = [command.entry.stage for _, command in timeline.commands if isinstance(command, m.RecordLedger)]
     came = stages.count("swapped_in") + stages.count("prefix_fetched")
     assert (stages.count("swapped_out"), came) == (kv.moves[c.SwapOut], kv.moves[c.SwapIn])
     if not policy.swap.when_full.swaps:
@@ -164,7 +164,7 @@ def test_who_runs_has_its_own_kv_and_all_end(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(8, 12), st.integers(1, 40), FAIR)
-def test_nobody_waits_for_ever_while_others_keep_coming(
+def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, host_blocks: int, policy: WorkerPolicy
 ) -> None:
     """No sequence waits for ever under policies that ensure it: FCFS, or queues that promote starving sequences."""

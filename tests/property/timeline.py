@@ -75,7 +75,7 @@ class SwapDevice(Protocol):
         """A move is ordered."""
 
     def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
-        """An iteration begins, of sequences whose prompts are these."""
+        """Begin an iteration of sequences with these prompts."""
 
     def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
         """A prompt's KV has come from its prompt worker, into these blocks."""
@@ -87,7 +87,7 @@ class Timeline:
     Attributes:
         iterations: rows of each, in order: sequence, first position, tokens.
         tables: of those iterations that began an order: the block tables of their rows.
-        said: (tick, command) pairs, without the engine's orders.
+        commands: (tick, command) pairs, without the engine's orders.
         free: (tick, free blocks) after each event that is no iteration.
         order_at: by tick, the iteration with which the order of that tick began.
         orders: how many there were.
@@ -108,7 +108,7 @@ class Timeline:
         self.tick = 0
         self.iterations: list[tuple[tuple[str, int, int], ...]] = []
         self.tables: dict[int, tuple[tuple[int, ...], ...]] = {}
-        self.said: list[tuple[int, c.WorkerCommand]] = []
+        self.commands: list[tuple[int, c.WorkerCommand]] = []
         self.free: list[tuple[int, int]] = []
         self.order_at: dict[int, int] = {}
         self.orders = 0
@@ -130,12 +130,12 @@ class Timeline:
         stream = m.StreamRef("g", self._entered)
         if arrival.kind == "decode":
             tokens = arrival.prompt + arrival.new
-            self.tell(m.ReserveKv(name, 1, stream, "s", 1, tokens, arrival.new, LEASE_S))
+            self.feed(m.ReserveKv(name, 1, stream, "s", 1, tokens, arrival.new, LEASE_S))
         else:
             target = OTHER if arrival.kind == "hand_off" else HERE
-            self.tell(m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S, arrival.new))
+            self.feed(m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S, arrival.new))
         if arrival.cancel_ticks is not None:
-            self.at(self.tick + arrival.cancel_ticks, lambda: self.tell(m.CancelRequest(name, 1)))
+            self.at(self.tick + arrival.cancel_ticks, lambda: self.feed(m.CancelRequest(name, 1)))
 
     def stop_early(self) -> None:
         """The engine ends its order at the next boundary, for reasons of its own."""
@@ -176,7 +176,7 @@ class Timeline:
         order.began += steps * order.ticks
         if ended:
             self._order = None
-        self.tell(c.IterationsCounted(steps, ended=ended))
+        self.feed(c.IterationsCounted(steps, ended=ended))
 
     def _run_iteration(self, batch: Batch, steps: int) -> None:
         assert self._order is None
@@ -189,7 +189,7 @@ class Timeline:
 
     # --- the role's commands --------------------------------------------------------------------------------------------
 
-    def tell(self, event: c.WorkerEvent) -> None:
+    def feed(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self.tick / TICKS_PER_S):
             match command:
                 case c.RunIteration(batch, steps):
@@ -216,15 +216,15 @@ class Timeline:
                     self._swaps.begin(command, self)
                 case c.DropSequence(attempt):
                     self.live.pop(attempt.split("@")[0], None)
-            self.said.append((self.tick, command))
+            self.commands.append((self.tick, command))
 
     def _kv_arrives(self, handoff: KvHandoff, block_ids: tuple[int, ...]) -> None:
         if self._swaps is not None and handoff.choice_id in self.live:
             self._swaps.arrive(handoff.choice_id, self._prompt(handoff.choice_id), block_ids)
-        self.tell(c.KvArrived(handoff, 1, 0.1, "shm"))
+        self.feed(c.KvArrived(handoff, 1, 0.1, "shm"))
 
     def _later(self, ticks: int, event: c.WorkerEvent) -> None:
-        self.at(self.tick + ticks, lambda: self.tell(event))
+        self.at(self.tick + ticks, lambda: self.feed(event))
 
     def _record(self, name: str) -> RequestRecord:
         arrival = self.live[name]

@@ -12,7 +12,7 @@ SOURCES = ("libs", "services", "benchmarks")
 
 
 def modules(*roots: str) -> Iterator[tuple[str, ast.Module]]:
-    """Each module of these folders by its dotted name; generated code apart."""
+    """Yield the dotted name and syntax tree of each module in these folders, generated code apart."""
     for root in roots:
         for path in sorted((ROOT / root).rglob("*.py")):
             if "v1" not in path.parts:
@@ -38,7 +38,7 @@ DEFINED = {name: set(bound(module.body)) for name, module in modules(*SOURCES)}
 
 
 def test_names_are_imported_from_where_they_are_defined() -> None:
-    """By the sources and by the tests: a name that moves has one place to be changed."""
+    """Sources and tests import a name from the module that defines it, so that a move changes one place."""
     packages = {name.rpartition(".")[0] for name in DEFINED}
     wrong = [
         f"{importer}: {node.module}.{alias.name}"

@@ -55,7 +55,7 @@ def test_ratios_are_spread_within_rounds() -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_peer_that_never_keeps_the_bound_has_no_ratio(rounds: int) -> None:
-    """There is nothing to divide by, and the row says so rather than winning."""
+    """Without a rate of the peer's there is no ratio, and the row's note has that reason."""
     servers = {
         ITERATION_LEVEL: [[point(1, 1.0, 0.1)]] * rounds,
         REQUEST_LEVEL: [[point(1, 1.0, 0.5)]] * rounds,

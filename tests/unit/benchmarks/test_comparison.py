@@ -22,7 +22,7 @@ def reading(round_number: int, side: Side, workload: PeerWorkload, *values: floa
     return Reading(round_number, side, workload.name, dict(zip([f.key for f in workload.figures], values, strict=True)))
 
 
-def test_only_the_interference_asks_for_a_tuned_peer() -> None:
+def test_only_the_interference_needs_a_tuned_peer() -> None:
     """It is what the tuning is for."""
     assert [Side.TUNED_PEER in sides_of(workload) for workload in WORKLOADS] == [False, False, False, True]
 
@@ -59,7 +59,7 @@ def test_the_tuned_peer_is_the_reference() -> None:
     assert all(row.ours_spread is row.ratio_spread is None for row in rows)  # one round
 
 
-def test_the_split_mesh_stands_below_without_targets() -> None:
+def test_the_split_mesh_is_listed_below_without_targets() -> None:
     """It is one way to serve; the targets are held against the way that is advised."""
     readings = [
         reading(1, Side.OURS, W3, 1500.0, 1.0, 1.0),
@@ -82,7 +82,6 @@ def test_reused_figures_serve_more_rounds_than_they_have() -> None:
 
 
 def test_without_a_peer_there_are_figures_and_no_verdict() -> None:
-    """Nothing to compare with."""
     throughput = rows_of([W2], [reading(1, Side.OURS, W2, 244.0, 1.0, 1.0)])[0]
     assert (throughput.ours, throughput.reference, throughput.holds, throughput.ratio_spread) == (
         244.0,
@@ -102,7 +101,7 @@ def test_readings_survive_the_file() -> None:
     "broken", [[{"round": 1}], [{"round": 1, "side": "x", "workload": "w1", "figures": {}}], ["w1"]]
 )
 def test_what_is_no_reading_is_an_error(broken: list[object]) -> None:
-    """The command says which file."""
+    """A malformed reading raises an error, to which the command adds the file."""
     with pytest.raises((KeyError, TypeError, ValueError)):
         readings_from_json(broken)  # type: ignore[arg-type]
 

@@ -48,7 +48,7 @@ def test_past_its_peak_a_server_gives_no_less_than_before() -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "1,-2", "0", "inf", "nan"])
 def test_rates_are_positive_numbers(text: str) -> None:
-    """Anything else is refused."""
+    """Rates that are not positive numbers are refused."""
     with pytest.raises(CommandError, match="--rates"):
         parse_rates(text)
 

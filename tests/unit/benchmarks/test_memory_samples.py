@@ -18,7 +18,7 @@ def sample(worker_id: str, free: int, resident: int, sequences: int = 0, total: 
 
 
 def test_sequences_of_every_state_are_held() -> None:
-    """Those that lost their blocks, too; blocks are those that are owned, whatever could be swapped."""
+    """The sample counts sequences of every state, preempted ones included, and the blocks in use."""
     load = WorkerLoad(
         kv_blocks_total=9,
         kv_blocks_free=8,

@@ -39,7 +39,7 @@ def test_quick_workloads_keep_their_shape() -> None:
 
 @pytest.mark.parametrize("names", ["", "w5", "w1,w9", ","])
 def test_unknown_workloads_are_refused(names: str) -> None:
-    """The known ones are named."""
+    """The error has the known workloads."""
     with pytest.raises(CommandError, match="w1,w2,w3,w4"):
         choose_workloads(names, quick=False)
 
@@ -71,7 +71,7 @@ def test_only_the_peers_figures_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_figures_of_another_load_are_refused(tmp_path: Path) -> None:
-    """A quick run's figures say nothing about a whole one, and a missing side is missing."""
+    """A quick run's figures are not those of a whole run, and a missing side is an error."""
     with pytest.raises(CommandError, match="no figures of the peer for w1"):
         read_peer(earlier(tmp_path), choose_workloads("w1", quick=True))
     with pytest.raises(CommandError, match="no figures of the peer for w2"):

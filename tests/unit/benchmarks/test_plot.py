@@ -44,7 +44,7 @@ def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path)
 
 
 @pytest.mark.parametrize("option", ["--plot", "--figures"])
-def test_a_missing_library_is_told_of_by_the_option_that_needs_it(
+def test_a_missing_library_is_reported_with_the_option_that_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
 ) -> None:
     """The error names the option that needs the library, and how to install it."""

@@ -31,7 +31,7 @@ def test_a_chunk_may_be_several_tokens() -> None:
     assert found["output tokens/s while requests come"] == 6 / 2
 
 
-def test_capacity_is_told_by_the_middle_of_a_storm() -> None:
+def test_capacity_is_measured_in_the_middle_of_a_storm() -> None:
     """Two tokens a second but for slow edges; jobs of ten tokens: a fifth of a request a second."""
     early, late = [0.5 * number for number in range(50)], [25 + 0.5 * number for number in range(45)]
     last = [60.0, 70.0, 80.0, 90.0, 100.0]
@@ -40,7 +40,7 @@ def test_capacity_is_told_by_the_middle_of_a_storm() -> None:
     assert requests_per_s(storm) == pytest.approx(0.2)
 
 
-def test_a_storm_that_says_nothing_is_refused() -> None:
+def test_a_storm_without_figures_is_refused() -> None:
     """A storm that gives no rate is refused with the option to change."""
     with pytest.raises(CommandError, match="--requests"):
         requests_per_s([outcome(0.0, (1.0,), 1)])

@@ -1,4 +1,4 @@
-"""Telling policies apart by who overtakes whom, against servers that batch both ways."""
+"""Tests of the policy probe: request-level and iteration-level batching are distinguished by which request overtakes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def streaming_server(workers: int, *, request_level: bool) -> AsyncIterato
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("request_level", [True, False])
 async def test_a_short_request_overtakes_only_where_it_may_join(workers: int, request_level: bool) -> None:
-    """With one worker and with several, each of which runs a long request."""
+    """The probe works with one worker and with several, each with a long request."""
     async with streaming_server(workers, request_level=request_level) as url:
         assert await short_overtakes_long(ServerEndpoint(url, "any"), workers) is not request_level
 

@@ -6,7 +6,7 @@ from spotwise.benchmarks.stream_client import StreamConnection
 from tests.unit.benchmarks.sse_gateway import breaking, failing, gateway, refusing, short, whole
 
 
-async def test_streams_are_asked_and_told_one_after_the_other() -> None:
+async def test_streams_are_requested_and_reported_one_after_the_other() -> None:
     """On one connection; what is open is counted from the first token to the end."""
     changes: list[int] = []
     async with gateway(whole, whole) as (url, bodies):
@@ -22,7 +22,7 @@ async def test_streams_are_asked_and_told_one_after_the_other() -> None:
 
 
 async def test_every_kind_of_failure_is_an_outcome() -> None:
-    """And the next request may succeed, on a new connection where the old one is gone."""
+    """Each failure is an outcome, and a later request may succeed, on a new connection if needed."""
     async with gateway(failing, short, refusing, breaking, whole) as (url, _):
         connection = StreamConnection(url, "m", lambda change: None)
         failures = [(await connection.stream_completion([1], 2)).failure for _ in range(5)]

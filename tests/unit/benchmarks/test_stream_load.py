@@ -28,7 +28,7 @@ SHAPE = StreamShape(streams=1, requests=3, input_tokens=4, output_tokens=2, seed
 
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A mesh whose gateway is this very process; of its workers one has not started and one is dead."""
+    """A mesh whose gateway is this process; of its workers one has not started and one is dead."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
     folder = run_folder("here")
     folder.path.mkdir(parents=True)
@@ -53,8 +53,8 @@ def mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return "here"
 
 
-def test_processes_say_what_they_have_used(mesh: str) -> None:
-    """Those that live: CPU time that grows, and memory."""
+def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
+    """Only running processes are in the usage, with growing CPU time and their memory."""
     before = ProcessUsage.of_mesh(mesh)
     assert list(before.cpu_s) == list(before.resident_bytes) == ["gateway-0"]
     assert before.resident_bytes["gateway-0"] > 2**20
@@ -68,7 +68,7 @@ def test_processes_say_what_they_have_used(mesh: str) -> None:
         ProcessUsage.of_mesh("elsewhere")
 
 
-async def test_every_stream_asks_as_often_as_it_was_told(mesh: str) -> None:
+async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
     """Tokens, failures by reason, memory and the most that were open at once."""
     answered = Counter[str]()
     async with gateway(whole, failing, whole) as (url, bodies):
@@ -89,7 +89,7 @@ def test_cpu_time_is_shared_by_all_tokens() -> None:
 
 
 async def test_a_load_may_open_as_many_files_as_it_has_streams(mesh: str) -> None:
-    """As far as the system allows; the limit is raised, never lowered."""
+    """The limit of open files is raised to the number of streams as far as the system allows, never lowered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = psutil.Process().num_fds()
     lower = max(open_now + 64, 128)

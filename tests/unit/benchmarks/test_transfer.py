@@ -29,12 +29,12 @@ Final:                  2000    100.000   110.000   105.000     9000.00    9500.
 
 
 def hand_off(tokens: int, mode: str, prefill_s: float, visible_s: float) -> HandOff:
-    """One whose request took ten times its prompt."""
+    """Return a hand-off whose request took ten times its prompt."""
     return HandOff(tokens, mode, prefill_s, visible_s, 10 * prefill_s, 1000 * tokens, "tcp/lo")
 
 
 def test_lengths_are_whole_and_positive() -> None:
-    """In ascending order, each once."""
+    """Lengths are whole and positive numbers, sorted without duplicates."""
     assert parse_lengths("512,128,512") == [128, 512]
     for text in ("", "0", "-1", "1.5", "many"):
         with pytest.raises(OptionError, match="--lengths"):
@@ -42,7 +42,7 @@ def test_lengths_are_whole_and_positive() -> None:
 
 
 def test_medians_are_those_of_one_length() -> None:
-    """Each figure by itself; the mode is the commonest."""
+    """Each figure is the median of one length, and the mode is the commonest."""
     measured = [
         hand_off(128, "serial", 0.1, 0.003),
         hand_off(128, "layerwise", 0.3, 0.001),

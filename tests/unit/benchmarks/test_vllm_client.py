@@ -42,7 +42,7 @@ def result(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_figures_are_the_clients_own() -> None:
-    """By its names; what is no figure stays out."""
+    """The figures keep the client's names, and other entries are left out."""
     figures = read_result(result(), LOAD)
     assert figures["total_token_throughput"] == 1631.0
     assert figures["median_ttft_ms"] == 1400.0
@@ -66,7 +66,7 @@ def test_a_short_answer_is_no_result() -> None:
 
 
 def test_another_releases_file_is_refused() -> None:
-    """The missing figures are named."""
+    """The error has the missing figures."""
     short = result()
     del short["median_tpot_ms"]
     with pytest.raises(CommandError, match="wrote no median_tpot_ms"):
@@ -90,7 +90,7 @@ def test_the_command_line_is_the_workload() -> None:
     assert "--ignore-eos" in command
 
 
-def test_an_absent_peer_says_how_to_get_one(tmp_path: Path) -> None:
+def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     """A path that is nothing, and one that is no program."""
     plain = tmp_path / "vllm"
     plain.touch()

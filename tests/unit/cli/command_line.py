@@ -13,7 +13,7 @@ from spotwise.cli import __main__ as program
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """Exit status and output of a command."""
 
     status: int
     stdout: str

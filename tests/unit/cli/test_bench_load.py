@@ -63,7 +63,7 @@ def test_a_mesh_with_keys_can_be_measured(
     assert {row["name"] for row in json.loads(report.read_text())["rows"]} >= {"1 streams: TTFT p50, ms"}
 
 
-def test_without_the_key_the_refusal_is_said(spotwise: CommandLine, gateway_url: str) -> None:
+def test_without_the_key_the_refusal_is_reported(spotwise: CommandLine, gateway_url: str) -> None:
     """Exit status 1 and one line."""
     ended = spotwise("bench", "load", "--url", gateway_url, "--streams", "1")
     assert ended.status == 1

@@ -1,4 +1,4 @@
-"""`--device cuda` where torch sees none, or fewer: said before anything starts."""
+"""Tests of `--device cuda` with no or too few devices: an error before any process starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_device_that_is_there_is_taken(name: str, count: int, monkeypatch: pyt
     require_device(name)
 
 
-def test_torch_is_asked_and_a_machine_where_it_cannot_be_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_counts_the_devices_and_a_machine_without_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken installation would not compute on a GPU either."""
     monkeypatch.setattr(device, "_COUNT", ("-c", "print(3)"))
     assert device._cuda_devices() == 3

@@ -54,7 +54,7 @@ def test_every_service_knows_itself_its_servers_and_the_model() -> None:
         assert service.env["HF_HUB_OFFLINE"] == "1"
 
 
-def test_only_the_gateway_is_told_where_to_listen() -> None:
+def test_only_the_gateway_gets_a_listen_address() -> None:
     """Host and port come from the options."""
     services = plan(host="0.0.0.0", port=9000)
     assert (services["gateway-0"].env["SPOTWISE_HOST"], services["gateway-0"].env["SPOTWISE_PORT"]) == (
@@ -122,7 +122,7 @@ def test_native_workers_take_the_cores_of_an_idle_partner(cores: int, workers: i
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"dtype": "float16"}])
 def test_what_torch_computes_keeps_to_its_share(changes: dict[str, Any]) -> None:
-    """The native kernels know neither."""
+    """Torch workers are limited to their share of the cores; native kernels need no limit."""
     assert plan(cores=8, native=True, **changes)["token-0"].env["SPOTWISE_THREADS"] == "4"
 
 
@@ -178,7 +178,7 @@ def test_options_reach_the_workers() -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "simulated"])
-def test_a_policy_reaches_all_workers_and_nobody_else(engine: str) -> None:
+def test_a_policy_reaches_the_workers_only(engine: str) -> None:
     """Only workers get the policy and its options; without one the environment's own setting is left alone."""
     names = ("SPOTWISE_POLICY", "SPOTWISE_PROFILE", "SPOTWISE_KV_HOST_BYTES")
     given = plan(engine=engine, policy="mlfq", profile=Path("/p.json"), kv_host_bytes=77)
@@ -212,7 +212,7 @@ def test_simulated_workers_live_many_to_a_process() -> None:
 
 
 def test_options_reach_simulated_workers() -> None:
-    """Who pushes real bytes has fewer beside it."""
+    """The options become the workers' settings, and with real KV fewer workers share a process."""
     services = plan(
         engine="simulated",
         token_workers=20,

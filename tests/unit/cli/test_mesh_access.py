@@ -52,8 +52,8 @@ def test_addresses_are_all_given_or_all_recorded(local_mesh: str) -> None:
         find_mesh(local_mesh, None, OTHER.redis_url)
 
 
-def test_who_needs_one_server_is_content_with_its_address(local_mesh: str) -> None:
-    """Given, or recorded."""
+def test_one_server_needs_only_its_own_address(local_mesh: str) -> None:
+    """The address of one server is the given or the recorded one."""
     assert find_broker(local_mesh, None) == LOCAL.nats_url
     assert find_broker(local_mesh, OTHER.nats_url) == OTHER.nats_url
     assert find_store(local_mesh, None) == LOCAL.redis_url
@@ -87,15 +87,15 @@ def test_a_drain_without_waiting_needs_no_store(
     spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's address is enough, and the only one used."""
-    asked: list[str] = []
+    brokers: list[str] = []
 
-    async def ask(nats_url: str, worker: str, seconds: float) -> None:
-        asked.append(nats_url)
+    async def send(nats_url: str, worker: str, seconds: float) -> None:
+        brokers.append(nats_url)
 
-    monkeypatch.setattr(drain_module, "send_notice", ask)
+    monkeypatch.setattr(drain_module, "send_notice", send)
     assert spotwise("drain", "token-0", "--nats-url", OTHER.nats_url).status == 0
     assert spotwise("drain", "token-0", "--name", local_mesh).status == 0
-    assert asked == [OTHER.nats_url, LOCAL.nats_url]
+    assert brokers == [OTHER.nats_url, LOCAL.nats_url]
 
 
 def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
@@ -103,13 +103,13 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
 ) -> None:
     """One line names the lost store and what was done already; no traceback."""
 
-    async def ask(nats_url: str, worker: str, seconds: float) -> None:
+    async def send(nats_url: str, worker: str, seconds: float) -> None:
         pass
 
     async def connect(url: str) -> RedisStore:
         raise MeshError(f"no Redis server answers at {url}")
 
-    monkeypatch.setattr(drain_module, "send_notice", ask)
+    monkeypatch.setattr(drain_module, "send_notice", send)
     monkeypatch.setattr(RedisStore, "connect", connect)
     ended = spotwise("drain", "token-0", "--name", local_mesh, "--wait")
     assert ended.status == 1
@@ -119,7 +119,6 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
 
 
 def test_without_a_mesh_or_an_address_there_is_no_mesh(local_mesh: str) -> None:
-    """Another name is another mesh."""
     for find in (find_broker, find_store):
         with pytest.raises(CommandError, match="no mesh named 'elsewhere'"):
             find("elsewhere", None)

@@ -49,7 +49,6 @@ def test_the_url_is_one_that_a_client_here_can_reach(host: str, url: str) -> Non
 
 
 def test_options_survive_the_way_to_a_detached_supervisor() -> None:
-    """They travel as JSON."""
     options = MeshOptions(name="b", model_folder=Path("/m"), model_name="m", kv_cache_bytes=7, nats_url="nats://h:1")
     assert MeshOptions.model_validate_json(options.model_dump_json()) == options
 

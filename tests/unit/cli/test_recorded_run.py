@@ -57,7 +57,7 @@ def test_the_cluster_is_what_its_roles_were_made_with(tmp_path: Path) -> None:
     assert (cluster.worker_policy, cluster.pool_policy) == (POLICY, POOLS)
 
 
-def test_what_cannot_be_simulated_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_simulated_is_reported(tmp_path: Path) -> None:
     """Half a mesh; workers that differ; a worker that was started anew."""
     with pytest.raises(CommandError, match="no scheduler, or no worker"):
         recorded_cluster([])

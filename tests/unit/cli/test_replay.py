@@ -30,7 +30,7 @@ def journals(tmp_path: Path) -> Path:
     return folder
 
 
-def test_identical_commands_are_said_to_be(spotwise: CommandLine, journals: Path, tmp_path: Path) -> None:
+def test_identical_commands_are_reported(spotwise: CommandLine, journals: Path, tmp_path: Path) -> None:
     """Exit status 0; the JSON has counts and times, the trace has no request, because no gateway's journal is there."""
     json_path, csv_path = tmp_path / "out.json", tmp_path / "requests.csv"
     ended = spotwise("replay", str(journals), "--json", str(json_path), "--requests", str(csv_path))
@@ -52,7 +52,7 @@ def test_a_difference_is_shown_and_ends_with_status_1(spotwise: CommandLine, jou
         assert shown in ended.stdout
 
 
-def test_what_cannot_be_read_is_said_in_one_line(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_an_unreadable_journal_is_one_error_line(spotwise: CommandLine, tmp_path: Path) -> None:
     """Exit status 1; so where the result cannot be written."""
     ended = spotwise("replay", str(tmp_path))
     assert (ended.status, ended.stdout) == (1, "")

@@ -30,7 +30,7 @@ def make_state() -> RunState:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Nothing is lost, and no draft is left beside it."""
+    """A state survives the round trip, and no draft file is left."""
     path = tmp_path / "state.json"
     write_state(path, make_state())
     assert read_state(path) == make_state()
@@ -63,7 +63,7 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
 
 
 def test_the_folder_of_a_mesh_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs, lock and state; one that cannot be written is said in one line."""
+    """The folders are accessible to their owner only, and a home that cannot be written is refused with a remedy."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
     folder = run_folder("here")
     folder.logs_folder.mkdir(parents=True, mode=0o755)

@@ -131,7 +131,7 @@ def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monke
 def test_what_the_mesh_can_do_without_never_ends_it(
     is_essential: bool, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planner, or one worker of several, dies eight times: it is started again, and that is said."""
+    """The planner, or one worker of several, dies eight times: it is restarted, and that is reported."""
     monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], is_essential=is_essential, others=others)
     world.stop_after(9)
@@ -162,7 +162,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     assert "worker has shown no activity for 0.2 s" in world.output.getvalue()
 
 
-def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record that cannot be written is written when there is room again."""
     monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(state_file, "_TRY_AGAIN_S", 0.01)
@@ -271,13 +271,13 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
         ("Traceback (most recent call last):", None),
     ],
 )
-def test_a_service_that_says_why_it_cannot_serve_is_understood(line: str, reason: str | None) -> None:
+def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None) -> None:
     """In both forms of a log; whatever else is there is not taken for it."""
     assert reason_for_not_serving(["2026Z [info     ] loading", line, "bye"]) == reason
 
 
 def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Path) -> None:
-    """By that service's own reason, and not by its log."""
+    """A start that one service refuses is explained by that service's own reason, not its log."""
     world = World(
         tmp_path, ["echo more; echo \"[error] cannot_serve  error='no tensor x' member=worker\"; sleep 0.1; exit 1"]
     )

@@ -31,13 +31,13 @@ def test_pools_that_were_not_named(
 
 
 def options(host: str) -> MeshOptions:
-    """A mesh whose gateway listens there."""
+    """Return the options of a mesh whose gateway listens on the host."""
     return MeshOptions(name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
-def test_a_gateway_open_to_others_without_keys_is_said(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it means, and what to do; with keys there is nothing to say."""
+def test_a_public_gateway_without_keys_gets_a_warning(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public gateway without keys gets a warning with the risk and the remedy, and none with keys."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     warning = public_access_warning(options(host))
     assert warning is not None
@@ -49,6 +49,6 @@ def test_a_gateway_open_to_others_without_keys_is_said(host: str, monkeypatch: p
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said."""
+    """A gateway that only this machine reaches gets no warning."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     assert public_access_warning(options(host)) is None

@@ -67,7 +67,7 @@ def test_a_wrong_option_is_named_and_ends_with_status_2(
 def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
     spotwise: CommandLine, tmp_path: Path
 ) -> None:
-    """As what a worker measured of itself; it says how else."""
+    """A profile without hand-offs, as of a mixed worker, is refused, and the message has the alternative."""
     path = tmp_path / "own.json"
     path.write_text(json.dumps(profile_as_dict(replace(BUILT_IN, link=None))))
     ended = spotwise("up", "--engine", "simulated", "--profile", str(path))
@@ -75,7 +75,7 @@ def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
     assert "has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0" in ended.stderr
 
 
-def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:
+def test_a_taken_port_is_no_wrong_option_and_0_means_a_free_one() -> None:
     """Exit status 1, for it may get free again; both ports are on the requested host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]

@@ -119,7 +119,7 @@ def test_an_action_without_a_readable_time_is_a_sign_still(written: str) -> None
     "body", [b"", b"{", b"[]", b'"terminate"', b'{"time": "2026-11-22T15:02:00Z"}', b'{"action": 1}']
 )
 def test_an_action_that_cannot_be_read_is_a_problem(body: bytes) -> None:
-    """And neither a sign nor the absence of one."""
+    """An unreadable action is neither a sign nor the absence of one."""
     found, _ = answered(Aws().query(NOW), [TOKEN_GIVEN, HttpAnswer(200, body), NONE])
     assert (found.signs, found.problem) == ((), f"GET {INSTANCE_ACTION}: a document that cannot be read")
 

@@ -1,4 +1,4 @@
-"""Azure: whose events they are, when they begin, and who may let them."""
+"""Tests of Azure: the machine of an event, its time, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_acknowledgement_lets_the_event_begin() -> None:
 
 
 def test_an_empty_time_is_the_shortest_notice() -> None:
-    """Or none, where the event has begun."""
+    """An event without a time has the shortest notice, or none where it has begun."""
     (scheduled,) = answer_to(event(NotBefore="")).signs
     assert (scheduled.deadline_s, scheduled.grace_s) == (None, 30.0)
     (started,) = answer_to(event(NotBefore="", EventStatus="Started")).signs
@@ -114,7 +114,7 @@ def test_without_the_machines_name_nobodys_events_are_taken() -> None:
 
 @pytest.mark.parametrize("body", [b'{"Events": []}', b"<html>", b"two words", b"", b"x" * 81])
 def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
-    """With it no event would ever be this machine's."""
+    """An invalid machine name is a problem, since no event would match it; after a valid one events are requested."""
     found, _ = answered(Azure().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
     _, asked = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])

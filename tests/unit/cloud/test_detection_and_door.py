@@ -27,7 +27,7 @@ def one_question(request: HttpRequest) -> Dialogue[HttpAnswer]:
     return answer
 
 
-async def asked(server: MetadataServer, request: HttpRequest, timeout_s: float = 5.0) -> HttpAnswer:
+async def fetched(server: MetadataServer, request: HttpRequest, timeout_s: float = 5.0) -> HttpAnswer:
     return await carried_out(one_question(request), server, timeout_s)
 
 
@@ -62,18 +62,18 @@ async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     ],
     ids=["slow", "hung up", "truncated", "no HTTP", "endless"],
 )
-async def test_an_answer_that_is_none_is_a_failure_in_words(fault: Fault, failure: str) -> None:
+async def test_a_malformed_answer_is_a_failure_with_its_reason(fault: Fault, failure: str) -> None:
     """A malformed answer is a failure with a message, and the next request is answered."""
     async with MetadataServer() as server:
         server.faults.append(fault)
         limit_s = 0.1 if fault.slow_s else 5.0
         request = HttpRequest("GET", "/computeMetadata/v1/instance/id", {"Metadata-Flavor": "Google"})
-        assert await asked(server, request, limit_s) == HttpAnswer(None, failure=failure)
-        assert (await asked(server, request)).status == 200
+        assert await fetched(server, request, limit_s) == HttpAnswer(None, failure=failure)
+        assert (await fetched(server, request)).status == 200
 
 
 async def test_drops_that_never_end_are_cut_off() -> None:
-    """Each of them comes in time, and all of them do not."""
+    """A response that arrives in endless small parts is cut off by the total time limit."""
 
     ended = asyncio.Event()
 
@@ -99,25 +99,25 @@ async def test_drops_that_never_end_are_cut_off() -> None:
     assert answer.failure == "no answer within 0.2 s"
 
 
-async def test_nobody_there_is_a_failure_in_words() -> None:
+async def test_no_server_is_a_failure_with_its_reason() -> None:
     """A refused connection is a failure with a message."""
     async with HttpClient(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
         assert (await door.converse(one_question(HttpRequest("GET", "/")))).failure == "no connection"
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests bypass the environment's proxies, since metadata is this machine's own."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:{free_port()}")
     async with MetadataServer() as server:
-        assert (await asked(server, HttpRequest("GET", "/nothing"))).status == 404
+        assert (await fetched(server, HttpRequest("GET", "/nothing"))).status == 404
 
 
 async def test_redirects_are_not_followed() -> None:
     """A service that redirects is not a metadata service."""
     async with MetadataServer() as server:
         server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
-        assert (await asked(server, HttpRequest("GET", "/a"))).status == 302
+        assert (await fetched(server, HttpRequest("GET", "/a"))).status == 302
         assert len(server.questions) == 1
 
 
@@ -132,5 +132,5 @@ def test_dates_of_all_clouds_are_unix_time(text: str) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "soon", 17, "Sun, 99 Nov 2026 15:00:00 GMT", "0000-00-00T00:00:00Z", ","])
 def test_what_is_no_date_is_none(text: object) -> None:
-    """Nothing is raised."""
+    """A text that is no date gives `None`."""
     assert unix_s(text) is None

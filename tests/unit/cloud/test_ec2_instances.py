@@ -232,7 +232,7 @@ async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn)
     assert ids(await mine.instances()) == ids(acquired)
 
 
-async def test_a_fleet_that_says_nothing_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
+async def test_a_fleet_without_errors_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
     """It was filled before, and its instances do not show yet: patience."""
     empty.create_fleet = lambda **_: {"FleetId": "fleet-1"}  # type: ignore[method-assign]
     with pytest.raises(ProviderUnavailable, match="same token"):
@@ -268,7 +268,7 @@ async def test_what_ec2_never_shows_is_forgotten(ec2: Ec2StandIn) -> None:
     assert await mine.instances() == []
 
 
-async def test_an_instance_too_new_to_be_ended_is_told(ec2: Ec2StandIn) -> None:
+async def test_an_instance_too_new_to_be_ended_is_reported(ec2: Ec2StandIn) -> None:
     """EC2 does not know it yet: it stays listed, and the release is to be repeated."""
     ec2.hidden = True
     mine = provider(ec2)
@@ -294,7 +294,7 @@ async def test_one_that_vanished_does_not_keep_the_others(ec2: Ec2StandIn) -> No
 
 
 async def test_many_instances_come_page_by_page(ec2: Ec2StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And are ended so many at a time; here, five."""
+    """Instances are listed and ended in pages, here of five."""
     monkeypatch.setattr(ec2_instances, "_PAGE", 5)
     ec2.room = 7
     mine = provider(ec2)
@@ -355,7 +355,7 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
     ],
 )
 @pytest.mark.parametrize("action", ["create_fleet", "run_instances"])
-async def test_each_error_is_told_for_what_it_is(
+async def test_each_error_is_raised_with_its_cause(
     empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
 ) -> None:
     """Each EC2 error is raised with its cause and what to do about it."""
@@ -379,7 +379,7 @@ async def test_each_error_is_told_for_what_it_is(
         (["MaxSpotInstanceCountExceeded", "InvalidSubnetID.NotFound"], ProviderRefused),
     ],
 )
-async def test_of_many_pools_errors_the_hopeful_one_is_told(
+async def test_of_many_pools_errors_the_retryable_one_is_raised(
     empty: Ec2StandIn, codes: list[str], expected: type[Exception]
 ) -> None:
     """Of many pools' errors the retryable one is raised: one pool without capacity may have some later."""
@@ -392,7 +392,7 @@ async def test_of_many_pools_errors_the_hopeful_one_is_told(
 
 
 @pytest.mark.parametrize("action", ["describe_instances", "terminate_instances"])
-async def test_looking_and_releasing_tell_errors_too(ec2: Ec2StandIn, action: str) -> None:
+async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: str) -> None:
     """A refusal, and a wish for patience."""
     mine = provider(ec2)
     acquired = ids(await mine.acquire(order()))
@@ -429,13 +429,13 @@ async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
 class _Throttles(BaseHTTPRequestHandler):
     """Is throttled once, then shows an account without instances."""
 
-    asked = 0
+    calls = 0
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        type(self).asked += 1
-        if self.asked == 1:
+        type(self).calls += 1
+        if self.calls == 1:
             body = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
             self.send_response(503)
         else:
@@ -452,7 +452,7 @@ class _Throttles(BaseHTTPRequestHandler):
 @pytest.fixture
 def throttling(account: None) -> Iterator[str]:
     """The address of a server that throttles."""
-    _Throttles.asked = 0
+    _Throttles.calls = 0
     with ThreadingHTTPServer(("127.0.0.1", 0), _Throttles) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -462,24 +462,24 @@ def throttling(account: None) -> Iterator[str]:
 
 
 async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> None:
-    """By boto3, over the address that the options name."""
+    """boto3 repeats a throttled call, at the address of the options."""
     mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
     assert await mine.instances() == []
-    assert _Throttles.asked == 2
+    assert _Throttles.calls == 2
     await mine.close()
 
 
 async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) -> None:
-    """Then it is the caller's turn to wait."""
+    """A throttled call that has used its attempts raises `ProviderUnavailable`."""
     options = Ec2Options("worker", endpoint_url=throttling, region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
         await mine.instances()
-    assert _Throttles.asked == 1
+    assert _Throttles.calls == 1
     await mine.close()
 
 
-async def test_nobody_at_the_address_is_told(account: None) -> None:
+async def test_no_server_at_the_address_is_an_error(account: None) -> None:
     """The error of an unreachable endpoint contains its address."""
     options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
@@ -488,8 +488,8 @@ async def test_nobody_at_the_address_is_told(account: None) -> None:
     await mine.close()
 
 
-async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing else of it needs boto3."""
+async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without boto3 only `connect` fails, with the package to install."""
     imported = builtins.__import__
 
     def without(name: str, *args: Any, **named: Any) -> Any:
@@ -519,6 +519,6 @@ async def test_wrong_settings_are_refused_at_once(
 
 @pytest.mark.parametrize("wrong", [{"launch_template": ""}, {"attempts": 0}])
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
-    """The message names them."""
+    """The error has the name of the wrong option."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(Ec2Options("worker"), **wrong)

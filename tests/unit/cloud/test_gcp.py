@@ -85,7 +85,7 @@ def test_what_is_neither_true_nor_false_is_a_problem(body: bytes) -> None:
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:
-    """The service must say that it is Google's."""
+    """The metadata service must identify itself as Google's."""
     async with MetadataServer(clouds=("gcp",)) as server:
         assert await carried_out(Gcp().detect(), server)
     async with MetadataServer(clouds=("aws", "azure", "kubernetes")) as server:

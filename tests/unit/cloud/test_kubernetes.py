@@ -46,7 +46,7 @@ async def test_a_taint_with_a_time_has_a_deadline() -> None:
         ("karpenter.sh/disrupted", False),
     ],
 )
-def test_the_taints_of_all_who_take_nodes_away_count(key: str, hint: bool) -> None:
+def test_the_taints_of_every_node_remover_count(key: str, hint: bool) -> None:
     """A recommendation is a hint; other taints are none of ours; one key is one sign."""
     found = answer_to(
         {"taints": [{"key": "other"}, {"key": key, "effect": "NoSchedule"}, {"key": key, "effect": "NoExecute"}]}
@@ -67,7 +67,7 @@ def test_what_is_no_node_is_a_problem(body: bytes) -> None:
     assert (found.signs, found.problem) == ((), "GET /api/v1/nodes/node-0: no node")
 
 
-async def test_who_may_not_read_the_node_hears_so() -> None:
+async def test_a_missing_permission_to_read_the_node_is_reported() -> None:
     """A wrong token, a node that does not exist, a name that must be quoted."""
     async with MetadataServer() as server:
         wrong = Kubernetes("node-0", 25.0, lambda: "wrong")

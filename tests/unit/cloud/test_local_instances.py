@@ -186,7 +186,7 @@ async def test_a_program_that_is_missing_is_refused(provider: LocalInstances) ->
 
 
 async def test_a_program_that_cannot_be_run_is_refused(options: LocalOptions, tmp_path: Path) -> None:
-    """Though it exists: here, no program at all."""
+    """An existing program that cannot run is refused, and no instance is left."""
     program = tmp_path / "program"
     program.write_text("\0")
     program.chmod(0o755)
@@ -216,7 +216,7 @@ async def test_what_stays_after_its_grace_is_killed(options: LocalOptions) -> No
 async def test_nothing_of_an_instance_is_left_behind(
     options: LocalOptions, provider: LocalInstances, instance_type: str
 ) -> None:
-    """Not the children of a first process that leaves at once, and not those with a session of their own."""
+    """A release ends all children of an instance, those of an ended first process and those with their own session."""
     [instance] = await provider.acquire(order(instance_type))
     child = await child_of(options, instance)
     assert runs(child)
@@ -352,7 +352,7 @@ def _is_marked(process: Path, folder: Path) -> bool:
         return False
 
 
-async def test_whoever_looks_ends_what_is_overdue(options: LocalOptions) -> None:
+async def test_each_listing_ends_overdue_instances(options: LocalOptions) -> None:
     """The provider that released it died before its grace was over."""
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=60.0), hours)
@@ -368,7 +368,9 @@ async def test_whoever_looks_ends_what_is_overdue(options: LocalOptions) -> None
     await eventually(gone)
 
 
-async def test_what_cannot_be_killed_is_told(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_be_killed_is_an_error(
+    options: LocalOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process stuck in the kernel: the release raises an error, and the instance stays in the list."""
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.0), hours)
@@ -387,7 +389,7 @@ async def test_what_cannot_be_killed_is_told(options: LocalOptions, monkeypatch:
 
 
 async def test_the_gone_are_forgotten_after_a_day(options: LocalOptions) -> None:
-    """With their logs; those that run are not."""
+    """Ended instances and their logs are removed after a day, running ones are not."""
     hours = Hours()
     provider = LocalInstances("mesh-a", options, hours)
     [ended] = await provider.acquire(order("ends"))
@@ -432,7 +434,6 @@ async def test_a_limit_that_was_lowered_ends_nothing(options: LocalOptions, prov
 
 @pytest.mark.parametrize("wrong", [{"limit": -1}, {"grace_s": -1.0}, {"commands": {"a": ()}}])
 def test_wrong_options_are_refused(options: LocalOptions, wrong: dict[str, object]) -> None:
-    """Before anything starts."""
     with pytest.raises(ValueError, match=r"limit|grace_s|command"):
         replace(options, **wrong)  # type: ignore[arg-type]
 

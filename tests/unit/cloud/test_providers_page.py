@@ -1,4 +1,4 @@
-"""The examples of docs/providers.md do what the page says."""
+"""Tests that the examples of docs/providers.md do what the page states."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def test_an_order_that_no_provider_could_fill_is_refused(wrong: dict[str, Any], 
 
 
 def test_a_mesh_needs_a_name_that_can_mark() -> None:
-    """Before anything is bought."""
+    """A provider is refused a mesh without a name, since instances are marked by it."""
     with pytest.raises(ValueError, match="mesh"):
         LocalInstances("", example("local")["options"])

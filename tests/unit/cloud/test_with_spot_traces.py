@@ -31,7 +31,7 @@ class Machine:
         self.cloud = cloud
         self.role = SpotWatcherRole(f"watcher-{node}", WatchPolicy(node))
         self.worker = Member(f"worker-{node}", MemberKind.TOKEN_WORKER, 1, MemberState.READY, node, 1, "h:1")
-        self.told: list[tuple[float, float]] = []
+        self.notices: list[tuple[float, float]] = []
 
     async def look(self, url: str, now: float) -> None:
         """Poll and process the answer; the worker drains as soon as it receives a notice."""
@@ -42,7 +42,7 @@ class Machine:
     def feed(self, event: c.SpotWatcherEvent, now: float) -> None:
         for command in self.role.handle(event, now):
             if isinstance(command, c.PublishNotice):
-                self.told.append((now, command.notice.deadline_s))
+                self.notices.append((now, command.notice.deadline_s))
                 self.worker = replace(self.worker, state=MemberState.DRAINING)
 
 
@@ -61,7 +61,7 @@ async def watch(
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
+async def test_machines_that_go_receive_their_deadlines(cloud: str) -> None:
     """Machines that end receive their deadline, two at once and one alone.
 
     Others, and machines without a notice, receive nothing.
@@ -72,20 +72,20 @@ async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
         (SpotEvent(0.0, add, ("a", "b", "c")), SpotEvent(60.0, remove, ("a",)), SpotEvent(90.0, remove, ("b",))),
     )
     world, machines = await watch(trace, 30.0, CLOUDS[cloud])
-    assert {node: machine.told for node, machine in machines.items()} == {
+    assert {node: machine.notices for node, machine in machines.items()} == {
         "a": [(NOW + 30, NOW + 60)],
         "b": [(NOW + 60, NOW + 90)],
         "c": [],
     }
     assert list(world.here) == ["c"]
     _, machines = await watch(trace, 0.0, CLOUDS[cloud])
-    assert all(machine.told == [] for machine in machines.values())
+    assert all(machine.notices == [] for machine in machines.values())
 
 
 @pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
 @pytest.mark.parametrize("name", ["trace_0304_real.txt", "trace_0506_real.txt"])
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_every_machine_of_a_published_trace_is_told_once_and_in_time(name: str, cloud: str) -> None:
+async def test_every_machine_of_a_published_trace_gets_one_notice_in_time(name: str, cloud: str) -> None:
     """Each machine of the trace receives one notice, 30 seconds ahead of its end, and no other machine does."""
     path = Path(os.environ["SPOTWISE_DATA"]) / "spot-traces" / "spotserve" / "availability" / name
     trace = read_spot_trace(path)
@@ -94,5 +94,5 @@ async def test_every_machine_of_a_published_trace_is_told_once_and_in_time(name:
     }
     assert len(gone) == 3
     _, machines = await watch(trace, 30.0, CLOUDS[cloud])
-    told = {node: machine.told for node, machine in machines.items() if machine.told}
-    assert told == {node: [(deadline_s - 30.0, deadline_s)] for node, deadline_s in gone.items()}
+    noticed = {node: machine.notices for node, machine in machines.items() if machine.notices}
+    assert noticed == {node: [(deadline_s - 30.0, deadline_s)] for node, deadline_s in gone.items()}

@@ -26,9 +26,8 @@ def worker_member(
     model_digest: str | None = None,
     **load_fields: Any,
 ) -> m.Member:
-    """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load.
-
-    Pending prompt tokens are of a prompt that waits, unless `waiting=0` says that they are computed now.
+    """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load. Pending
+    prompt tokens are of a waiting prompt, or of a running one with `waiting=0`.
     """
     load_fields.setdefault("waiting", 1 if pending else 0)
     load = m.WorkerLoad(

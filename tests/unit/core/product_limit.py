@@ -33,7 +33,7 @@ class StepSurvival:
 
 
 def kaplan_meier(lives: Iterable[Life]) -> StepSurvival:
-    """Return the product limit; who is last seen at the age at which another ends was at risk then."""
+    """Return the product limit; a life last seen at the age of another's end was at risk then."""
     seen = list(lives)
     ends = sorted({life.age_s for life in seen if life.ended})
     shares: list[float] = []

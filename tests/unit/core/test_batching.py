@@ -1,4 +1,4 @@
-"""Which rows make an iteration."""
+"""Tests of batching: the rows of an iteration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cutting(max_num_batched_tokens: int, decodes: int = 0, max_prompt_tokens: in
 
 
 def offer(batch: BatchBuilder, name: str, tokens: int) -> int:
-    """Ask, and add what is welcome."""
+    """Offer a prompt to the batch, and add the tokens that it admits."""
     if taken := batch.chunk_tokens(tokens):
         batch.add_prompt(prompt(name, taken))
     return taken
@@ -43,7 +43,6 @@ def test_a_batch_defaults_to_splitwise_prompt_cap() -> None:
 
 
 def test_nothing_offered_makes_no_batch() -> None:
-    """There is no empty iteration."""
     assert builder().build() is None
 
 
@@ -56,7 +55,7 @@ def test_prompts_join_up_to_the_cap_exactly() -> None:
 
 
 def test_a_prompt_longer_than_the_cap_runs_alone_among_prompts() -> None:
-    """It would never run otherwise."""
+    """A prompt above the cap runs with decodes but without other prompts, since it would never run otherwise."""
     batch = builder()
     batch.add_decode(decode("d"))
     assert offer(batch, "long", 101)
@@ -74,7 +73,7 @@ def test_a_long_prompt_joins_no_other_prompt() -> None:
     assert not offer(batch, "long", 101)
 
 
-def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> None:
+def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_continue() -> None:
     """First come, first served: a small prompt does not pass a large one."""
     batch = builder()
     assert offer(batch, "a", 60)
@@ -85,7 +84,7 @@ def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> No
 
 
 def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
-    """Decodes and prompts count alike."""
+    """Decodes and prompts count alike toward `max_num_seqs`."""
     batch = builder(max_num_seqs=2)
     batch.add_decode(decode("a"))
     assert not batch.is_full
@@ -95,7 +94,7 @@ def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
 
 
 def test_prompts_are_cut_to_what_the_decodes_leave() -> None:
-    """Three decodes of ten tokens leave seven; who comes after the one that was cut gets nothing."""
+    """Three decodes of ten tokens leave seven; the prompt after the cut one gets none."""
     batch = cutting(10, decodes=3)
     assert offer(batch, "a", 4) == 4
     assert offer(batch, "b", 5) == 3
@@ -103,7 +102,7 @@ def test_prompts_are_cut_to_what_the_decodes_leave() -> None:
 
 
 def test_a_prompt_that_fits_exactly_is_whole_and_the_last() -> None:
-    """Nothing is left for the next."""
+    """A prompt that takes exactly the remaining tokens leaves none for the next."""
     batch = cutting(10)
     assert offer(batch, "a", 10) == 10
     assert offer(batch, "b", 1) == 0

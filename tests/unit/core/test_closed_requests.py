@@ -22,7 +22,7 @@ LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservat
 class TestGateway:
     """It knows what is open."""
 
-    def test_it_says_which_attempts_are_over(self) -> None:
+    def test_it_reports_which_attempts_are_over(self) -> None:
         """Attempts are over that ended, were never here, or are earlier ones of a running request."""
         bench = GatewayBench()
         bench.open("open")
@@ -49,7 +49,7 @@ class TestScheduler:
     """It forgets what its gateway has closed, whichever message was lost."""
 
     def test_a_submission_after_its_closing_is_refused(self) -> None:
-        """And a newer attempt is not."""
+        """A submission of a closed attempt is ignored, and a newer attempt is placed."""
         bench = SchedulerBench()
         bench.feed(m.CloseRequest("r", 2, finished=False))
         assert bench.feed(submission(epoch=1)) == bench.feed(submission(epoch=2)) == []
@@ -64,7 +64,7 @@ class TestScheduler:
         assert bench.feed(submission(epoch=2)) == []
         assert bench.role.live == 0
 
-    def test_what_a_gateway_says_is_over_is_dropped_and_cancelled(self) -> None:
+    def test_an_attempt_that_is_over_at_its_gateway_is_dropped_and_cancelled(self) -> None:
         """A waiting or running request that a gateway reports over is dropped or cancelled, and its memory goes to the next."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=3), limits=LIMITS)
         bench.assign("runs")
@@ -91,7 +91,7 @@ class TestScheduler:
 class TestWorker:
     """A worker drops what its gateway has closed, whichever message was lost."""
 
-    def test_what_a_gateway_says_is_over_is_let_go(self) -> None:
+    def test_an_attempt_that_is_over_at_its_gateway_is_released(self) -> None:
         """A reservation, and a prompt with it; a newer attempt stays."""
         bench = WorkerBench(policy=ASKING)
         bench.reserve("a")
@@ -103,7 +103,7 @@ class TestWorker:
         assert bench.role.load().waiting_for_kv == 1
 
     def test_a_prompt_that_is_over_gives_its_reservation_back(self) -> None:
-        """The token worker need not ask by itself."""
+        """The prompt worker releases the reservation of a closed attempt, so that the token worker need not confirm it."""
         bench = WorkerBench(policy=ASKING)
         bench.start("a")
         bench.tick(after_s=EVERY_S)

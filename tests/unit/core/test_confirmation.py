@@ -1,4 +1,4 @@
-"""What a holder of attempts asks their gateways."""
+"""Tests of confirmations: the attempts that a holder confirms with their gateways."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spotwise.core.confirmation import MAX_ATTEMPTS, SETTLED_S, Confirmations
 EVERY_S = 2.0
 
 
-def test_each_gateway_is_asked_about_its_own() -> None:
+def test_each_gateway_confirms_its_own_attempts() -> None:
     """Each gateway is queried about its own attempts in the order they are held, without those that just came."""
     asking = Confirmations("w", EVERY_S)
     g, h, next_g = (
@@ -31,7 +31,7 @@ def test_questions_are_due_again_and_again() -> None:
     assert not Confirmations("w", None).is_due(1000.0)
 
 
-def test_a_message_is_bounded_and_all_are_asked_about() -> None:
+def test_a_message_is_bounded_and_all_are_confirmed() -> None:
     """A holder of many attempts queries all of them in several messages of bounded size."""
     held = [(m.StreamRef("g", number), (f"r{number}", 1), 0.0) for number in range(2 * MAX_ATTEMPTS + 1)]
     questions = [send.message for send in Confirmations("w", EVERY_S).messages(held, 10.0)]

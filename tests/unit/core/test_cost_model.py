@@ -39,18 +39,18 @@ def test_pairs_of_parts_add_up_to_those_of_the_whole() -> None:
 
 
 def test_a_linear_cost_is_a_sum() -> None:
-    """Each part of the shape has its price."""
+    """A linear cost is the sum of each part of the shape times its price."""
     cost = LinearIterationCost(1.0, 0.1, 0.01, 0.2, 0.001)
     assert cost.iteration_s(BatchShape(10, 50.0, 3, 100)) == pytest.approx(1 + 1 + 0.5 + 0.6 + 0.1)
 
 
 @pytest.mark.parametrize("cost", [LinearIterationCost(1.0, 0.1, 0.01, 0.2, 0.001), table(), table(1.1)])
 def test_nothing_takes_no_time(cost: LinearIterationCost | TableIterationCost) -> None:
-    """Not even what an iteration always takes."""
+    """An empty shape costs nothing, not even an iteration's fixed time."""
     assert cost.iteration_s(BatchShape()) == 0.0
 
 
-def test_a_table_goes_on_as_its_first_and_last_line() -> None:
+def test_a_table_continues_as_its_first_and_last_line() -> None:
     """At its points, between them and beyond them; but never below nothing."""
     assert [PROMPT(at) for at in (100, 150, 200, 300, 400, 600)] == [1.0, 1.5, 2.0, 3.5, 5.0, 8.0]
     assert (PROMPT(50), PROMPT(0)) == (0.5, 0.0)
@@ -86,7 +86,7 @@ def test_a_published_mixed_iteration_is_its_tokens_times_a_factor() -> None:
 
 
 def test_a_transfer_takes_latency_and_bytes() -> None:
-    """And where there is nothing to send, nothing."""
+    """A transfer takes the latency and the bytes' time, and an empty one takes none."""
     link = LinkCost(0.5, 100.0)
     assert (link.transfer_s(50), link.transfer_s(0)) == (1.0, 0.0)
 
@@ -103,7 +103,6 @@ def test_a_transfer_takes_latency_and_bytes() -> None:
     ],
 )
 def test_a_table_that_is_none_is_refused(at: tuple[float, ...], seconds: tuple[float, ...], why: str) -> None:
-    """Each with what is wrong."""
     with pytest.raises(ValueError, match=why):
         PiecewiseLinear(at, seconds)
 

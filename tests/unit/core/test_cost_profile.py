@@ -22,7 +22,7 @@ TABLE = TableIterationCost(
 )
 
 
-def test_context_weighs_what_the_cost_says() -> None:
+def test_context_weighs_as_in_the_cost() -> None:
     """The tokens of context that cost as much as one prompt token; none if the cost is unknown."""
     linear = LinearIterationCost(0.01, prompt_token_s=1e-4, prompt_context_s=1e-7, decode_s=0.0, decode_context_s=0.0)
     assert replace(BUILT_IN, iteration=linear).context_parity == pytest.approx(1000)

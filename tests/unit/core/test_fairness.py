@@ -1,4 +1,4 @@
-"""Virtual token counters: whose turn it is among tenants."""
+"""Tests of virtual token counters: the order of tenants."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ class TestTurns:
     """Rows go to the least served tenant."""
 
     def test_one_tenant_keeps_its_order(self) -> None:
-        """Nothing to share."""
         assert turns(VirtualTokenCounters(), ["a2", "a1"]) == ["a2", "a1"]
 
     def test_equals_take_turns(self) -> None:
-        """Each within its own order; who is first in the list begins."""
+        """Equal tenants alternate, starting with the first of the list, each in its own order."""
         assert turns(VirtualTokenCounters(), ["b1", "a1", "a2", "a3", "b2"]) == ["b1", "a1", "b2", "a2", "a3"]
 
-    def test_whoever_was_served_less_catches_up(self) -> None:
+    def test_a_tenant_that_was_served_less_catches_up(self) -> None:
         """Six tokens of output are three rows of two."""
         counters = VirtualTokenCounters()
         counters.charge("a", 2, 2)  # 1 x 2 + 2 x 2
@@ -32,7 +31,7 @@ class TestComingBack:
     """Idle tenants save no turns up, and lose none."""
 
     def test_a_newcomer_starts_with_the_least_of_those_that_have_work(self) -> None:
-        """Not at nothing: it would have the machine to itself."""
+        """A new tenant starts with the least counter of the busy ones, since from 0 it would monopolize the machine."""
         counters = VirtualTokenCounters()
         counters.note_busy(["a", "b"], [])
         counters.charge("a", 100, 0)
@@ -40,7 +39,7 @@ class TestComingBack:
         counters.note_busy(["a", "b", "c"], ["a", "b"])
         assert counters.served("c") == 50
 
-    def test_who_was_served_more_stays_behind(self) -> None:
+    def test_a_tenant_that_was_served_more_stays_behind(self) -> None:
         """Leaving for a moment wipes nothing out."""
         counters = VirtualTokenCounters()
         counters.note_busy(["a", "b"], [])
@@ -50,7 +49,7 @@ class TestComingBack:
         assert counters.served("a") == 100
 
     def test_after_a_pause_of_all_it_starts_where_the_last_was(self) -> None:
-        """Who comes first after it is no better off than who comes second."""
+        """After a pause of all tenants the first to return starts at the last counter, like the second."""
         counters = VirtualTokenCounters()
         counters.note_busy(["a"], [])
         counters.charge("a", 100, 0)

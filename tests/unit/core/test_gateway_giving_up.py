@@ -46,7 +46,7 @@ class Bench(GatewayBench):
         return attempt
 
     def bring(self, attempt: g.SubmitAttempt, count: int, worker: str) -> None:
-        """So many tokens of an attempt."""
+        """Deliver `count` tokens of an attempt."""
         first = len(attempt.output_token_ids)
         deltas = tuple(m.TokenDelta(attempt.attempt_id, first + number, 50) for number in range(count))
         for delta in deltas:
@@ -100,7 +100,7 @@ class TestFruitless:
         assert bench.failures == {}
 
     def test_at_most_eight_are_avoided(self) -> None:
-        """A submission stays small."""
+        """At most the last eight pairs are avoided, which bounds the size of a submission."""
         bench = Bench()
         bench.open(workers=None)
         for number in range(12):

@@ -35,7 +35,7 @@ class TestNextAttempt:
     """The next attempt carries the tokens committed so far."""
 
     def test_a_retryable_error_is_followed_at_once(self) -> None:
-        """With a higher epoch, a stream of its own, and a line in the ledger; the client sees a pause."""
+        """A retryable error leads at once to an attempt of a higher epoch with its own stream, and to a ledger line."""
         bench = bench_with_members()
         bench.tokens((0, 50))
         bench.tokens((1, 51))
@@ -44,7 +44,7 @@ class TestNextAttempt:
         assert ledger(commands, "attempt_lost") == [{"reason": "broken", "tokens": 2}]
         assert delivered(bench.tokens((2, 52), stream=2)) == [52]
 
-    def test_streams_of_earlier_attempts_are_not_heard(self) -> None:
+    def test_streams_of_earlier_attempts_are_ignored(self) -> None:
         """Their workers may not know yet that they were replaced."""
         bench = bench_with_members()
         bench.tokens((0, 50))
@@ -73,7 +73,7 @@ class TestRetries:
     """A later attempt that finds no worker is repeated, for a while."""
 
     def test_a_rejected_later_attempt_is_repeated_after_a_pause(self) -> None:
-        """Not at every tick, and with what was committed."""
+        """A rejected later attempt is repeated after a pause, with the committed tokens."""
         bench = bench_with_members()
         bench.tokens((0, 50))
         bench.error()
@@ -84,7 +84,7 @@ class TestRetries:
 
     @pytest.mark.parametrize("code", [code for code in m.RejectCode if code is not m.RejectCode.NEVER_FITS])
     def test_after_recovery_s_it_fails(self, code: m.RejectCode) -> None:
-        """With the last reason in its message."""
+        """After `recovery_s` the request fails with the last reason in its message."""
         bench = bench_with_members()
         bench.error()
         epoch = 2
@@ -132,8 +132,8 @@ class TestRetries:
         commands = bench.error(stream=2, after_s=9.0)
         assert submitted(commands) == [(3, 3, (50,))]
 
-    def test_tokens_of_a_lost_attempt_are_not_heard_during_the_pause(self) -> None:
-        """It was given up."""
+    def test_tokens_of_a_lost_attempt_are_ignored_during_the_pause(self) -> None:
+        """Tokens of an abandoned attempt are ignored during the pause."""
         bench = bench_with_members()
         bench.error()
         bench.rejected(epoch=2, after_s=0.1)
@@ -145,7 +145,7 @@ class TestLostWorkers:
 
     @pytest.mark.parametrize("lost", [PROMPT, TOKEN], ids=["prompt", "token"])
     def test_before_the_first_token_either_worker_matters(self, lost: m.Member) -> None:
-        """The reason names it."""
+        """Before the first token the loss of either worker ends the attempt, with the worker's name as the reason."""
         commands = leave(bench := bench_with_members(), lost)
         assert submitted(commands) == [(2, 2, ())]
         assert lost.id in ledger(commands, "attempt_lost")[0]["reason"]
@@ -158,7 +158,9 @@ class TestLostWorkers:
         assert submitted(leave(bench, PROMPT)) == [(2, 2, (50,))]
 
     def test_after_the_token_workers_first_token_the_prompt_worker_matters_no_more(self) -> None:
-        """Even if that token still waits for the prompt worker's."""
+        """After the token worker's first token the loss of the prompt worker is ignored, even if that token waits
+        for the prompt's.
+        """
         for indexes in ((0, 1), (1,)):
             bench = bench_with_members()
             for index in indexes:
@@ -185,7 +187,7 @@ class TestLostWorkers:
         leave(bench, TOKEN)
         assert submitted(bench.assigned()) == [(2, 2, ())]
 
-    def test_requests_on_other_workers_go_on(self) -> None:
+    def test_requests_on_other_workers_continue(self) -> None:
         """Requests on other workers continue, and so do those of members without heartbeats."""
         bench = bench_with_members()
         assert leave(bench, worker_member("t2")) == []
@@ -204,7 +206,7 @@ class TestLostScheduler:
     """What waits at a scheduler is lost with it; what runs needs none."""
 
     def test_waiting_requests_are_submitted_again(self) -> None:
-        """Another scheduler may take them."""
+        """When the scheduler leaves, its waiting requests are submitted again, to another one."""
         bench = bench_with_members(workers=None)
         bench.feed(m.RequestAccepted("r", 1))
         assert submitted(leave(bench, SCHEDULER)) == [(2, 2, ())]
@@ -213,7 +215,7 @@ class TestLostScheduler:
         """A request to an absent scheduler gets its error on its own, so it is not retried for the loss."""
         assert leave(bench_with_members(workers=None), SCHEDULER) == []
 
-    def test_running_requests_go_on(self) -> None:
+    def test_running_requests_continue(self) -> None:
         """Tokens do not pass through the scheduler."""
         bench = bench_with_members()
         assert leave(bench, SCHEDULER) == []
@@ -230,7 +232,7 @@ class TestLostScheduler:
         assert submitted(bench.tick(after_s=0.2)) == [(3, 3, ())]
 
     def test_a_request_between_two_attempts_waits_for_its_pause(self) -> None:
-        """It is at no scheduler."""
+        """A request in its pause belongs to no scheduler, so a scheduler's departure does not affect it."""
         bench = bench_with_members()
         bench.error()
         bench.rejected(epoch=2, after_s=0.1)
@@ -248,7 +250,7 @@ class TestBroker:
         assert submitted(bench.feed(g.BusReconnected())) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
 
-    def test_an_assigned_attempt_goes_on_unless_tokens_are_missing(self) -> None:
+    def test_an_assigned_attempt_continues_unless_tokens_are_missing(self) -> None:
         """An assigned attempt continues unless a gap in its worker's batches shows that tokens are missing."""
         bench = bench_with_members()
         bench.tokens((0, 50), (1, 51))
@@ -272,7 +274,7 @@ class TestStall:
         assert "nothing came for 60 s" in ledger(commands, "attempt_lost")[0]["reason"]
 
     def test_every_attempt_has_stall_s_from_its_submission(self) -> None:
-        """Not from the first loss, which may be long ago by then."""
+        """Every attempt has `stall_s` from its own submission, not from the first loss."""
         bench = GatewayBench(replace(LIMITS, recovery_s=1000.0))
         bench.open()
         assert submitted(bench.error(after_s=1.0)) == [(2, 2, ())]

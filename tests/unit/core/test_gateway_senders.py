@@ -1,4 +1,4 @@
-"""Whose tokens count, and what follows from tokens that never came."""
+"""Tests of token senders: whose tokens count, and the effect of missing ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def beat(batches_sent: int, *, to: int = 0, incarnation: int = 1) -> m.Member:
 class TestSenders:
     """A token counts from the attempt's workers only."""
 
-    def test_another_worker_is_not_heard(self) -> None:
+    def test_another_worker_is_ignored(self) -> None:
         """Whatever stream it names, be it a token or an ending."""
         bench = GatewayBench()
         bench.open()
@@ -41,7 +41,7 @@ class TestSenders:
         assert delivered(bench.tokens((0, 50), worker="p")) == [50, 51]
 
     def test_a_scheduler_may_end_an_attempt(self) -> None:
-        """Its batches have no number."""
+        """A scheduler's error ends an attempt although its batch has no number."""
         bench = GatewayBench()
         bench.open()
         assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]
@@ -122,7 +122,7 @@ class TestMissingTokens:
         assert bench.tick(after_s=1.5) == []
 
     def test_a_batch_that_overtakes_its_count_closes_the_gap(self) -> None:
-        """The heartbeat was only quicker."""
+        """A batch that arrives after the heartbeat that counts it closes the gap."""
         bench = GatewayBench()
         bench.open()
         bench.feed(beat(1))
@@ -130,7 +130,7 @@ class TestMissingTokens:
         assert bench.tick(after_s=0.9) == []
 
     def test_a_worker_that_forgot_the_gateway_counts_from_one(self) -> None:
-        """No batch between is lost."""
+        """A worker that counts from 1 again leaves no gap."""
         bench = GatewayBench()
         bench.open()
         bench.feed(batch(1, (1, 0, 50)))
@@ -140,7 +140,7 @@ class TestMissingTokens:
         assert bench.tick(after_s=1.5) == []
 
     def test_time_away_is_no_gap(self) -> None:
-        """Nothing could come."""
+        """The time of a gateway's suspension does not count toward a gap, since no message could arrive."""
         bench = GatewayBench(RecoveryLimits(member_timeout_s=1e9))
         bench.open()
         bench.tokens((0, 50), (2, 52))
@@ -152,8 +152,8 @@ class TestMissingTokens:
 class TestTimeAway:
     """A gateway that could receive nothing takes no worker for lost."""
 
-    def test_silence_while_the_gateway_was_away_loses_nobody(self) -> None:
-        """Neither a worker nor a stall; afterwards silence counts again."""
+    def test_silence_while_the_gateway_was_away_loses_no_worker(self) -> None:
+        """Silence during a gateway's suspension neither loses a worker nor stalls a stream; silence after it does."""
         bench = GatewayBench(RecoveryLimits(stall_s=60.0))
         bench.open()
         bench.feed(worker_member("t"))
@@ -162,7 +162,7 @@ class TestTimeAway:
         assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
 
     def test_a_request_that_is_closed_stays_closed(self) -> None:
-        """Nothing is submitted for it after a pause."""
+        """A request closed before the gateway's suspension is not submitted after it."""
         bench = GatewayBench()
         bench.open()
         bench.feed(g.RequestClosed("r"))

@@ -15,13 +15,13 @@ class TestBeginning:
     """A request becomes an attempt, and the client is notified when it is accepted."""
 
     def test_a_request_is_submitted_as_its_first_attempt(self) -> None:
-        """Each attempt has a stream of its own."""
+        """A request is submitted as attempt 1, and each attempt has a stream of its own."""
         bench = GatewayBench()
         assert bench.open("a", workers=None) == [g.SubmitAttempt("a", 1, 1, ())]
         assert bench.open("b", workers=None) == [g.SubmitAttempt("b", 1, 2, ())]
         assert bench.role.open_requests == 2
 
-    def test_the_client_hears_that_it_is_taken_once_its_workers_are_found(self) -> None:
+    def test_the_client_is_accepted_once_its_workers_are_found(self) -> None:
         """A place in the queue is no promise; a second message changes nothing."""
         bench = GatewayBench()
         bench.open(workers=None)
@@ -30,13 +30,13 @@ class TestBeginning:
         assert bench.assigned() == []
 
     def test_later_attempts_are_not_accepted_again(self) -> None:
-        """The client knows already."""
+        """The acceptance of later attempts is not reported to the client again."""
         bench = GatewayBench()
         bench.open()
         bench.error()
         assert bench.assigned(epoch=2) == []
 
-    def test_a_token_that_overtook_the_assignment_says_it_all(self) -> None:
+    def test_a_token_that_overtook_the_assignment_replaces_it(self) -> None:
         """The client has seen that it is served."""
         bench = GatewayBench()
         bench.open(workers=None)
@@ -44,7 +44,7 @@ class TestBeginning:
         assert bench.assigned() == []
 
     def test_news_of_another_attempt_or_of_an_unknown_request_is_ignored(self) -> None:
-        """Neither a place in a queue nor workers."""
+        """Acceptance and assignment of another attempt, or of an unknown request, are ignored."""
         bench = GatewayBench()
         bench.open(workers=None)
         assert bench.feed(m.RequestAccepted("r", 2)) == []
@@ -95,7 +95,7 @@ class TestOrder:
         assert delivered(bench.tokens((1, 51))) == [51, 52]
 
     def test_one_message_may_serve_several_requests(self) -> None:
-        """Each gets its own delivery, in the order of the message."""
+        """Each request of a batch has its own delivery, in the order of the message; an unknown stream is ignored."""
         bench = GatewayBench()
         bench.open("a")
         bench.open("b")
@@ -142,7 +142,7 @@ class TestEnds:
         assert bench.role.open_requests == 0
 
     def test_a_single_token_has_no_time_per_further_token(self) -> None:
-        """And a request without any has no time to first token."""
+        """A single token has no time per output token, and a request without tokens has no time to first token."""
         bench = GatewayBench()
         bench.open("a")
         (facts,) = ledger(bench.tokens((0, 50), finish=FinishReason.STOP), "completed")
@@ -154,7 +154,7 @@ class TestEnds:
         assert facts["finish"] == "aborted"
 
     def test_nothing_is_delivered_after_the_end(self) -> None:
-        """Not from the same message either."""
+        """No token after the last is delivered, not even of the same message."""
         bench = GatewayBench()
         bench.open()
         last = m.TokenDelta(1, 0, 50, FinishReason.STOP)
@@ -196,7 +196,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("code", m.RejectCode)
     def test_a_rejected_first_attempt_fails_with_its_code(self, code: m.RejectCode) -> None:
-        """And with the time after which asking again makes sense."""
+        """A rejected first attempt fails with the scheduler's code and the time to retry after."""
         bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.rejected(code=code)
@@ -204,21 +204,21 @@ class TestEnds:
         assert bench.role.open_requests == 0
 
     def test_without_a_scheduler_the_first_attempt_fails(self) -> None:
-        """The client may ask again in a second."""
+        """Without a scheduler the first attempt fails, and the client may retry after a second."""
         bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "nobody listens"))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "nobody listens", 1.0)
 
     def test_without_a_store_it_fails_with_a_code_of_its_own(self) -> None:
-        """Nothing is wrong with the scheduler then."""
+        """An unavailable store has an error code of its own."""
         bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "no answer", store_is_away=True))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_STORE, "no answer", 1.0)
 
     def test_news_of_earlier_attempts_ends_nothing(self) -> None:
-        """Nor do rejections and failures of requests that are over."""
+        """Rejections and failures of earlier attempts do not affect the current one."""
         bench = GatewayBench()
         bench.open()
         bench.error()

@@ -22,7 +22,7 @@ def digests(commands: list[g.GatewayCommand]) -> list[str | None]:
     return [order.model_digest for order in only(commands, g.SubmitAttempt)]
 
 
-def test_the_first_attempt_asks_for_no_weights() -> None:
+def test_the_first_attempt_requires_no_weights() -> None:
     """Whatever the mesh serves is right; nor does a second one where no token came."""
     bench = GatewayBench()
     assert digests(bench.feed(g.RequestReceived("r", prompt_tokens=30, max_new_tokens=10))) == [None]
@@ -30,7 +30,7 @@ def test_the_first_attempt_asks_for_no_weights() -> None:
     assert digests(bench.error()) == [None]
 
 
-def test_later_attempts_ask_for_those_of_the_first_token() -> None:
+def test_later_attempts_require_those_of_the_first_token() -> None:
     """Also when the worker is gone, and when others are there by then."""
     bench = bench_with_workers()
     bench.tokens((0, 50), worker="p")
@@ -41,7 +41,7 @@ def test_later_attempts_ask_for_those_of_the_first_token() -> None:
     assert [order.output_token_ids for order in only(commands, g.SubmitAttempt)] == [(50, 51)]
 
 
-def test_a_worker_without_weights_leaves_none_to_ask_for() -> None:
+def test_a_worker_without_weights_leaves_none_to_require() -> None:
     """A worker without a digest, or one without heartbeats, leaves no weights to require."""
     bench = GatewayBench()
     bench.feed(worker_member("t"))

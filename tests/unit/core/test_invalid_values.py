@@ -73,13 +73,13 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_invalid_value_is_refused_by_name(name: str) -> None:
-    """As a ValueError, before anything is computed with it."""
+    """An invalid value raises a `ValueError` with its name, before any computation."""
     make, message = CASES[name]
     with pytest.raises(ValueError, match=message):
         make()
 
 
 def test_devices_that_stay_fill_the_positions_in_order() -> None:
-    """Those of an instance that leaves have none."""
+    """Devices of staying instances get the positions in order, those of leaving ones get none."""
     deployment = Deployment.in_order(CONFIG, (Instance("gone", 2, 5.0), Instance("a", 3)))
     assert deployment.positions == {HERE: FIRST, THERE: SECOND}

@@ -1,4 +1,4 @@
-"""Block accounting: who owns which block, and what misuse does."""
+"""Tests of block accounting: ownership of blocks, and errors of misuse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_lowest_free_blocks_are_given_first() -> None:
     assert (pool.free_blocks, pool.used_blocks, pool.owners) == (2, 6, 2)
 
 
-def test_it_says_beforehand_what_fits_now_and_what_ever_will() -> None:
+def test_it_tests_what_fits_now_and_what_ever_will() -> None:
     """`can_allocate` looks at free blocks, `never_fits` at all of them."""
     pool = BlockPool(4, 16)
     pool.allocate("a", 40)
@@ -61,7 +61,7 @@ def test_misuse_raises_and_changes_nothing() -> None:
 
 
 def pool_with(contents: dict[str, tuple[bytes, ...]], num_blocks: int = 4) -> BlockPool:
-    """A pool whose owners' first blocks have these contents."""
+    """Return a pool whose owners' first blocks have these contents."""
     pool = BlockPool(num_blocks, 16)
     for owner, known in contents.items():
         pool.allocate(owner, 16 * len(known))
@@ -93,7 +93,7 @@ def test_a_shared_block_is_free_when_its_last_owner_is_gone() -> None:
 
 
 def test_blocks_without_content_are_given_away_first_then_the_least_recently_used() -> None:
-    """And of a sequence the last block before those it builds on."""
+    """Blocks without content are evicted first, then the least recently used; of a sequence the last block first."""
     pool = pool_with({"old": (b"1", b"12"), "new": (b"2",)})
     pool.free("old")
     pool.free("new")
@@ -122,14 +122,14 @@ def test_of_two_blocks_with_the_same_content_the_first_is_found() -> None:
 
 
 def test_a_block_does_not_change_its_content() -> None:
-    """Others may be reading it."""
+    """The content of a block cannot be replaced, since other sequences may read it."""
     pool = pool_with({"a": (b"1",)})
     with pytest.raises(KvBlocksError, match="holds something else"):
         pool.remember("a", 0, b"2")
 
 
 def test_growing_takes_what_is_missing_and_no_more() -> None:
-    """Nothing is taken while the last block has free slots; without blocks or free ones it is an error."""
+    """`extend` takes no block while the last has free slots; without free blocks, or for an unknown owner, it raises."""
     pool = BlockPool(3, 16)
     pool.allocate("a", 10)
     assert pool.extend("a", 16) == (0,)

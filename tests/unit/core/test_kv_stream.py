@@ -1,4 +1,4 @@
-"""Which cells of a prompt's KV leave when."""
+"""Tests of the KV stream: the order in which a prompt's KV cells are sent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_small_chunk_waits_for_the_next_layer_of_its_blocks() -> None:
 
 
 def test_a_chunk_that_can_hold_no_further_layer_does_not_wait() -> None:
-    """Whatever the least is."""
+    """A chunk that cannot hold another layer is sent even below `least_bytes`."""
     stream = KvStream(4, 2, cell_bytes=10, chunk_bytes=20, least_bytes=1000)
     stream.wrote(1, 2)
     assert chunks(stream) == [(0, 1, 0, 2)]
@@ -84,8 +84,8 @@ def test_blocks_of_an_earlier_part_leave_while_a_later_one_is_computed() -> None
     assert stream.is_written
 
 
-def test_less_than_was_said_before_changes_nothing() -> None:
-    """News may come late."""
+def test_less_than_was_reported_before_changes_nothing() -> None:
+    """A report of less than before is late and changes nothing."""
     stream = KvStream(2, 3, cell_bytes=10, chunk_bytes=1000)
     stream.wrote(2, 3)
     stream.wrote(2, 1)
@@ -107,5 +107,5 @@ def test_a_hand_off_has_layers_blocks_and_bytes() -> None:
 
 
 def test_a_chunk_counts_its_cells() -> None:
-    """Layers times blocks."""
+    """A chunk's cells are its layers times its blocks."""
     assert KvChunk(1, 3, 2, 4).cells == 12

@@ -16,7 +16,7 @@ PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
 WORKER = worker_member("w")
 
 
-def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench, inbox: list[Any]) -> None:
+def assert_one_prefill_into_a_valid_reservation(scheduler: SchedulerBench, inbox: list[Any]) -> None:
     """After the worker's inbox and the scheduler's answers, the wanted reservation is in place on both sides."""
     worker = WorkerBench()
     commands = [command for order in inbox for command in worker.feed(order)]
@@ -41,13 +41,13 @@ def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench,
     assert deltas(worker.iterate(r=51))[0].token_index == 1
 
 
-def test_a_worker_that_was_asked_twice_meanwhile_serves_the_request() -> None:
+def test_a_worker_with_two_orders_meanwhile_serves_the_request() -> None:
     """Longer busy than a reservation may take: it finds the order, its cancellation and the next order."""
     scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0))
     inbox = sent(scheduler.feed(submission()), "w")
     inbox += sent(scheduler.feed(m.Tick(), after_s=2.5), "w")
     assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
-    assert_one_prefill_into_a_reservation_that_stands(scheduler, inbox)
+    assert_one_prefill_into_a_valid_reservation(scheduler, inbox)
 
 
 def test_a_worker_that_was_given_up_and_comes_back_serves_the_request() -> None:
@@ -59,4 +59,4 @@ def test_a_worker_that_was_given_up_and_comes_back_serves_the_request() -> None:
     assert scheduler.role.queued == 1
     inbox += sent(scheduler.feed(WORKER), "w")
     assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
-    assert_one_prefill_into_a_reservation_that_stands(scheduler, inbox)
+    assert_one_prefill_into_a_valid_reservation(scheduler, inbox)

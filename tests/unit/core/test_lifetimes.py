@@ -20,7 +20,7 @@ def names(places: list[Place]) -> list[str]:
 
 
 def test_the_chance_is_that_of_the_instances_age() -> None:
-    """One that stays has none."""
+    """The chance of interruption follows from the instance's age, and a staying instance has none."""
     assert interruption_chance(Place("young", 0.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.1))
     assert interruption_chance(Place("old", 600.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.01))
     assert interruption_chance(Place("stays", 0.0, None, 0.0), [100.0]) == 0.0
@@ -34,7 +34,7 @@ def test_lengths_that_may_be_are_averaged() -> None:
 
 
 def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is_low() -> None:
-    """An interruption costs 20 s."""
+    """With interruptions that cost 20 s, long requests rank old instances first, short ones the least loaded."""
     places = [Place("young", 0.0, HAZARD, 0.0), Place("old", 600.0, HAZARD, 0.5), Place("stays", 0.0, None, 1.0)]
     assert names(rank(places, [1.0], 20.0)) == ["young", "old", "stays"]
     assert names(rank(places, [60.0], 20.0)) == ["old", "stays", "young"]
@@ -42,13 +42,13 @@ def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is
 
 
 def test_the_cost_is_chance_times_interruption_and_load() -> None:
-    """In seconds."""
+    """The expected cost is the chance times the interruption's seconds, plus the load's seconds."""
     place = Place("young", 0.0, HAZARD, 2.0)
     assert expected_cost_s(place, [100.0], 10.0) == pytest.approx(10 * (1 - math.exp(-0.1)) + 2.0)
 
 
 def test_of_equals_the_earlier_is_first() -> None:
-    """As they are given."""
+    """Of equal places the earlier in the list ranks first."""
     assert names(rank([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], [5.0], 9.0)) == ["b", "a"]
 
 

@@ -1,4 +1,4 @@
-"""Who is in the mesh, by their heartbeats."""
+"""Tests of membership: members of the mesh by their heartbeats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_silence_longer_than_the_timeout_loses_a_member_once() -> None:
     assert members.expire(9.0) == []
 
 
-def test_a_silent_member_that_is_heard_again_joins_again() -> None:
+def test_a_silent_member_that_reports_again_joins_again() -> None:
     """Silence is no proof of death."""
     members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
@@ -59,7 +59,7 @@ def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
     assert members.get("g") is None
 
 
-def test_who_says_that_it_left_is_lost_at_once() -> None:
+def test_a_member_that_reports_its_departure_is_lost_at_once() -> None:
     """A goodbye takes effect without a time-out; one of an unknown member changes nothing."""
     members = Membership(TIMEOUT_S)
     gone = replace(GATEWAY, state=MemberState.LEFT)
@@ -102,7 +102,7 @@ def test_members_are_listed_in_order_of_id() -> None:
 
 
 def test_several_silent_members_are_lost_in_order_of_id() -> None:
-    """Who acts upon losses does so everywhere alike."""
+    """Losses of one moment are in order of id, so that every observer acts on them alike."""
     members = Membership(TIMEOUT_S)
     for worker_id in ("b", "a", "c"):
         members.observe(worker_member(worker_id), 0.0)

@@ -38,7 +38,7 @@ class TestJoin:
         rules.charge(job, first_iteration_s + 1.0, 3.0, 1.0)
         assert job.queue == 3
 
-    def test_who_came_first_stands_first(self) -> None:
+    def test_the_first_arrival_ranks_first(self) -> None:
         """Within a queue; a higher queue comes before."""
         rules = queues()
         first, second, high = rules.joined(3.0, 0.0), rules.joined(3.0, 0.0), rules.joined(0.5, 5.0)
@@ -53,8 +53,8 @@ class TestJoin:
     @pytest.mark.parametrize(
         ("attained_s", "queue"), [(0.0, 1), (0.9, 1), (1.0, 2), (2.9, 2), (3.0, 3), (7.0, 4), (1e9, 4)]
     )
-    def test_attained_service_tells_the_queue(self, attained_s: float, queue: int) -> None:
-        """As if it had used up all quanta above."""
+    def test_attained_service_gives_the_queue(self, attained_s: float, queue: int) -> None:
+        """A job's queue is the one that it would reach by using up all quanta above."""
         assert queues().queue_after(attained_s) == queue
 
 
@@ -73,7 +73,7 @@ class TestMoves:
         assert faster.moved_in(level, 5.0).used_s == 0.75
 
     def test_with_fewer_queues_it_goes_to_the_last(self) -> None:
-        """And has used the same part of that one's quantum."""
+        """With fewer queues a job goes to the last one, with the same part of its quantum used."""
         moved = queues().moved_in(QueueLevel(9, 0.5), 0.0)
         assert (moved.queue, moved.used_s) == (4, 4.0)
 
@@ -89,7 +89,7 @@ class TestMoves:
 
     @pytest.mark.parametrize(("queue", "used"), [(0, 0.5), (1, -0.1), (1, 1.1), (1, math.nan)])
     def test_a_level_that_is_none_is_refused(self, queue: int, used: float) -> None:
-        """Whatever a peer sends."""
+        """An invalid level from a peer raises a `ValueError`."""
         with pytest.raises(ValueError, match="no level"):
             QueueLevel(queue, used)
 
@@ -98,7 +98,7 @@ class TestDemotion:
     """Service is charged, and a used-up quantum ends the stay in a queue."""
 
     def test_a_job_stays_until_its_quantum_is_used_up(self) -> None:
-        """And keeps its place."""
+        """A job keeps its queue and place until its quantum is used up."""
         rules = queues()
         job = rules.joined(2.0, 0.0)
         place = job.place
@@ -108,7 +108,7 @@ class TestDemotion:
         assert (job.queue, job.used_s) == (3, 0.0)
 
     def test_it_goes_to_the_next_queue_that_holds_its_next_iteration(self) -> None:
-        """Queues whose quantum is shorter are skipped on the way down, too; a quantum that is just as long is not."""
+        """A demoted job skips queues with a quantum shorter than its next iteration, but not one just as long."""
         rules = queues()
         job, other = rules.joined(0.5, 0.0), rules.joined(0.5, 0.0)
         rules.charge(job, 1.0, 3.9, 1.0)
@@ -117,7 +117,7 @@ class TestDemotion:
         assert other.queue == 2
 
     def test_in_the_last_queue_it_goes_to_the_back(self) -> None:
-        """There is no lower one."""
+        """In the last queue a job with a used quantum goes to the back."""
         rules = queues()
         first, second = rules.joined(100.0, 0.0), rules.joined(100.0, 0.0)
         rules.charge(first, 8.0, 0.1, 8.0)
@@ -125,10 +125,10 @@ class TestDemotion:
 
 
 class TestStarvation:
-    """Who has waited too long is promoted."""
+    """A job that has waited too long is promoted."""
 
     def test_it_takes_the_limit_below_the_top(self) -> None:
-        """Counted from the end of the last iteration; who is in Q1 has nothing to gain."""
+        """A job starves after the limit since its last iteration, unless it is in Q1."""
         rules = queues()
         job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
         assert not rules.is_starving(job, 9.9) and rules.is_starving(job, 10.0) and not rules.is_starving(top, 99.0)
@@ -136,7 +136,7 @@ class TestStarvation:
         assert not rules.is_starving(job, 19.9)
 
     def test_it_goes_to_the_back_of_the_top(self) -> None:
-        """With a quantum of its own."""
+        """A promoted job goes to the back of Q1 with a whole quantum."""
         rules = queues()
         job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
         rules.charge(job, 1.0, 0.5, 1.0)
@@ -188,7 +188,7 @@ class TestNextRuns:
         ordered = [self.queue_state(1, 1, 0.5), self.queue_state(2, 2, 1.5), self.queue_state(2, 3)]
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
-    def test_nobody_waits_longer_than_for_promotion(self) -> None:
+    def test_no_job_waits_longer_than_for_promotion(self) -> None:
         """From the time that it waits already."""
         ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
@@ -210,6 +210,6 @@ class TestNextRuns:
     ],
 )
 def test_queues_that_are_none_are_refused(fields: dict[str, float]) -> None:
-    """With the field's name."""
+    """The error has the name of the invalid field."""
     with pytest.raises(ValueError, match=next(iter(fields))):
         queues(**fields)

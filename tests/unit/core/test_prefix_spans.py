@@ -8,7 +8,7 @@ from spotwise.core.prefix_spans import prefix_spans, span_ends
 
 
 def test_ends_are_close_at_first_and_grow() -> None:
-    """Eight steps of each length."""
+    """Span ends grow by 64 tokens eight times, then by twice as many for each further eight."""
     ends = list(islice(span_ends(), 17))
     assert ends[:9] == [64, 128, 192, 256, 320, 384, 448, 512, 640]
     assert ends[15:] == [1536, 1792]
@@ -30,7 +30,7 @@ def test_a_difference_in_the_first_token_changes_all_names() -> None:
 
 
 def test_short_prompts_have_none_and_long_ones_few() -> None:
-    """Eight for each doubling."""
+    """A prompt below 64 tokens has no spans, and longer ones have eight for each doubling."""
     assert prefix_spans("m", [1] * 63) == ()
     assert len(prefix_spans("m", [1] * 64)) == 1
     assert len(prefix_spans("m", [1] * 131_072)) == 64

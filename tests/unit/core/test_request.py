@@ -45,9 +45,7 @@ TERMINAL = {S.HANDED_OFF, S.FINISHED_STOPPED, S.FINISHED_LENGTH, S.FINISHED_ABOR
 
 
 @pytest.mark.parametrize(("move", "to"), LEGAL.items(), ids=str)
-def test_each_legal_move_leads_where_the_life_cycle_says(
-    move: tuple[RequestState, RequestEvent], to: RequestState
-) -> None:
+def test_each_legal_move_follows_the_life_cycle(move: tuple[RequestState, RequestEvent], to: RequestState) -> None:
     """The table holds every move that a request may make."""
     assert advance(*move) is to
 
@@ -81,7 +79,7 @@ def test_every_finish_reason_ends_a_running_request(reason: FinishReason) -> Non
 class TestStopCriteria:
     """When token ids end a sequence."""
 
-    def test_goes_on_below_the_bound(self) -> None:
+    def test_continues_below_the_bound(self) -> None:
         """A token that is no stop token ends nothing before the bound."""
         assert StopCriteria(3, (9,)).finish_reason(token_id=1, output_tokens=2) is None
 
@@ -101,5 +99,5 @@ class TestStopCriteria:
         assert stop.finish_reason(9, 2) is FinishReason.STOP
 
     def test_the_bound_holds_whatever_the_minimum(self) -> None:
-        """`min_new_tokens` beyond `max_new_tokens` lengthens nothing."""
+        """`max_new_tokens` ends a request even if `min_new_tokens` is larger."""
         assert StopCriteria(2, (9,), min_new_tokens=5).finish_reason(9, 2) is FinishReason.LENGTH

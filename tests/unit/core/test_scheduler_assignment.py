@@ -97,7 +97,6 @@ class TestConversation:
         assert (view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) == (20, 10, 16 * 98)
 
     def test_an_order_accepted_twice_is_not_assigned_twice(self) -> None:
-        """The second word changes nothing."""
         bench = SchedulerBench(TOKEN)
         bench.assign()
         assert bench.feed(accepted()) == []
@@ -111,7 +110,7 @@ class TestConversation:
         assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_submission_delivered_twice_is_one(self) -> None:
-        """Nothing is reserved again, nor for an attempt that a newer one overtook."""
+        """A repeated submission, or one of an earlier attempt, reserves nothing."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         assert bench.feed(submission(epoch=2)) == []
@@ -128,7 +127,7 @@ class TestQueue:
     """First come, first served; a request for which no worker has memory waits here."""
 
     def test_a_later_request_never_passes_one_without_room(self) -> None:
-        """Not even a small one that would fit."""
+        """A later request waits behind one without memory, even if it is small enough to fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
         assert bench.placements(submission("large")) == []
         assert bench.placements(submission("small", prompt=1, new=1)) == []
@@ -180,7 +179,7 @@ class TestQueue:
         assert bench.role.queued == 2
         assert bench.placements(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
 
-    def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
+    def test_a_waiting_request_is_placed_by_the_report_of_a_worker_with_memory(self) -> None:
         """Reports of workers without free memory place nothing, and a draining worker takes nothing."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
         assert bench.placements(submission()) == []
@@ -218,7 +217,7 @@ class TestQueue:
         assert bench.feed(refused(epoch=2)) == []
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
-    def test_closing_the_head_lets_the_next_go_on(self) -> None:
+    def test_closing_the_head_lets_the_next_continue(self) -> None:
         """A client that gives up at the head does not hold up the queue."""
         bench = SchedulerBench(worker_member("t", blocks=9, free=3))
         bench.feed(submission("large", prompt=100))

@@ -37,8 +37,8 @@ class TestClose:
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert bench.role.live == 0
 
-    def test_one_worker_with_both_parts_is_told_once(self) -> None:
-        """No order is sent twice."""
+    def test_one_worker_with_both_parts_gets_one_cancellation(self) -> None:
+        """A worker with both phases of a closed request receives one cancellation."""
         bench = SchedulerBench(TOKEN)
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
@@ -51,7 +51,7 @@ class TestClose:
         assert bench.role.live == 0
 
     def test_a_queued_request_just_leaves_the_queue(self) -> None:
-        """No worker knows of it."""
+        """A queued request leaves the queue when it is closed, without a message to any worker."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         bench.feed(submission())
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
@@ -81,7 +81,7 @@ class TestClose:
 class TestSilence:
     """A token worker that lives and does not answer."""
 
-    def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_asked(self) -> None:
+    def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_tried(self) -> None:
         """The silent worker's reservation is cancelled, and counts against it until it reports."""
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
         assert bench.placements(submission()) == [("r", "t")]
@@ -101,7 +101,7 @@ class TestSilence:
         granted = reserved(worker_id="t2", number=2)
         assert only(bench.feed(granted), m.RequestAssigned)[0].token_worker == "t2"
 
-    def test_a_late_answer_of_a_worker_that_was_asked_again_changes_nothing(self) -> None:
+    def test_a_late_answer_of_a_worker_with_a_newer_order_changes_nothing(self) -> None:
         """The cancellation came between the two orders; one more would end the wanted reservation."""
         for late in (reserved(number=1), refused(number=1)):
             bench = SchedulerBench(limits=PATIENT)
@@ -129,8 +129,8 @@ class TestSilence:
 class TestSilenceInPlace:
     """A silent worker that got a request to serve in place may be computing it."""
 
-    def test_the_attempt_is_over_and_the_gateway_asked_for_another(self) -> None:
-        """Which fences this one: it may have brought tokens."""
+    def test_the_attempt_is_over_and_the_gateway_makes_another(self) -> None:
+        """A worker's silence ends the attempt with a retryable error, which fences it, since it may have sent tokens."""
         bench = SchedulerBench(TOKEN, worker_member("t2", owed=5), limits=PATIENT)
         assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
@@ -172,7 +172,7 @@ class TestSilenceInPlace:
         assert bench.role.live == 1
 
     def test_one_that_is_closed_before_the_answer_is_cancelled(self) -> None:
-        """And once more when the answer comes."""
+        """A request closed before the worker's answer is cancelled at once and again after the answer."""
         bench = SchedulerBench(TOKEN)
         bench.feed(submission())
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
@@ -262,7 +262,7 @@ class TestOtherMembers:
         ]
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
-    def test_a_gateway_that_was_only_silent_is_asked_for_another_attempt(self) -> None:
+    def test_a_gateway_that_was_only_silent_makes_another_attempt(self) -> None:
         """Assigned, reserving or queued; it would else wait for tokens that were cancelled."""
         limits = SchedulerLimits(gateway_timeout_s=2.0)
         bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9), limits=limits)
@@ -280,7 +280,7 @@ class TestOtherMembers:
         }
         assert {batch.worker_id for batch in batches} == {"s"}
 
-    def test_a_restarted_gateway_hears_nothing_of_the_streams_before(self) -> None:
+    def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self) -> None:
         """It numbers its own from the start again."""
         bench = SchedulerBench()
         bench.feed(GATEWAY)

@@ -36,7 +36,7 @@ class TestSpill:
         assert bench.placements(submission("c")) == [("c", "t2")]
 
     def test_a_refusal_brings_a_converted_worker_home(self) -> None:
-        """With its next heartbeat, which has seen the order and has nothing of it."""
+        """After a refusal the worker is back in its home pool with the next heartbeat that has seen the order."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         assert bench.role.pools["t"].is_off_pool
@@ -46,7 +46,7 @@ class TestSpill:
         assert not bench.role.pools["t"].is_off_pool
 
     def test_a_closed_request_brings_it_home_as_well(self) -> None:
-        """Before it has answered."""
+        """A request closed before the worker's answer also returns the worker to its home pool."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         bench.feed(m.CloseRequest("r", 1, finished=False))
@@ -69,7 +69,7 @@ class TestPrefixes:
     LONG = replace(submission(prompt=200), prefix_spans=(1, 2, 3))
 
     def test_a_prompt_goes_to_the_worker_that_was_sent_its_beginning(self) -> None:
-        """Though the other one's queue is shorter by what they have in common."""
+        """A prompt goes to the worker with its prefix even if another queue is shorter by less than the prefix."""
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT), TOKEN)
         bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))  # on p
@@ -90,7 +90,7 @@ class TestPrefixes:
         assert bench.role.pools["p"].pending_prompt_tokens == 200 + 8
 
     def test_a_restarted_worker_holds_nothing(self) -> None:
-        """Its cache began anew."""
+        """A restarted worker has an empty prefix cache, so it attracts no prompts."""
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT), TOKEN)
         bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))
@@ -125,7 +125,7 @@ class TestHomes:
 class TestRestart:
     """A new scheduler rebuilds its state from the members' reports alone."""
 
-    def test_reports_put_everybody_where_they_were(self) -> None:
+    def test_reports_restore_every_workers_pool(self) -> None:
         """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
         told = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),

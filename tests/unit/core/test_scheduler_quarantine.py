@@ -1,4 +1,4 @@
-"""What a scheduler learns from requests whose hand-offs failed."""
+"""Tests of quarantine: what a scheduler learns from requests whose hand-offs failed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bench_after_failures(*choice_ids: str) -> SchedulerBench:
     return bench
 
 
-def test_the_next_attempt_is_served_in_place_and_says_why() -> None:
+def test_the_next_attempt_is_served_in_place_with_its_reason() -> None:
     """On the token worker; its ledger names the rule."""
     bench = SchedulerBench()
     (start,) = fail(bench, "r")
@@ -67,7 +67,7 @@ def test_a_request_that_ends_well_clears_its_pair() -> None:
 
 
 def test_a_restarted_worker_starts_anew() -> None:
-    """So does one that left."""
+    """The failures of a pair are dropped when one of its workers restarts or leaves."""
     bench = bench_after_failures("a", "b")
     bench.feed(replace(TOKEN, incarnation=2))
     assert bench.role.quarantined(bench.now) == ()
@@ -78,7 +78,7 @@ def test_a_restarted_worker_starts_anew() -> None:
     assert bench.role.quarantined(bench.now) == ()
 
 
-def test_a_new_scheduler_believes_what_attempts_say() -> None:
+def test_a_new_scheduler_accepts_the_pairs_that_attempts_avoid() -> None:
     """It knows no earlier attempt of theirs."""
     bench = SchedulerBench(limits=PATIENT)
     for choice_id in "ab":

@@ -27,7 +27,7 @@ HAZARDS = st.lists(
 class TestProductLimit:
     """Kaplan and Meier."""
 
-    def test_a_life_that_goes_on_is_at_risk_until_it_was_last_seen(self) -> None:
+    def test_a_running_life_is_at_risk_until_it_was_last_seen(self) -> None:
         """A table of a textbook: of 6, one ends at 6 of 6 at risk, one at 7 of 4, one at 10 of 3."""
         lives = [Life(6, True), Life(6, False), Life(7, True), Life(9, False), Life(10, True), Life(11, False)]
         curve = kaplan_meier(lives)
@@ -36,13 +36,13 @@ class TestProductLimit:
         assert (curve(5.9), curve(6)) == (1.0, 5 / 6)
         assert curve(99) == curve(10)
 
-    def test_leaving_out_who_lives_on_would_make_lives_shorter(self) -> None:
+    def test_leaving_out_running_lives_would_make_lives_shorter(self) -> None:
         """Half of them are seen to live long."""
         lives = [Life(10, True), Life(20, True), Life(100, False), Life(100, False)]
         assert kaplan_meier(lives)(50) == pytest.approx(0.5)
         assert kaplan_meier([life for life in lives if life.ended])(50) == 0.0
 
-    def test_who_was_first_seen_late_says_nothing_of_early_ends(self) -> None:
+    def test_a_life_first_seen_late_does_not_count_for_early_ends(self) -> None:
         """At 10 only one was watched."""
         lives = [Life(10, True), Life(20, True), Life(30, True, first_seen_s=15), Life(40, True, first_seen_s=15)]
         assert kaplan_meier(lives)(10) == 0.5
@@ -56,14 +56,14 @@ class TestProductLimit:
     @settings(deadline=None)
     @given(st.lists(AGES, min_size=1, max_size=30), AGES)
     def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
-        """Whatever the lives."""
+        """Without censoring the estimate is the share of longer lives."""
         curve = kaplan_meier([Life(age, True) for age in ages])
         assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
 
     @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans(), st.floats(0, 1)), max_size=30))
     def test_it_never_rises(self, seen: list[tuple[float, bool, float]]) -> None:
-        """And is between 0 and 1."""
+        """The estimated survival never rises, and lies between 0 and 1."""
         curve = kaplan_meier([Life(age, ended, age * part) for age, ended, part in seen])
         assert list(curve.shares) == sorted(curve.shares, reverse=True)
         assert all(0 <= share <= 1 for share in curve.shares)
@@ -87,14 +87,14 @@ class TestHazard:
         assert constant.expected_s(0) == pytest.approx(100)
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
 
-    def test_who_may_live_for_ever_is_expected_to(self) -> None:
-        """The last hazard is 0."""
+    def test_without_a_last_hazard_the_expected_life_is_infinite(self) -> None:
+        """With a last hazard of 0 the expected life is infinite."""
         assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
 
     @settings(max_examples=20, deadline=None)
     @given(HAZARDS, st.floats(0, 600))
     def test_what_is_expected_is_the_area_under_survival(self, hazard: PiecewiseHazard, age: float) -> None:
-        """By a sum of thin slices."""
+        """The expected life equals the area under the survival curve, summed by slices."""
         if hazard.per_s[-1] < 0.003:
             return
         slice_s, total, at = 2.0, 0.0, 1.0
@@ -108,13 +108,13 @@ class TestHazard:
     def test_to_live_two_spans_is_to_live_one_and_then_the_other(
         self, hazard: PiecewiseHazard, age: float, one: float, other: float
     ) -> None:
-        """Survival is a product."""
+        """The survival of two spans is the product of the survivals of each."""
         both = hazard.survives(age, one) * hazard.survives(age + one, other)
         assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
         assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
 
     def test_what_makes_no_sense_is_refused(self) -> None:
-        """With what is wrong."""
+        """Malformed bounds, hazards and lives raise an error with the reason."""
         with pytest.raises(ValueError, match="first bound is 0"):
             PiecewiseHazard((1.0,), (0.1,))
         with pytest.raises(ValueError, match="ascend"):
@@ -134,7 +134,7 @@ class TestFit:
         assert hazard.from_s == (0.0,)
         assert hazard.per_s == pytest.approx((2 / 500,))
 
-    def test_ages_that_differ_are_told_apart(self) -> None:
+    def test_ages_that_differ_are_distinguished(self) -> None:
         """A third go at once, the others late: with no prior, hazards are ends over the seconds in each piece."""
         lives = [*[Life(10, True)] * 10, *[Life(1_000, True)] * 20]
         hazard = fit_hazard(lives, pieces=3, prior_ends=0.0)
@@ -146,14 +146,14 @@ class TestFit:
         assert early_and_late.ends(0, 60) > 2 * early_and_late.ends(400, 60)
 
     def test_a_prior_draws_pieces_to_the_mean(self) -> None:
-        """With a large one age means nothing."""
+        """A large prior makes the hazard independent of age, and none leaves the pieces apart."""
         lives = [Life(10 + k, True) for k in range(30)] + [Life(900 + k, True) for k in range(30)]
         loose, tight = fit_hazard(lives, 2, 0.0), fit_hazard(lives, 2, 1e9)
         assert max(loose.per_s) / min(loose.per_s) > 1.5
         assert max(tight.per_s) / min(tight.per_s) == pytest.approx(1, rel=1e-6)
 
-    def test_nobody_who_ended_is_no_hazard(self) -> None:
-        """As far as was seen."""
+    def test_no_ended_life_is_no_hazard(self) -> None:
+        """Without any ended life the hazard is 0."""
         assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:

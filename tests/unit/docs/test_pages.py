@@ -43,7 +43,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @every_page
 def test_paths_exist(page: Path) -> None:
-    """Every file or folder of the project that a page names; `*` stands for any name."""
+    """Every file or folder of the project that a page names exists; `*` stands for any name."""
     named = re.findall(
         r"(?<![\w./~-])(?:libs|services|benchmarks|tests|docs|proto|scripts|deploy)/[\w./*-]*", page.read_text()
     )
@@ -124,7 +124,7 @@ def test_every_api_parameter_is_listed() -> None:
 
 
 def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
-    """Name, endpoint and the values that switch it off; the second table has those that are ignored."""
+    """The first table has each refused parameter with its endpoint and off values; the second the ignored ones."""
 
     def where(rule: Refused | Ignored) -> str:
         return "both" if len(rule.at) == len(Endpoint) else rule.at[0].value
@@ -178,7 +178,7 @@ def test_the_picture_is_well_formed() -> None:
     assert picture.find("{http://www.w3.org/2000/svg}desc") is not None
 
 
-def test_the_diagram_of_states_is_what_the_table_says() -> None:
+def test_the_diagram_of_states_is_that_of_the_table() -> None:
     """docs/request-life.md was made anew after the last change of the transition table."""
     command = [sys.executable, str(ROOT / "scripts" / "request_life.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

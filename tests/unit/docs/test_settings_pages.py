@@ -41,7 +41,7 @@ def shown_default(settings: type[BaseSettings], field: str) -> str:
 
 
 def test_the_table_has_every_setting_with_its_default() -> None:
-    """Each service's own settings, and those of all; nothing that does not exist."""
+    """The table has each service's own settings and the common ones, and no others."""
     shown: dict[str, dict[str, str]] = {owner: {} for owner in OWNERS}
     for variable, owners, default, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
         for owner in owners.split(", "):
@@ -53,7 +53,7 @@ def test_the_table_has_every_setting_with_its_default() -> None:
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 
-def test_the_table_says_of_a_setting_what_the_code_says() -> None:
+def test_the_table_describes_each_setting_as_the_code_does() -> None:
     """Where a field has a description; the table may mark up its words."""
     for variable, owners, _, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
         field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()

@@ -48,12 +48,12 @@ def main() -> None:
     with capture_logs() as logs:
         config = EngineConfig(Path(model_dir), dtype, "cpu", 4 << 20, threads=1, shared_weights=Path(weights))
         engine = Engine.load(config)
-    tell({"logs": logs, "tokens": tokens_of(engine)})
+    report({"logs": logs, "tokens": tokens_of(engine)})
     for _ in sys.stdin:
-        tell(pages_of(os.getpid(), Path(weights)))
+        report(pages_of(os.getpid(), Path(weights)))
 
 
-def tell(fact: object) -> None:
+def report(fact: object) -> None:
     """Write a line."""
     sys.stdout.write(json.dumps(fact) + "\n")
     sys.stdout.flush()

@@ -46,19 +46,19 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
 
 
-def ask(watch: Watch, index: int, outputs: tuple[int, ...] = ()) -> None:
+def submit(watch: Watch, index: int, outputs: tuple[int, ...] = ()) -> None:
     """Take in one of the prompts, with what was put out so far."""
     watch.add(record(str(index), prompts()[index], SEEDED, outputs, max_new_tokens=NEW_TOKENS))
 
 
 def run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Logits, list[tuple[int, ...]]]:
-    """Each prompt by itself, prefilled whole."""
+    """Run each prompt by itself, prefilled whole."""
     logits: Logits = {}
     outputs = []
     for index in range(len(LENGTHS)):
         with monkeypatch.context() as patched:
             watch = Watch(engine, patched)
-            ask(watch, index)
+            submit(watch, index)
             outputs.append(tuple(watch.finish()[f"{index}@1"]))
             logits |= watch.logits
             engine.drop_sequence(f"{index}@1")
@@ -80,7 +80,7 @@ def test_neighbours_and_chunks_change_no_bit(
     expected, _ = run_alone(engine, monkeypatch)
     watch = Watch(engine, monkeypatch, chunk_tokens)
     for index in range(len(LENGTHS)):
-        ask(watch, index)
+        submit(watch, index)
         watch.step()
     watch.finish()
     assert watch.largest_mix[0] >= 1
@@ -89,14 +89,14 @@ def test_neighbours_and_chunks_change_no_bit(
 
 
 @pytest.mark.parametrize("committed", [1, 4, NEW_TOKENS - 1])
-def test_a_resumed_request_goes_on_as_if_nothing_had_happened(
+def test_a_resumed_request_continues_with_the_same_tokens(
     engine: Engine, folder: Path, committed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its prompt and output so far are prefilled on another engine: the next logits equal those of decoding."""
     expected, outputs = run_alone(engine, monkeypatch)
     watch = Watch(load_engine(folder, "bfloat16"), monkeypatch)
     for index, output in enumerate(outputs):
-        ask(watch, index, output[:committed])
+        submit(watch, index, output[:committed])
     resumed = watch.finish()
     assert [tuple(resumed[f"{index}@1"]) for index in range(len(LENGTHS))] == [output[committed:] for output in outputs]
     assert_same(watch.logits, expected)
@@ -143,7 +143,7 @@ def test_layers_that_are_not_fused_keep_their_bits(
     expected, _ = run_alone(engine, monkeypatch)
     watch = Watch(engine, monkeypatch, chunk_tokens=29)
     for index in range(len(LENGTHS)):
-        ask(watch, index)
+        submit(watch, index)
         watch.step()
     watch.finish()
     assert_same(watch.logits, expected)
@@ -162,7 +162,7 @@ def test_the_last_layer_may_compute_last_tokens_only(
     for engine in (usual, whole):
         watch = Watch(engine, monkeypatch, chunk_tokens=100)
         for index in range(len(LENGTHS)):
-            ask(watch, index)
+            submit(watch, index)
             watch.step()
         watch.finish()
         seen.append((watch.logits, engine.kv.keys, engine.kv.values))

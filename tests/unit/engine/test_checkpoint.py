@@ -66,16 +66,16 @@ def have_another_name(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch.safetensors")
 
 
-def say_another_shape(folder: Path) -> None:
+def write_another_shape(folder: Path) -> None:
     raw = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(raw.replace(b'"shape":[96,96]', b'"shape":[96,95]', 1))
 
 
-def say_nonsense(folder: Path) -> None:
+def write_nonsense(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"\xff" * 5000)
 
 
-def say_no_json(folder: Path) -> None:
+def write_no_json(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((8).to_bytes(8, "little") + b"{{{{{{{{")
 
 
@@ -94,9 +94,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor twice": (have_a_tensor_twice, rf"{UP} is in \S+ and in \S+ as well"),
     "an index without a map": (have_no_map, "has no weight_map"),
     "another name": (have_another_name, rf"has neither {WEIGHTS} nor {INDEX}"),
-    "another shape": (say_another_shape, r"model\.\S+ is 96 x 95 numbers in F32, and 36864 bytes"),
-    "nonsense": (say_nonsense, "is no safetensors file"),
-    "no JSON": (say_no_json, "is no safetensors file"),
+    "another shape": (write_another_shape, r"model\.\S+ is 96 x 95 numbers in F32, and 36864 bytes"),
+    "nonsense": (write_nonsense, "is no safetensors file"),
+    "no JSON": (write_no_json, "is no safetensors file"),
 }
 
 
@@ -111,7 +111,9 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(name: str, folder: Pa
 
 
 def test_one_file_and_several_are_the_same_model(folder: Path) -> None:
-    """As are another folder, another order of a config's entries, and what a config says of its origin."""
+    """The digest of a model does not depend on shards, folder, the order of the config's entries or the config's origin
+    fields.
+    """
     checkpoint = read_checkpoint(folder)
     assert [tensor.name for tensor in checkpoint.tensors] == sorted(load_file(folder / WEIGHTS))
     digest = model_digest(checkpoint)

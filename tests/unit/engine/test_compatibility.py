@@ -99,14 +99,14 @@ def test_a_broken_folder_is_a_model_error(tmp_path: Path) -> None:
         ({"threads": 0}, "threads"),
     ],
 )
-def test_a_wrong_setting_says_which(llama_folder: Path, changes: dict[str, Any], reason: str) -> None:
+def test_the_error_has_the_wrong_setting(llama_folder: Path, changes: dict[str, Any], reason: str) -> None:
     """Types, devices and thread counts that do not exist."""
     with pytest.raises(ValueError, match=reason):
         Engine.load(EngineConfig(**{"model_dir": llama_folder, "device": "cpu", **changes}))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_without_a_device_says_so(llama_folder: Path) -> None:
+def test_cuda_without_a_device_is_an_error(llama_folder: Path) -> None:
     """The message names the option that avoids it."""
     with pytest.raises(ValueError, match="--device cpu"):
         Engine.load(EngineConfig(llama_folder, device="cuda"))

@@ -68,7 +68,7 @@ def test_what_may_be_absent_is_not_missed(tied: bool, tmp_path: Path) -> None:
 
 
 def test_a_shared_embedding_that_is_missing_altogether_is_missed(tmp_path: Path) -> None:
-    """Neither of the two names is there."""
+    """A tied embedding is reported missing when the checkpoint has neither of its two names."""
     folder = save_model(llama_config(tie_word_embeddings=True), tmp_path)
     change(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     with pytest.raises(ModelError, match=r"lacks lm_head\.weight, model\.embed_tokens\.weight;"):
@@ -176,7 +176,6 @@ def write_gguf(path: Path, damage: Callable[[Tensors], object] = lambda tensors:
 
 
 def test_a_whole_gguf_is_converted(tmp_path: Path) -> None:
-    """And its folder holds all tensors."""
     location = resolve_model(str(write_gguf(tmp_path / "whole.gguf")), tmp_path / "cache")
     assert load_engine(location.path).vocab_size == 16
 
@@ -206,7 +205,6 @@ def test_a_gguf_without_all_tensors_is_refused_and_nothing_is_kept(name: str, tm
 
 @pytest.mark.parametrize("bytes_left", [0, 3, 20, 200, 700, -1, -5000])
 def test_a_gguf_that_was_cut_is_refused_in_one_line(bytes_left: int, tmp_path: Path) -> None:
-    """Wherever it was cut."""
     path = write_gguf(tmp_path / "cut.gguf")
     path.write_bytes(path.read_bytes()[:bytes_left])
     with pytest.raises(ModelError, match=r"cut\.gguf") as refusal:

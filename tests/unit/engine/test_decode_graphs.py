@@ -96,7 +96,7 @@ def test_a_row_that_does_not_reach_its_end_samples_nothing(llama_folder: Path) -
 
 
 def test_what_is_beyond_the_bounds_is_computed(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many rows for the largest bucket, or too many padded positions; the tokens are right and nothing is recorded."""
+    """Batches above the largest bucket or the padded positions run without a graph, with the same tokens."""
     for bound in ("rows", "positions"):
         capture = TapeCapture()
         engine = engine_of(llama_folder, capture)
@@ -170,7 +170,7 @@ def test_a_cache_without_a_block_for_padding_is_refused(llama_folder: Path) -> N
     ],
 )
 def test_operations_that_depend_on_values_are_found(depends: Callable[[torch.Tensor], object]) -> None:
-    """Each of them would wait for a device, or have another size the next time."""
+    """Operations whose sizes depend on tensor values are detected, since each waits for the device or changes its size."""
     with (
         torch.inference_mode(),
         pytest.raises(DataDependentError, match="depends on values"),

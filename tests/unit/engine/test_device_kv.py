@@ -16,7 +16,7 @@ GEOMETRY = KvGeometry(num_layers=3, kv_heads=1, key_dim=3, value_dim=2)
 
 
 def filled(seed: int) -> PagedKvCache:
-    """A cache whose blocks are no whole number of words."""
+    """Return a filled cache whose blocks are not a whole number of words."""
     cache = PagedKvCache(GEOMETRY, 10, 3, torch.bfloat16, torch.device("cpu"), scratch=True)
     generator = torch.Generator().manual_seed(seed)
     cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
@@ -46,7 +46,7 @@ def test_blocks_travel_bit_for_bit(direct: bool) -> None:
 
 
 def test_bytes_through_the_host_are_those_of_a_cache_there() -> None:
-    """A worker whose payloads pass through the host may exchange with one whose cache is there: same bytes, same checksum."""
+    """A staged cache exports the same bytes and checksum as a cache in host memory, so the two can exchange payloads."""
     cache = filled(0)
     staged = DeviceKv(cache, direct=False)
     payload = staged.export_layers(0, 3, (1, 2))
@@ -70,7 +70,7 @@ def test_blocks_are_copied_into_memory_that_was_allocated_before(direct: bool) -
 
 
 def test_payloads_that_are_checked_differently_are_not_exchanged() -> None:
-    """The layout tells them apart."""
+    """Direct and staged caches have different layouts, so that they do not exchange payloads."""
     cache = filled(0)
     assert DeviceKv(cache, direct=True).layout not in (cache.layout, DeviceKv(cache, direct=False).layout)
 

@@ -9,7 +9,7 @@ from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import VOCAB_SIZE, load_engine, record
 
 
-def test_the_engine_says_what_it_is(engine: Engine) -> None:
+def test_the_engine_describes_itself(engine: Engine) -> None:
     """Sizes follow from the model and the memory that it was given."""
     assert engine.context_length == 512
     assert engine.vocab_size == VOCAB_SIZE
@@ -85,5 +85,4 @@ def test_tokens_come_in_the_order_of_the_rows(engine: Engine) -> None:
 
 
 def test_an_empty_batch_gives_nothing(engine: Engine) -> None:
-    """No rows, no forward."""
     assert engine.run_iteration(Batch(())) == ()

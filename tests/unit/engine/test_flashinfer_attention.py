@@ -101,7 +101,7 @@ def test_layers_that_attend_alike_share_their_plans(loaded: tuple[Any, ModelFact
 
 
 def test_a_block_that_is_not_there_is_refused(loaded: tuple[Any, ModelFacts]) -> None:
-    """By the layout, before anything is planned or written."""
+    """The layout refuses an unknown block before any plan or write."""
     model, facts = loaded
     cache = cache_of(facts)
     engine = Engine(model, facts, cache, backend=tried(fake_flashinfer, cache, facts))
@@ -122,7 +122,7 @@ def test_a_trial_leaves_the_cache_empty(loaded: tuple[Any, ModelFacts]) -> None:
 def test_a_library_that_gives_something_else_is_not_used(
     loaded: tuple[Any, ModelFacts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or fails: the trial finds it, and torch computes."""
+    """A backend whose trial raises or returns other values is not used, and torch computes."""
     _, facts = loaded
     run = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.run
     monkeypatch.setattr(
@@ -152,7 +152,7 @@ PLAIN = LayerAttention(scaling=0.25)
 def test_what_would_not_be_computed_is_named(
     geometry: KvGeometry, layers: tuple[LayerAttention, ...], query_heads: int | None, reason: str | None
 ) -> None:
-    """Each with its reason; windows and soft caps are computed."""
+    """Each unsupported layer type is refused with its reason; windows and soft caps are supported."""
     said = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
     if reason is None:
         assert said is None
@@ -161,7 +161,7 @@ def test_what_would_not_be_computed_is_named(
 
 
 def test_a_type_that_it_does_not_multiply_is_named() -> None:
-    """FlashInfer has no float32."""
+    """FlashInfer has no kernels for bfloat16 here, and the refusal has the type's name."""
     cache = PagedKvCache(GEOMETRY, 4, BLOCK_SIZE, torch.bfloat16, CPU)
     assert refusal(cache, (PLAIN,), 6) == "it does not compute in bfloat16"
 

@@ -33,7 +33,7 @@ VARIETIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny(variety: str, folder: Path) -> Path:
-    """With biases and norms that are no zeros and ones."""
+    """Save a model of the variety whose biases and norms are not zeros and ones."""
     model_type, changes = VARIETIES[variety]
     shape = {**llama_config().to_dict(), **changes}
     shape.pop("model_type")

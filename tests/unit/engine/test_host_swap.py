@@ -62,7 +62,7 @@ def test_what_was_kept_can_be_had_more_than_once() -> None:
 
 
 def test_nothing_moves_where_nothing_is_to_move() -> None:
-    """As when all blocks are shared with others."""
+    """A swap without blocks leaves the cache as it was."""
     cache = filled(torch.float32)
     before = cache.keys.clone()
     swap = HostSwap(cache, HOST_BLOCKS)

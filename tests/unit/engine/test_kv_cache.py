@@ -90,7 +90,7 @@ def test_what_is_written_is_gathered_here_and_where_it_was_sent(
     assert not source.keys[[0, 2]].any() and not source.values[[0, 2]].any()
 
 
-def test_a_layout_tells_apart_whatever_makes_bytes_mean_something_else() -> None:
+def test_a_layout_distinguishes_everything_that_changes_the_meaning_of_bytes() -> None:
     """Order, number format, block size and shape; not how many blocks there are."""
     cpu, elsewhere = torch.device("cpu"), torch.device("meta")
     layouts = [
@@ -122,7 +122,7 @@ def test_memory_is_committed_when_it_is_used() -> None:
 
 
 def test_blocks_are_copied_into_memory_that_is_given() -> None:
-    """Which is returned; its size must be right."""
+    """Layers are exported into a given buffer of the right size, which is returned."""
     cache = filled(torch.bfloat16)
     expected = cache.export_layers(1, 2, (1, 5))
     into = np.zeros(expected.nbytes, np.uint8)

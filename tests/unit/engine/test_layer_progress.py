@@ -20,14 +20,14 @@ BLOCKS = (3, 0, 5)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "torch"])
-def told_engine(request: pytest.FixtureRequest, llama_folder: Path) -> Engine:
-    """One whose layers are fused, and one of transformers' layers."""
+def reporting_engine(request: pytest.FixtureRequest, llama_folder: Path) -> Engine:
+    """An engine with fused layers, and one with the layers of transformers."""
     return load_engine(llama_folder, native=request.param)
 
 
-def test_a_layer_that_is_told_of_is_written(told_engine: Engine) -> None:
-    """Each once, in order; its KV is then what it is in the end, in the middle of the forward as well."""
-    engine = told_engine
+def test_a_reported_layer_is_written(reporting_engine: Engine) -> None:
+    """Layers are reported once each, in order, and at its report a layer's KV is final."""
+    engine = reporting_engine
     seen: list[int] = []
     early: list[np.ndarray] = []
 
@@ -43,9 +43,9 @@ def test_a_layer_that_is_told_of_is_written(told_engine: Engine) -> None:
         assert np.array_equal(cells, engine.kv.export_layers(layer, 1, BLOCKS))
 
 
-def test_listening_changes_no_token(told_engine: Engine) -> None:
-    """Nor does it outlive its iteration."""
-    engine = told_engine
+def test_listening_changes_no_token(reporting_engine: Engine) -> None:
+    """A listener changes no token, and receives nothing from later iterations."""
+    engine = reporting_engine
     seen: list[int] = []
     tokens = []
     for name, listener in (("a", None), ("b", seen.append)):
@@ -58,7 +58,7 @@ def test_listening_changes_no_token(told_engine: Engine) -> None:
     assert len(seen) == told
 
 
-def test_forwards_that_only_score_a_prompt_are_not_told_of(engine: Engine) -> None:
+def test_forwards_that_only_score_a_prompt_are_not_reported(engine: Engine) -> None:
     """Layers are counted for the iteration's own forward alone, which computes the last of the prompt."""
     seen: list[int] = []
     engine.add_sequence(record("a", PROMPT, SamplingParams(temperature=0.0, prompt_logprobs=0)))
@@ -66,7 +66,7 @@ def test_forwards_that_only_score_a_prompt_are_not_told_of(engine: Engine) -> No
     assert seen == list(range(1, engine.kv.num_layers + 1))
 
 
-def test_an_iteration_that_raises_tells_no_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_that_raises_reports_no_more(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one without a listener is silent."""
     seen: list[int] = []
 
@@ -82,8 +82,8 @@ def test_an_iteration_that_raises_tells_no_more(engine: Engine, monkeypatch: pyt
     assert seen == [1]
 
 
-def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
-    """A reported number of layers stands for the first ones; layers left out count as written when the iteration ends."""
+def test_layers_that_come_out_of_order_are_not_reported(engine: Engine) -> None:
+    """A reported number of layers covers the first ones; layers left out count as written when the iteration ends."""
 
     class Attention:
         on_written = None
@@ -98,7 +98,7 @@ def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
 
 
 def test_a_cache_on_the_host_has_nothing_to_wait_for(engine: Engine) -> None:
-    """What is written is there."""
+    """A host cache has no events, since its writes are complete on return."""
     engine.kv.note_written(0)
     assert engine.kv.written_event(0) is None
     assert engine.kv.device == torch.device("cpu")

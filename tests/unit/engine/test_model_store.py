@@ -45,7 +45,7 @@ def gguf(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nothing is copied, and nothing is written into the cache."""
+    """A folder is used in place: nothing is copied or written into the cache."""
     write_folder(tmp_path / "my-model")
     location = resolve_model(str(tmp_path / "my-model"), tmp_path / "cache")
     assert (location.path, location.name) == (tmp_path / "my-model", "my-model")
@@ -56,7 +56,7 @@ def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
     ("missing", "reason"),
     [("config.json", "config.json"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")],
 )
-def test_an_incomplete_folder_says_what_is_missing(tmp_path: Path, missing: str, reason: str) -> None:
+def test_an_incomplete_folder_is_an_error_with_what_is_missing(tmp_path: Path, missing: str, reason: str) -> None:
     """Config, weights and tokenizer are all needed."""
     write_folder(tmp_path / "m")
     (tmp_path / "m" / missing).unlink()
@@ -115,7 +115,7 @@ def test_two_starts_at_once_convert_once(gguf: Path, conversions: list[Path], tm
     assert len(found) == 4 and len(set(found)) == 1 and len(conversions) == 1
 
 
-def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_default_model_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exact command, under both of the default's names."""
     monkeypatch.setattr(model_store, "_DEFAULT_PACKAGE", "no_such_package")
     for reference in (None, DEFAULT_MODEL):
@@ -125,19 +125,18 @@ def test_a_missing_default_model_says_how_to_install_it(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("reference", ["no/such/path/at-all", "nothing", "weights.bin", ""])
 def test_what_is_nothing_is_no_model(reference: str, tmp_path: Path) -> None:
-    """Neither folder, nor file, nor hub id."""
+    """A reference that is neither a folder nor a file nor a hub id is refused."""
     with pytest.raises(ModelError, match="no model"):
         resolve_model(reference, tmp_path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Only GGUF files are converted."""
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"not a \.gguf file"):
         resolve_model(str(tmp_path / "model.bin"), tmp_path)
 
 
-def test_an_unreachable_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason, and what else can be done."""
 
     def unreachable(model_id: str, *, local_files_only: bool = False, **_: object) -> str:
@@ -149,7 +148,7 @@ def test_an_unreachable_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is asked first; weights and tokenizer alone are fetched."""
+    """The cache is tried first; only weights and tokenizer are fetched."""
     asked: list[bool] = []
 
     def download(model_id: str, *, allow_patterns: list[str], local_files_only: bool = False, **_: object) -> str:

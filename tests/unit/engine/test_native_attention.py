@@ -124,7 +124,7 @@ def assert_near(actual: list[torch.Tensor], expected: list[torch.Tensor], times:
 
 @both_formats
 @pytest.mark.parametrize(("layer", "geometry"), CASES)
-def test_rows_get_what_the_formulas_say(kernels: Kernels, layer: str, geometry: str, dtype: torch.dtype) -> None:
+def test_rows_match_the_formulas(kernels: Kernels, layer: str, geometry: str, dtype: torch.dtype) -> None:
     """All rows in one call; what else lies in the cache counts nothing."""
     rows = Rows.of(GEOMETRIES[geometry], dtype, ROWS)
     assert can_attend(rows.cache)

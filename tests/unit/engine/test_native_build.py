@@ -110,7 +110,7 @@ def test_a_library_is_compiled_once_and_anew_when_sources_change(sources: Path, 
 
 
 def test_a_compiler_may_have_arguments(sources: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CXX as make understands it."""
+    """`CXX` may contain arguments, as for make."""
     monkeypatch.setenv("CXX", f"env LANG=C {compiler.path}")
     build.ensure_library(GENERIC)
     assert len(compiler.calls) == 1 and "-O3" in compiler.calls[0]
@@ -137,7 +137,7 @@ def test_the_users_cache_takes_over_where_sources_cannot_be_written(
         build.ensure_library(GENERIC)
 
 
-def test_processes_that_ask_at_once_compile_once(sources: Path, compiler: Compiler) -> None:
+def test_concurrent_processes_compile_once(sources: Path, compiler: Compiler) -> None:
     """Two workers start together: one compiles, the other waits, both load the same file."""
     program = (
         "import sys; from pathlib import Path; from spotwise.engine.native import build;"
@@ -153,7 +153,7 @@ def test_processes_that_ask_at_once_compile_once(sources: Path, compiler: Compil
 def test_a_missing_compiler_is_named_with_its_remedy(
     sources: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As an error, and as what `make setup` shows."""
+    """The error and the output of `make setup` have the package to install."""
     with pytest.raises(build.NoKernelsError, match=r"no C\+\+ compiler; on Debian and Ubuntu: apt-get install g\+\+"):
         build.ensure_library()
     monkeypatch.setattr(sys, "argv", ["build"])

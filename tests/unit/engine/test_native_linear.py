@@ -98,7 +98,6 @@ def test_rows_of_two_weights_are_interleaved(kernels: Kernels) -> None:
 
 
 def test_values_that_are_not_finite_stay_in_their_row(kernels: Kernels) -> None:
-    """A sequence whose activations overflow spoils no other one."""
     x = random(5, 64, dtype=torch.bfloat16)
     linear = PackedLinear(kernels, random(40, 64, dtype=torch.bfloat16, seed=1), None)
     expected = linear(x)

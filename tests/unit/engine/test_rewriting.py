@@ -45,7 +45,7 @@ def no_norm(layer: Any) -> None:
 
 
 def engine_with(folder: Path, change: Callable[[Any], None], kernels: Kernels | None, dtype: str = "float32") -> Engine:
-    """An engine whose second layer was changed after loading."""
+    """Return an engine whose second layer was changed after loading."""
     model, facts = load_model(EngineConfig(folder, dtype, "cpu", threads=1))
     change(model.model.layers[1])
     return Engine(model, facts, PagedKvCache(facts.geometry, 64, 16, facts.kv_dtype, model.device), kernels)
@@ -78,14 +78,14 @@ def test_a_layer_that_computes_something_else_stays_as_it_was(
 def test_a_model_with_a_layer_of_its_own_keeps_its_tokens(
     change: Callable[[Any], None], llama_folder: Path, best_kernels: Kernels
 ) -> None:
-    """Those of its modules in torch, which are not those of the plain model."""
+    """A model with a custom layer keeps that layer in torch, with the tokens of the changed model."""
     expected = tokens(engine_with(llama_folder, change, None))
     assert tokens(engine_with(llama_folder, change, best_kernels)) == expected
     assert tokens(load_engine(llama_folder)) != expected
 
 
 def test_trying_layers_leaves_nothing_behind(llama_folder: Path, best_kernels: Kernels) -> None:
-    """No hook and no plan is left; a model whose layers are all fused logs nothing."""
+    """The trial of layers leaves no hook and no plan; a model whose layers are all fused logs nothing."""
     with capture_logs() as logs:
         engine = load_engine(llama_folder)
     assert logs == [] and engine.fused_layers == 3

@@ -137,7 +137,7 @@ def test_the_kernel_keeps_and_draws_what_torch_does(
 
 @pytest.mark.parametrize("native", [False, True])
 def test_equal_tokens_are_drawn_in_the_order_of_their_ids(native: bool, best_kernels: Kernels) -> None:
-    """Which of them `top_k` keeps does not depend on how they were sorted."""
+    """Which of equal tokens `top_k` keeps does not depend on the sort."""
     logits = torch.zeros(1, 5000)
     drawn = {sample(logits, [row(top_k=300, seed=seed)], best_kernels if native else None)[0] for seed in range(2000)}
     assert drawn == set(range(300))
@@ -190,7 +190,7 @@ def test_the_narrowest_filters_are_greedy(parameters: dict[str, Any]) -> None:
 
 
 def test_top_p_keeps_its_mass_and_no_more() -> None:
-    """Drawn tokens are the fewest likeliest whose probabilities reach `top_p`, and all of them occur."""
+    """Sampling draws from the fewest likeliest tokens whose probabilities reach `top_p`, and each of them occurs."""
     logits = torch.full((1, VOCAB), -50.0)
     logits[0, [10, 20, 30, 40]] = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     drawn = {sample(logits, [row(top_p=0.75, seed=seed)])[0] for seed in range(200)}

@@ -142,7 +142,7 @@ def other_weights(file: Path) -> None:
 def test_a_damaged_file_is_made_anew(
     damage: Callable[[Path], None], folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """With a word in the log; nothing of it is used."""
+    """A damaged weights file is logged and written again, and none of its bytes is used."""
     tokens = tokens_of(load(folder, cache)[0])
     (file,) = weights_files(cache)
     whole = file.read_bytes()
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_made_anew(
     assert file.read_bytes() == whole
 
 
-def test_who_maps_a_file_keeps_its_weights_when_it_is_replaced(
+def test_a_process_that_maps_a_file_keeps_its_weights_when_it_is_replaced(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
     """A new file is another one under the same name."""
@@ -183,7 +183,7 @@ def test_a_process_that_dies_before_the_rename_leaves_nothing_that_counts(
 
 
 def test_a_load_that_fails_leaves_no_file(folder: Path, cache: Path) -> None:
-    """And others get their turn."""
+    """A failed load leaves no file and no lock, so that another process can write the weights."""
     model = plain_model(weight=(64, 64))
     with pytest.raises(ZeroDivisionError), open_memory(cache, folder, model) as memory:
         memory.place("weight", 4096, torch.float32, lambda to: to.fill_(1))

@@ -48,7 +48,7 @@ def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_ke
 def test_weights_that_changed_and_kept_size_and_time_are_packed_anew(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """As by a copy that keeps times: what is mapped is what the folder holds, by its digest."""
+    """Weights with changed bytes but the same size and time, as after a copy that keeps times, are packed again."""
     load(folder, cache)
     weights = folder / "model.safetensors"
     before = weights.stat()
@@ -108,7 +108,7 @@ def full_disk(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_folder(cache: Path, _: pytest.MonkeyPatch) -> None:
-    """Nothing can be made below a file, by root neither."""
+    """Make the cache folder impossible to create, also for root, by a file in its place."""
     cache.parent.write_text("")
 
 
@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_while_weights_are_written(folder: Path, cache: Pat
 
 
 class FullDisk:
-    """A file whose writes fail, and whose closing too, as that of a buffered file does."""
+    """A file whose writes fail, and whose `close` fails, as that of a buffered file does."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

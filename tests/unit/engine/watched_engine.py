@@ -1,4 +1,4 @@
-"""An engine whose logits are seen."""
+"""An engine that records its logits."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_an_emoji_is_given_with_its_last_byte(text: ChatText, model_dir_tokenize
     assert pieces_of(text.detokenizer(), token_ids) == ["", "", "", "😀", ""]
 
 
-def test_an_unfinished_character_is_told_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
+def test_an_unfinished_character_is_sent_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
     """An unfinished character appears as the replacement character, and only at the end of the text."""
     first_byte = model_dir_tokenizer.token_to_id("ð")
     assert pieces_of(text.detokenizer(), [first_byte]) == ["", "\ufffd"]
@@ -75,7 +75,7 @@ def test_spaces_of_sentencepiece_models_survive(token_ids: list[Any]) -> None:
     assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def test_goes_on_when_later_bytes_spoil_earlier_ones() -> None:
+def test_continues_when_later_bytes_spoil_earlier_ones() -> None:
     """Byte fallback decodes a run of bytes as one: sent text stays, and the stream continues."""
     tokenizer = byte_fallback_tokenizer()
     e_acute, half = [0xC3 + 1, 0xA9 + 1], 0xE2 + 1

@@ -59,7 +59,7 @@ async def test_cached_tokens_are_those_of_each_prompts_first_choice(client: http
 
 
 async def test_text_completion(client: httpx.AsyncClient) -> None:
-    """The other endpoint's object."""
+    """A text completion has the object, id and choice of OpenAI's endpoint."""
     answer = await complete(client)
     assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
     choice = {"index": 0, "text": "Hello, world!", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
@@ -76,7 +76,7 @@ async def test_length(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode)
 
 
 async def test_an_unfinished_character_at_the_length(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
-    """Bytes whose rest was cut off end the text as a replacement character; held text is not lost."""
+    """An incomplete character at the length limit ends the text as a replacement character; held text is not lost."""
     mesh.reply = [*encode("the"), *encode("\U0001f9e0")[:2], 5]
     answer = await complete(client, max_tokens=len(mesh.reply) - 1, stop="x")
     assert answer["choices"][0]["text"] == "the\ufffd"
@@ -128,7 +128,7 @@ async def test_stop_token_of_the_client(client: httpx.AsyncClient, mesh: FakeMes
 
 
 async def test_special_tokens_can_be_shown(client: httpx.AsyncClient) -> None:
-    """With `skip_special_tokens` off the end of sequence is still the stop token, which gives no text unless asked."""
+    """Without `skip_special_tokens` the end-of-sequence token still stops, and its text is shown on request only."""
     answer = await complete(client, skip_special_tokens=False, include_stop_str_in_output=True)
     assert answer["choices"][0]["text"] == "Hello, world!<|im_end|>"
 
@@ -146,7 +146,7 @@ async def test_choices(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode
 
 
 async def test_one_failing_choice_fails_the_answer(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """The others are cancelled."""
+    """When one choice fails, the answer is an error and the other choices are cancelled."""
     mesh.fail_at, mesh.fail_index = 1, 1
     response = await client.post("/v1/completions", json=COMPLETION | {"n": 3})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "mesh_full")
@@ -214,7 +214,7 @@ async def test_scoring_generates_nothing(client: httpx.AsyncClient, mesh: FakeMe
 
 
 async def test_token_ids_on_request(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """vLLM's `return_token_ids`."""
+    """vLLM's `return_token_ids` adds the ids of prompt and answer."""
     choice = (await complete(client, return_token_ids=True))["choices"][0]
     assert choice["token_ids"] == list(mesh.reply)
     assert choice["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
@@ -244,7 +244,7 @@ async def test_impossible_alternatives_are_still_json(client: httpx.AsyncClient,
 
 
 async def test_a_sequence_that_the_mesh_gives_up_is_an_error(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """Not a short answer that looks whole."""
+    """A sequence that the mesh gives up becomes an error answer, not a truncated success."""
     mesh.fail_at, mesh.error = 3, GenerationError(500, "worker_lost", "Its worker is gone.")
     response = await client.post("/v1/completions", json=COMPLETION)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "worker_lost")

@@ -1,4 +1,4 @@
-"""Bodies that ask for much work: limits come first, work leaves the event loop, memory is shared."""
+"""Tests of costly bodies: limits are checked first, work leaves the event loop, memory is shared."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_too_much_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("change", [{"model": "m" * 1_000_000}, {"logit_bias": {"9" * 1_000_000: 1}}])
-async def test_errors_tell_long_names_back_in_part(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
+async def test_errors_repeat_long_names_in_part(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
     """An error is a line, not a copy of the request."""
     response = await client.post(COMPLETIONS, json=COMPLETION | change)
     assert response.status_code in (400, 404)
@@ -84,7 +84,7 @@ async def test_errors_tell_long_names_back_in_part(client: httpx.AsyncClient, ch
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS])
-async def test_the_loop_goes_on_while_a_body_is_understood(
+async def test_the_loop_runs_while_a_body_is_parsed(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Template and tokenizer of a long prompt run in a thread, beside which other requests are answered."""

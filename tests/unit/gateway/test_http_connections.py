@@ -130,7 +130,7 @@ async def test_no_more_connections_than_there_are_places(make_app: MakeApp, mesh
             await client.send(post(PATH, BODY))
         for _ in busy:
             await mesh.hung.get()
-        head, body = await _ask(server)
+        head, body = await _request(server)
         assert (head.split()[1], error_code(body)) == (b"503", "too_many_connections")
         assert b"retry-after: 1" in head
         crowd = [await server.connect() for _ in range(5)]
@@ -142,13 +142,13 @@ async def test_no_more_connections_than_there_are_places(make_app: MakeApp, mesh
         idle = await server.connect()
         await idle.send(post(PATH, BODY))
         await idle.answer()
-        assert b"200 ok" in (await _ask(server))[0]
+        assert b"200 ok" in (await _request(server))[0]
         assert await idle.rest() == b""
         for client in busy:
             client.leave()
 
 
-async def _ask(server: Listening) -> tuple[bytes, bytes]:
+async def _request(server: Listening) -> tuple[bytes, bytes]:
     client = await server.connect()
     await client.send(post(PATH, BODY, "Connection: close"))
     answer = await client.answer()
@@ -175,7 +175,7 @@ async def test_a_slow_reader_is_cut_off(make_app: MakeApp, mesh: FakeMesh) -> No
 
 
 async def test_an_answer_that_is_taken_slowly_is_not_cut_off(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """Who takes a little in time gets everything."""
+    """A client that keeps reading slowly receives the whole answer."""
     mesh.reply = [65] * 200
     async with listening(make_app(), replace(PATIENT, write_timeout_s=0.3, min_taken_bytes=1), SMALL_BUFFER) as server:
         slow = await server.connect(receive_buffer_bytes=SMALL_BUFFER)
@@ -205,7 +205,7 @@ async def test_a_client_that_leaves_ends_its_pipelined_requests(make_app: MakeAp
 
 
 async def test_pipelined_requests_are_answered_in_order(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """Each with its own answer; of more than may wait only the first, after which the connection is closed."""
+    """Pipelined requests are answered in order; beyond `max_pipelined` the first is answered and the connection closed."""
     async with listening(make_app(), replace(PATIENT, max_pipelined=3)) as server:
         client = await server.connect()
         await client.send(b"".join(post(PATH, BODY, f"X-Request-Id: {number}") for number in range(3)))
@@ -222,10 +222,7 @@ async def test_pipelined_requests_are_answered_in_order(make_app: MakeApp, mesh:
 async def test_an_offer_to_upgrade_is_declined_and_the_body_read(
     make_app: MakeApp, mesh: FakeMesh, chunked: bool, upgrade: str
 ) -> None:
-    """As every stock client of the JDK sends it.
-
-    The connection stays open, and requests without a body are answered as well.
-    """
+    """An upgrade offer, which the JDK's clients send, is declined; the connection stays open."""
     offer = (
         "Connection: Upgrade, HTTP2-Settings",
         f"Upgrade: {upgrade}",

@@ -1,4 +1,4 @@
-"""Request ids, origins, encodings, slashes: what headers and paths ask for beside the body."""
+"""Tests of headers and paths: request ids, origins, encodings and slashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connect(app: FastAPI, **headers: str) -> httpx.AsyncClient:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_clients_request_id_is_the_answers(client: httpx.AsyncClient, mesh: FakeMesh, stream: bool) -> None:
-    """And goes with the request into the mesh."""
+    """The client's request id is in the answer's header and in the request to the mesh."""
     body = COMPLETION | {"stream": stream}
     response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": "trace/42:a=b"})
     assert response.headers.get_list("x-request-id") == ["trace/42:a=b"]
@@ -56,13 +56,13 @@ async def test_errors_carry_an_id(make_app: MakeApp, path: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 129, "é", '"quoted"', "a,b"])
 async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str) -> None:
-    """They get the gateway's own."""
+    """An invalid request id is replaced by the gateway's own."""
     headers = {b"X-Request-Id": given.encode("latin-1")}
     response = await client.post("/v1/completions", json=COMPLETION, headers=headers)
     assert response.headers["x-request-id"] == response.json()["id"]
 
 
-async def test_a_browser_asks_without_a_key_and_reads_answers_and_errors(make_app: MakeApp) -> None:
+async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeApp) -> None:
     """The preflight needs no key; the request itself does, and a page may read what is wrong with it."""
     app = make_app(api_keys=(ApiKey("key"),), cors_origins=(ORIGIN,))
     asked = {

@@ -22,13 +22,13 @@ async def api(make_app: Callable[..., FastAPI]) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_models(api: AsyncOpenAI) -> None:
-    """The list and the card."""
+    """The models endpoint lists the model and returns its card."""
     assert [model.id async for model in api.models.list()] == [MODEL]
     assert (await api.models.retrieve(MODEL)).owned_by == "spotwise"
 
 
 async def test_chat(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    """A chat with log-probabilities."""
+    """OpenAI's client receives a chat answer with log-probabilities."""
     answer = await api.chat.completions.create(**CHAT, logprobs=True, top_logprobs=1)
     assert answer.choices[0].message.content == "Hello, world!"
     assert answer.choices[0].finish_reason == "stop"
@@ -59,7 +59,7 @@ async def test_chat_stream_helper(api: AsyncOpenAI) -> None:
 
 
 async def test_completions(api: AsyncOpenAI) -> None:
-    """Whole and streamed."""
+    """OpenAI's client receives a completion, whole and streamed."""
     answer = await api.completions.create(**COMPLETION, logprobs=1, echo=True)
     assert answer.choices[0].text == "HiHello, world!"
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.text_offset is not None

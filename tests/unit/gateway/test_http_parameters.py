@@ -92,7 +92,7 @@ async def test_ignore_eos(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
 
 @pytest.mark.parametrize("top_k", [0, -1, None])
 async def test_top_k_off(client: httpx.AsyncClient, mesh: FakeMesh, top_k: int | None) -> None:
-    """vLLM's spellings of no limit."""
+    """vLLM's values for no limit become `None`."""
     await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})
     assert mesh.spec.sampling.top_k is None
 

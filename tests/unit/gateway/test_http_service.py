@@ -39,7 +39,7 @@ async def test_models(client: httpx.AsyncClient) -> None:
 
 
 async def test_unknown_model_card(client: httpx.AsyncClient) -> None:
-    """404 in OpenAI's words."""
+    """An unknown model is answered with 404 and OpenAI's error code."""
     response = await client.get("/v1/models/other")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -81,7 +81,7 @@ async def test_metrics_count_what_was_served(
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer ", "Basic key-1", "Bearer schlüssel"])
-async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) -> None:
+async def test_keys_are_required(make_app: MakeApp, authorization: str | None) -> None:
     """Without a valid bearer key every path of the API is 401."""
     headers: Any = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
     async with connect(make_app(api_keys=(ApiKey("key-1"), ApiKey("key-2", "acme")))) as client:
@@ -96,7 +96,7 @@ async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) 
 
 
 async def test_any_of_the_keys_opens(make_app: MakeApp) -> None:
-    """Each key works; probes and collectors need none."""
+    """Each key opens the API; probes and metrics need none."""
     app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("clé")))
     for key in ("key-1", "clé"):
         async with connect(app) as client:
@@ -129,7 +129,7 @@ async def test_full_mesh_is_a_status_with_retry_after(
     assert response.json() == {"error": want}
 
 
-async def test_unforeseen_failure_tells_nothing(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_unforeseen_failure_reveals_nothing(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
     """A bare 500 for the client, the traceback for the log."""
     mesh.fail_at, mesh.error = 0, RuntimeError("secret detail")
     with capture_logs() as logs:

@@ -68,7 +68,7 @@ def test_it_is_refused_where_a_bound_is_exceeded(
     ],
 )
 def test_what_is_refused_is_named(text: bytes, words: str) -> None:
-    """With the number that is allowed, and long before a parser would have built it."""
+    """A refusal has the bound, and comes before a parser would have built the value."""
     begun_s = time.thread_time()
     with pytest.raises(JsonTooComplexError, match=words):
         require_bounded_json(text)

@@ -66,7 +66,7 @@ async def test_a_gateway_that_cannot_listen_ends_with_a_mesh_error_and_is_never_
     assert hosts[0].member.state is MemberState.LEFT
 
 
-async def test_a_gateway_that_says_it_is_ready_listens(
+async def test_a_gateway_that_reports_ready_listens(
     model_dir: Path, hosts: list[ServiceHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request sent then is answered."""
@@ -74,13 +74,13 @@ async def test_a_gateway_that_says_it_is_ready_listens(
     answered: list[int] = []
     run = ServiceHost.run
 
-    async def ask_and_stop(host: ServiceHost, *arguments: Any) -> None:
+    async def request_and_stop(host: ServiceHost, *arguments: Any) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             answered.append((await client.get(f"http://{LOOPBACK}:{port}/v1/models")).status_code)
         host.stop()
         await run(host)
 
-    monkeypatch.setattr(ServiceHost, "run", ask_and_stop)
+    monkeypatch.setattr(ServiceHost, "run", request_and_stop)
     async with asyncio.timeout(PATIENCE_S):
         await serve(settings(model_dir, LOOPBACK, port))
     assert answered == [200]

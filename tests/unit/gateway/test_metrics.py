@@ -82,7 +82,7 @@ def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
     [(1, (1,)), (256, (20, 50, 100, 200)), (8192, (500, 1000, 2000, 5000)), (10_000, (5000, 10_000))],
 )
 def test_token_buckets_end_with_the_context(context_length: int, last: tuple[int, ...]) -> None:
-    """As vLLM's do."""
+    """The last bucket of the token histograms is the context length, as in vLLM."""
     edges = token_buckets(context_length)
     assert edges[-len(last) :] == last
     assert edges[:3] == (1, 2, 5)[: len(edges)]

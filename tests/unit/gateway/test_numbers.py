@@ -49,7 +49,7 @@ async def test_a_number_at_the_edge_is_refused_or_carried(
 
 @pytest.mark.parametrize("name", ["max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "temperature", "top_p"])
 async def test_truth_values_are_no_numbers(client: httpx.AsyncClient, name: str) -> None:
-    """Though Python's are."""
+    """JSON's `true` is refused as a number, although a Python bool is an int."""
     response = await client.post("/v1/chat/completions", json=CHAT | {name: True})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_type")
 
@@ -58,7 +58,7 @@ async def test_truth_values_are_no_numbers(client: httpx.AsyncClient, name: str)
 async def test_top_k_beyond_the_vocabulary_keeps_all(
     client: httpx.AsyncClient, mesh: FakeMesh, top_k: int, kept: int | None
 ) -> None:
-    """As vLLM does; the tokens of this model are 512."""
+    """A `top_k` above the vocabulary of 512 keeps all tokens, as in vLLM."""
     assert (await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})).status_code == 200
     assert mesh.spec.sampling.top_k == kept
 

@@ -13,7 +13,7 @@ from tests.contracts.waiting import PATIENCE_S
 
 
 async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
-    """By size."""
+    """Work up to `INLINE_BYTES` runs on the event loop, larger work in threads."""
     off_loop = OffLoop()
     here = threading.get_ident()
     assert await off_loop.run(INLINE_BYTES, threading.get_ident) == here
@@ -22,7 +22,6 @@ async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
 
 
 async def test_errors_come_through() -> None:
-    """As they were raised."""
     with pytest.raises(ZeroDivisionError):
         await OffLoop().run(LARGE_BYTES + 1, lambda: 1 // 0)
 
@@ -52,8 +51,8 @@ async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waitin
     assert most == 1
 
 
-async def test_more_than_may_wait_is_told_to_come_again() -> None:
-    """503, at once."""
+async def test_more_than_may_wait_is_refused_with_503() -> None:
+    """Work beyond the queue's bound is refused with 503 at once."""
     off_loop = OffLoop()
     go_on = threading.Event()
     tasks = [asyncio.create_task(off_loop.run(LARGE_BYTES + 1, go_on.wait, PATIENCE_S)) for _ in range(17)]

@@ -74,7 +74,7 @@ def something(rule: Refused) -> Any:
 
 @each_endpoint
 def test_every_known_parameter_is_in_one_class(endpoint: Endpoint) -> None:
-    """Nothing is forgotten, and nothing is both refused and ignored."""
+    """Every parameter of OpenAI and vLLM is in exactly one class: honoured, refused or ignored."""
     honoured = list(MODELS[endpoint].model_fields)
     refused = [rule.name for rule in REFUSED if endpoint in rule.at]
     ignored = [rule.name for rule in IGNORED if endpoint in rule.at]
@@ -106,7 +106,9 @@ async def test_what_is_refused_is_named(
 
 
 @refusals
-async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused) -> None:
+async def test_parameters_without_effect_are_accepted(
+    client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused
+) -> None:
     """Null, and the values that the table names."""
     for value in (None, *rule.off):
         if value is None and rule.name in BODIES[endpoint]:
@@ -145,7 +147,7 @@ async def test_what_is_ignored_is_accepted(client: httpx.AsyncClient, mesh: Fake
     ],
 )
 async def test_response_formats(client: httpx.AsyncClient, value: Any, accepted: bool) -> None:
-    """Text is what there is."""
+    """The only accepted response format is text."""
     response = await client.post("/v1/chat/completions", json=CHAT | {"response_format": value})
     assert (response.status_code == 200) is accepted
     assert accepted or response.json()["error"]["param"] == "response_format"

@@ -37,13 +37,13 @@ async def test_tokens_that_are_here_come_together(stream: TokenStream) -> None:
 
 
 async def test_what_the_prefill_took_comes_with_the_first_tokens(stream: TokenStream) -> None:
-    """Whatever comes together with them."""
+    """The prefill's duration is kept when token batches are merged, whatever their order."""
     for item in (tokens(), replace(tokens(1), prefill_s=0.5), tokens(2)):
         stream.put(item)
     assert await stream.take() == replace(tokens(1, 2), prefill_s=0.5)
 
 
-async def test_who_waits_gets_each_as_it_comes(stream: TokenStream) -> None:
+async def test_a_waiting_reader_gets_each_as_it_comes(stream: TokenStream) -> None:
     """One at a time, where the gateway keeps up."""
     for number in (1, 2):
         taking = asyncio.create_task(stream.take())

@@ -53,13 +53,13 @@ class OneGateway:
     def __init__(self, model_dir: Path) -> None:
         self.store = SlowStore()
         self.broker = MemoryBroker()
-        self.told: list[SubmitRequest | CloseRequest] = []
+        self.sent: list[SubmitRequest | CloseRequest] = []
         self._settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, model_name=MODEL)
 
     async def _accept(self, message: BusMessage) -> None:
         order = decode(message.payload)
         assert isinstance(order, SubmitRequest | CloseRequest)
-        self.told.append(order)
+        self.sent.append(order)
         if message.respond is not None:
             await message.respond(encode(RequestAccepted(order.choice_id, order.epoch)))
 
@@ -85,7 +85,7 @@ async def _leave(client: asyncio.Task[None]) -> None:
     await asyncio.gather(client, return_exceptions=True)
 
 
-async def test_who_leaves_before_the_record_is_written_is_never_submitted(model_dir: Path) -> None:
+async def test_a_client_that_leaves_before_the_record_is_written_is_never_submitted(model_dir: Path) -> None:
     """The record that was written after all is deleted, and a scheduler receives neither request."""
     mesh = OneGateway(model_dir)
     async with mesh.generation() as generation:
@@ -97,20 +97,20 @@ async def test_who_leaves_before_the_record_is_written_is_never_submitted(model_
         await until(lambda: not mesh.store.writing)
         await asyncio.sleep(0.05)
         assert await mesh.store.get_record("r") is None
-        assert mesh.told == []
+        assert mesh.sent == []
 
 
-async def test_who_leaves_later_is_closed_after_the_submission(model_dir: Path) -> None:
+async def test_a_client_that_leaves_later_is_closed_after_the_submission(model_dir: Path) -> None:
     """On the same subject; the record goes."""
     mesh = OneGateway(model_dir)
     mesh.store.may_write.set()
     async with mesh.generation() as generation:
         client = asyncio.create_task(_take(generation, "r"))
-        await until(lambda: mesh.told)
+        await until(lambda: mesh.sent)
         assert await mesh.store.get_record("r") is not None
         await _leave(client)
-        await until(lambda: len(mesh.told) == 2)
-        assert [type(order) for order in mesh.told] == [SubmitRequest, CloseRequest]
+        await until(lambda: len(mesh.sent) == 2)
+        assert [type(order) for order in mesh.sent] == [SubmitRequest, CloseRequest]
         await asyncio.sleep(0.05)
         assert await mesh.store.get_record("r") is None
 
@@ -130,4 +130,4 @@ async def test_clients_that_leave_while_the_store_does_nothing_cost_nothing_more
         mesh.store.may_write.set()
         await until(lambda: not {"submit", "delete_record"} & {task.get_name() for task in asyncio.all_tasks()})
         assert [await mesh.store.get_record(f"r{number}") for number in range(MAX_WRITES)] == [None] * MAX_WRITES
-        assert mesh.told == []
+        assert mesh.sent == []

@@ -35,7 +35,7 @@ SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
 
 
 class StoppedStore(MemoryStore):
-    """A store whose process is stopped: it takes a record and does not answer."""
+    """A store whose process is stopped: it accepts a record and does not answer."""
 
     async def put_record(self, record: RequestRecord) -> None:
         await asyncio.Event().wait()
@@ -92,7 +92,7 @@ async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
     assert "spotwise." not in error.message
 
 
-async def test_whatever_says_an_address_the_client_does_not_hear_it(model_dir: Path) -> None:
+async def test_an_address_in_an_error_never_reaches_the_client(model_dir: Path) -> None:
     """A scheduler's or a worker's reason, too; the log has it whole."""
     reason = "token-0 at 10.0.0.7:4000 is full"
     with structlog.testing.capture_logs() as logs:

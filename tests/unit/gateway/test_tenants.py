@@ -1,4 +1,4 @@
-"""Whose a request is, and how urgent: what of key and body goes with it."""
+"""Tests of tenant and priority: what the API key and the body set for the request."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class TestTenant:
             ("", "ü" * 32, "user:" + "ü" * 32),
         ],
     )
-    def test_a_key_says_more_than_a_body(self, key_name: str, user: str | None, tenant: str) -> None:
-        """And no user can pass for a key's name."""
+    def test_a_key_takes_precedence_over_a_body(self, key_name: str, user: str | None, tenant: str) -> None:
+        """A key's name takes precedence over the body's user, and no user can be taken for a key's name."""
         assert tenant_of(key_name, user) == tenant
 
     def test_long_users_are_bounded_and_stay_apart(self) -> None:
-        """By what they hash to, which is the same on every gateway."""
+        """A long user is replaced by its hash, which is the same on every gateway."""
         tenants = [tenant_of("", "x" * 10_000 + end) for end in "ab"]
         assert tenants[0] != tenants[1] and max(map(len, tenants)) < 80
         assert tenants[0] == tenant_of("", "x" * 10_000 + "a")
@@ -119,7 +119,7 @@ class TestTenant:
             assert [spec.tenant for spec in mesh.specs.values()] == [tenant, tenant]
             assert "key-" not in repr(mesh.specs)
 
-    async def test_without_keys_users_are_told_apart_all_the_same(
+    async def test_without_keys_users_are_distinguished_all_the_same(
         self, client: httpx.AsyncClient, mesh: FakeMesh
     ) -> None:
         """An open API trusts the `user` parameter."""

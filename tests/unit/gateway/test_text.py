@@ -57,7 +57,7 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
 
 
 def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Encode) -> None:
-    """Nothing is added to what the template rendered."""
+    """The rendered template is encoded without additional special tokens."""
     got = text.encode_chat([{"role": "user", "content": "Hi"}], True, False)
     assert got == tuple(encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
 
@@ -75,7 +75,7 @@ def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: 
     assert rendered.startswith("<|im_start|>system\nBe brief.")
 
 
-def test_template_refusal_is_told(text: ChatText) -> None:
+def test_template_refusal_is_reported(text: ChatText) -> None:
     """What the template raises reaches the client as a message."""
     with pytest.raises(ChatTemplateError, match="refused"):
         text.render_chat([{"role": "user", "content": "refuse"}], True, False)

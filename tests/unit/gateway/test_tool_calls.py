@@ -46,7 +46,7 @@ def conversation(**assistant: Any) -> list[dict[str, Any]]:
 def chat_with(
     model_dir: Path, tmp_path: Path, mesh: FakeMesh, registry: CollectorRegistry
 ) -> Callable[[str], tuple[FastAPI, ChatText]]:
-    """An app over a model whose chat template is the given one."""
+    """Return a maker of apps over a model with the given chat template."""
 
     def make(template: str) -> tuple[FastAPI, ChatText]:
         folder = shutil.copytree(model_dir, tmp_path / "model")
@@ -57,7 +57,7 @@ def chat_with(
     return make
 
 
-async def ask(app: FastAPI, messages: list[dict[str, Any]]) -> httpx.Response:
+async def post_chat(app: FastAPI, messages: list[dict[str, Any]]) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         return await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
 
@@ -72,7 +72,7 @@ async def test_a_call_without_content_is_rendered(
     """
     app, text = chat_with(template)
     for absent in ({"content": None}, {}, {"content": ""}):
-        response = await ask(app, conversation(tool_calls=[CALL], **absent))
+        response = await post_chat(app, conversation(tool_calls=[CALL], **absent))
         assert response.status_code == 200, response.text
         rendered = text.decode(mesh.spec.prompt_token_ids)
         assert rendered.startswith('user:Weather?;assistant:[get_weather {"city": "Paris"}];tool:Rain.;')
@@ -84,7 +84,7 @@ async def test_content_beside_calls_is_rendered(
 ) -> None:
     """Both, by a template that knows both."""
     app, text = chat_with(TEMPLATES["takes what there is"])
-    assert (await ask(app, conversation(content="Let me see.", tool_calls=[CALL, CALL]))).status_code == 200
+    assert (await post_chat(app, conversation(content="Let me see.", tool_calls=[CALL, CALL]))).status_code == 200
     call = '[get_weather {"city": "Paris"}]'
     assert f"assistant:Let me see.{call}{call};" in text.decode(mesh.spec.prompt_token_ids)
 
@@ -92,7 +92,7 @@ async def test_content_beside_calls_is_rendered(
 async def test_a_template_that_wants_null_is_refused(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
     """transformers gives no template a null, so that such a one would drop the call."""
     app, _ = chat_with("{% for m in messages %}{% if m.content is none %}" + CALLS + "{% endif %};{% endfor %}")
-    response = await ask(app, conversation(content=None, tool_calls=[CALL]))
+    response = await post_chat(app, conversation(content=None, tool_calls=[CALL]))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages.1.tool_calls")
 
 
@@ -115,10 +115,12 @@ async def test_calls_that_the_template_would_drop_are_refused(
     assert not mesh.specs
 
 
-async def test_a_template_that_refuses_the_calls_says_why(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
+async def test_a_template_that_refuses_the_calls_is_an_error_with_its_reason(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]],
+) -> None:
     """Its own message reaches the client."""
     app, _ = chat_with(TEMPLATES["looks for the key"])
-    response = await ask(app, conversation(content=None, tool_calls=[CALL, CALL]))
+    response = await post_chat(app, conversation(content=None, tool_calls=[CALL, CALL]))
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "chat_template_error")
     assert "one call at a time" in error["message"]
@@ -129,7 +131,9 @@ async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, C
     app, text = chat_with(TEMPLATES["looks for the key"])
     nothing: tuple[Any, ...] = ([], None)
     for none in nothing:
-        assert (await ask(app, conversation(content="Rain.", tool_calls=none, function_call=None))).status_code == 200
+        assert (
+            await post_chat(app, conversation(content="Rain.", tool_calls=none, function_call=None))
+        ).status_code == 200
         assert "assistant:Rain.;" in text.decode(mesh.spec.prompt_token_ids)
         mesh.specs.clear()
 
@@ -146,7 +150,7 @@ async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, C
     ],
 )
 async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, param: str) -> None:
-    """By their path."""
+    """The error's parameter is the path of the malformed tool call."""
     messages = conversation(content=None, tool_calls=[call])
     response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
@@ -162,5 +166,5 @@ async def test_arguments_are_objects_to_the_template(
     """What the model wrote and is no JSON stays text."""
     app, text = chat_with(TEMPLATES["takes what there is"])
     call = {"function": {"name": "f", "arguments": arguments}}
-    assert (await ask(app, conversation(content=None, tool_calls=[call]))).status_code == 200
+    assert (await post_chat(app, conversation(content=None, tool_calls=[call]))).status_code == 200
     assert f"[f {shown}]" in text.decode(mesh.spec.prompt_token_ids)

@@ -33,7 +33,7 @@ class TestAttention:
             attention.received_own_heartbeat()
             assert attention.away_s() == 0.0
 
-    def test_a_process_that_stood_still_was_away(self, clock: Clock, attention: Attention) -> None:
+    def test_a_suspended_process_was_away(self, clock: Clock, attention: Attention) -> None:
         """For all of it, and not for what follows."""
         clock.now += 3.0
         assert attention.away_s() == pytest.approx(3.0)
@@ -41,7 +41,7 @@ class TestAttention:
         clock.now += 0.2
         assert attention.away_s() == 0.0
 
-    def test_a_broker_that_stands_still_is_time_away(self, clock: Clock, attention: Attention) -> None:
+    def test_a_suspended_broker_is_time_away(self, clock: Clock, attention: Attention) -> None:
         """From the third heartbeat on that does not come back, tick by tick, until one does."""
         away_s = 0.0
         for _ in range(15):

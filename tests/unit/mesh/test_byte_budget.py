@@ -27,7 +27,7 @@ async def test_no_more_is_held_than_the_limit() -> None:
     assert budget.held_bytes == 6
 
 
-async def test_who_asked_first_is_served_first() -> None:
+async def test_the_first_waiter_is_served_first() -> None:
     """A small one does not pass a large one, though it would fit."""
     budget = ByteBudget(10)
     await budget.take(6)
@@ -52,7 +52,7 @@ async def test_what_is_larger_than_the_budget_goes_alone() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_who_gives_up_is_passed_over(first: bool) -> None:
+async def test_a_cancelled_waiter_is_passed_over(first: bool) -> None:
     """A task that gives up, anywhere in the queue, holds nothing."""
     budget = ByteBudget(10)
     await budget.take(6)
@@ -67,8 +67,8 @@ async def test_who_gives_up_is_passed_over(first: bool) -> None:
     assert budget.held_bytes == (4 if first else 8)
 
 
-async def test_who_is_served_and_gives_up_in_the_same_turn_holds_nothing() -> None:
-    """What was granted comes back."""
+async def test_a_waiter_served_and_cancelled_in_the_same_turn_holds_nothing() -> None:
+    """A waiter cancelled in the turn of its grant returns the granted bytes."""
     budget = ByteBudget(10)
     await budget.take(6)
     waiting = asyncio.create_task(budget.take(6))

@@ -29,8 +29,8 @@ async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
     assert all(task.cancelled() for task in tasks)
 
 
-async def test_what_a_task_fails_with_is_not_told() -> None:
-    """Nor is anything waited for where there is nothing."""
+async def test_the_error_of_a_task_is_not_raised() -> None:
+    """An error of a cancelled task is not raised to the caller, and an empty list ends at once."""
 
     async def fail() -> None:
         with contextlib.suppress(asyncio.CancelledError):

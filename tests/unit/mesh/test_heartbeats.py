@@ -16,26 +16,26 @@ from spotwise.wire.codec import decode
 from tests.contracts.waiting import PATIENCE_S, until
 
 
-async def test_news_is_told_before_its_turn_and_several_are_one() -> None:
+async def test_news_is_sent_before_its_turn_and_several_are_one() -> None:
     """News is sent ahead of the next heartbeat, several in one message, which holds the state of that moment."""
     bus, pids = MemoryBus(MemoryBroker()), [1]
-    told: list[int] = []
+    reported: list[int] = []
 
-    async def heard(raw: BusMessage) -> None:
-        told.append(decode(raw.payload).pid)
+    async def on_heartbeat(raw: BusMessage) -> None:
+        reported.append(decode(raw.payload).pid)
 
-    await bus.subscribe(subjects.HEARTBEATS, heard)
+    await bus.subscribe(subjects.HEARTBEATS, on_heartbeat)
     member = Member("member-1", MemberKind.TOKEN_WORKER, 1, MemberState.STARTING, "a-host", 1, f"{LOOPBACK}:1")
     settings = ServiceSettings(service_id="member-1", heartbeat_s=10 * PATIENCE_S)
     host = ServiceHost(settings, bus, MemoryStore(), ControlServer(LOOPBACK, 0), member)
     host.describe_with(lambda member: replace(member, pid=pids[-1]))
     async with host.joined():
         host.spawn(host.serve(), "serve")
-        await until(lambda: told == [1, 1])  # joined, and ready
+        await until(lambda: reported == [1, 1])  # joined, and ready
         for pid in (2, 3, 4):
             pids.append(pid)
             host.beat_soon()
-        await until(lambda: told == [1, 1, 4])
+        await until(lambda: reported == [1, 1, 4])
         pids.append(5)
         host.beat_soon()
-        await until(lambda: told == [1, 1, 4, 5])
+        await until(lambda: reported == [1, 1, 4, 5])

@@ -45,7 +45,7 @@ def member(member_id: str, kind: m.MemberKind = m.MemberKind.CLUSTER_SCHEDULER) 
 
 
 class Recorder:
-    """A role whose loop is fed by the test, and its journal."""
+    """A role whose loop is fed by the test, with its journal."""
 
     def __init__(self, folder: Path, of: m.Member, role_type: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.clock = FakeClock()
@@ -135,7 +135,7 @@ class Moves:
     """Moves of KV that take a while; what is in the blocks does not matter here."""
 
     def begin(self, move: c.SwapOut | c.SwapIn, timeline: Timeline) -> None:
-        timeline.at(timeline.tick + 3, lambda: timeline.tell(c.Swapped(move.sequence_id)))
+        timeline.at(timeline.tick + 3, lambda: timeline.feed(c.Swapped(move.sequence_id)))
 
     def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
         pass
@@ -145,7 +145,7 @@ class Moves:
 
 
 class Journaled:
-    """A role whose journal is written as its loop would."""
+    """A role whose journal is written as by its loop."""
 
     def __init__(self, role: WorkerRole, journal: Journal) -> None:
         self._role, self._journal = role, journal
@@ -192,7 +192,7 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
     (source,) = find_journals(tmp_path)
     done = replay(source)
     assert done.difference is None
-    moved = sum(isinstance(said, c.SwapOut | c.SwapIn) for _, said in timeline.said)
+    moved = sum(isinstance(command, c.SwapOut | c.SwapIn) for _, command in timeline.commands)
     assert len(done.decision_s["Swapped"]) == moved > 4
 
 
@@ -291,7 +291,7 @@ def test_a_member_without_a_folder_keeps_no_journal() -> None:
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged once."""
+    """The service continues without a journal on a full disk, and logs it once."""
     recorder = scheduler_journal(tmp_path)
 
     def full(self: object, data: bytes) -> int:
@@ -303,7 +303,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkey
     assert [each["event"] for each in logs] == ["journal_ended"]
 
 
-def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
+def test_a_gateways_journal_has_its_requests(tmp_path: Path) -> None:
     """The gateway's journal has arrival, sizes and times of the answered requests; the file is a trace."""
     recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), GatewayRole, "g")
     recorder.feed(g.RequestReceived("a", 30, 2), g.RequestReceived("open", 9, 2), g.RequestReceived("gone", 9, 2))

@@ -75,7 +75,7 @@ def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
         kv_frames.decode_frame(kv_frames._seal(bytes(body)))
 
 
-def test_a_header_of_another_version_says_so() -> None:
+def test_a_header_of_another_version_is_an_error_with_it() -> None:
     """The error names both versions, so that an operator sees which worker is old."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
     body[4] = kv_frames.VERSION + 1
@@ -111,7 +111,7 @@ def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     assert kv_frames.decode_hello(data) == hello
 
 
-def test_layouts_are_told_apart_by_their_words() -> None:
+def test_layouts_are_distinguished_by_their_words() -> None:
     """Equal descriptions have equal fingerprints in every process; another order of the same bytes has another."""
     assert kv_frames.layout_fingerprint("2 layers, tiled") == 0x4DDAF090E0B001FA
     assert kv_frames.layout_fingerprint("2 layers, plain") != kv_frames.layout_fingerprint("2 layers, tiled")
@@ -143,12 +143,12 @@ def test_a_hand_off_travels_in_header_and_payload(
     ],
 )
 def test_what_is_no_hand_off_is_malformed(payload: bytes) -> None:
-    """Though its checksum is right."""
+    """A payload that is no hand-off is refused although its checksum is right."""
     with pytest.raises(KvFrameError, match="not a hand-off"):
         kv_frames.decode_handoff(FRAME, payload)
 
 
 def test_a_hand_off_that_does_not_fit_cannot_be_sent() -> None:
-    """A number below zero."""
+    """A hand-off with a negative token count cannot be encoded."""
     with pytest.raises(ValueError, match="does not fit"):
         kv_frames.encode_handoff(KvHandoff("r", 1, num_tokens=-1, first_token_id=3))

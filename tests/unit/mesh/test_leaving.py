@@ -14,7 +14,7 @@ from tests.contracts.waiting import PATIENCE_S
 
 
 async def test_a_member_leaves_though_its_work_swallows_a_cancellation() -> None:
-    """As redis-py does on Python 3.11: what it sends by `asyncio.wait_for` is sent, and the cancellation forgotten."""
+    """A member leaves although its task swallows a cancellation, as redis-py with `asyncio.wait_for` on Python 3.11."""
     store = MemoryStore()
     member = Member("member-1", MemberKind.TOKEN_WORKER, 1, MemberState.STARTING, "a-host", 1, f"{LOOPBACK}:1")
     settings = ServiceSettings(service_id="member-1")

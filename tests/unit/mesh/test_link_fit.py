@@ -1,4 +1,4 @@
-"""What a transfer costs, learned from those that were."""
+"""Tests of the link fit: the transfer cost is learned from observed transfers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def fit(*seen: tuple[int, float]) -> LinkCost | None:
 
 
 def test_nothing_is_known_before_the_first() -> None:
-    """Nor is anything learned of a transfer of nothing, or by a clock that was set back."""
+    """There is no fit before the first transfer, and empty transfers or negative durations are ignored."""
     assert fit() is None
     assert fit((0, 1.0), (100, 0.0), (100, -1.0)) is None
 
 
-def test_latency_and_bandwidth_are_told_apart() -> None:
-    """1 ms, and 1 GB/s."""
+def test_latency_and_bandwidth_are_separated() -> None:
+    """The fit finds a latency of 1 ms and a bandwidth of 1 GB/s in the transfers."""
     cost = fit(*((size, 0.001 + size / 1e9) for size in (10_000, 4_000_000, 100_000, 1_000_000)))
     assert cost is not None
     assert cost.latency_s == pytest.approx(0.001)
@@ -41,7 +41,7 @@ def test_of_one_size_a_rate_is_learned() -> None:
 
 
 def test_where_larger_ones_take_no_longer_the_line_is_flat() -> None:
-    """Their mean, whatever the size."""
+    """Where larger transfers are not slower, the cost is their mean at every size."""
     cost = fit((1000, 0.5), (5000, 0.5), (9000, 0.4))
     assert cost is not None and math.isfinite(cost.bytes_per_s)
     assert cost.transfer_s(10) == pytest.approx(0.46, abs=0.02)

@@ -28,7 +28,7 @@ class TestMemoryBus(BusContract):
 
 
 async def test_a_test_chooses_the_largest_message() -> None:
-    """So that a limit can be met without a megabyte."""
+    """The broker's payload limit is a parameter, so that tests need no megabyte."""
     bus = MemoryBus(MemoryBroker(max_payload_bytes=3))
     await bus.publish("subject", b"abc")
     with pytest.raises(PayloadTooLargeError):

@@ -16,7 +16,7 @@ class TestMemoryStore(StoreContract):
         return MemoryStore()
 
 
-async def test_a_registration_lasts_as_long_as_the_fake_clock_says() -> None:
+async def test_a_registration_lasts_by_the_fake_clock() -> None:
     """Time moves only when the test moves it, and never goes back."""
     clock = FakeClock(now_s=100.0)
     store = MemoryStore(clock)

@@ -23,8 +23,8 @@ async def test_messages_leave_in_order_and_its_end_can_be_waited_for() -> None:
     await waiting
 
 
-async def test_whoever_takes_waits_for_a_message() -> None:
-    """And gets it at once."""
+async def test_take_waits_for_a_message() -> None:
+    """A waiting `take` returns a message as soon as one is put."""
     outbox = Outbox()
     taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)

@@ -43,7 +43,7 @@ class Unwritable(io.StringIO):
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, stream: Any, **options: Any) -> Any:
-    """A logger whose standard error is `stream`."""
+    """Return a logger whose standard error is `stream`."""
     monkeypatch.setattr(sys, "stderr", stream)
     logging.getLogger().handlers.clear()  # pytest's, of which there are new ones in each test
     configure_logging(ServiceSettings(service_id="member-1", **options))
@@ -55,7 +55,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, stream: Any, **options: Any) -> 
 def test_a_stream_that_cannot_be_written_costs_the_line(
     monkeypatch: pytest.MonkeyPatch, number: int, log_format: str
 ) -> None:
-    """And not the event that is being handled; neither the libraries' logs nor the traceback of an error raise."""
+    """A log line that cannot be written is dropped; neither the service nor a library's logger raises."""
     log = configured(monkeypatch, Unwritable(number), log_format=log_format)
     log.info("ready", kind="worker")
     log.error("event_failed", exc_info=ValueError("a bug"))
@@ -63,7 +63,7 @@ def test_a_stream_that_cannot_be_written_costs_the_line(
 
 
 def test_a_closed_stream_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of a process."""
+    """Log lines after the stream was closed, as at the end of a process, are dropped."""
     stream = io.StringIO()
     log = configured(monkeypatch, stream)
     stream.close()
@@ -72,7 +72,7 @@ def test_a_closed_stream_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_value_that_cannot_be_shown_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next line is there."""
+    """A line whose value has no representation is dropped, and the next line is written."""
 
     class Shy:
         def __repr__(self) -> str:

@@ -27,7 +27,7 @@ class Unlike:
 
 @pytest.mark.parametrize(("package", "file"), FILES)
 def test_a_data_file_names_its_source(package: str, file: str) -> None:
-    """And is found in its package."""
+    """A packaged data file is found in its package and names its source."""
     assert len(orjson.loads((resources.files(package) / file).read_bytes())["source"]) > 20
 
 

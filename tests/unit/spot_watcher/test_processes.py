@@ -1,4 +1,4 @@
-"""Processes of this machine whose end is noticed."""
+"""Tests of watched processes: the end of a process of this machine is noticed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def member(pid: int, member_id: str = "w", *, host: str = HOST, incarnation: int
 
 @pytest.fixture
 def ended() -> list[Member]:
-    """Members whose end was reported."""
+    """The members whose end was reported."""
     return []
 
 
@@ -50,10 +50,10 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_all_members_of_a_process_that_is_killed_are_told(
+async def test_all_members_of_a_killed_process_are_reported(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """Each once, as its last heartbeat had it."""
+    """Each member of a killed process is reported once, as in its last heartbeat."""
     members = [member(process.pid, "a"), member(process.pid, "b")]
     for each in members:
         processes.observe(each)
@@ -63,7 +63,7 @@ async def test_all_members_of_a_process_that_is_killed_are_told(
     assert ended == members
 
 
-async def test_one_that_said_goodbye_is_not_told_of(
+async def test_a_member_that_sent_a_goodbye_is_not_reported(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
     """The others of its process are."""
@@ -90,10 +90,10 @@ async def test_what_is_not_of_this_machine_is_not_watched(
     assert ended == []
 
 
-async def test_none_is_told_of_after_the_end(
+async def test_none_is_reported_after_the_end(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """Nothing is left open either."""
+    """After `close` no end is reported, and no file is left open."""
     before = open_files()
     processes.observe(member(process.pid))
     processes.close()

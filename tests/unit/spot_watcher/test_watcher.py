@@ -45,15 +45,15 @@ class Mesh:
         self.reports: list[InterruptionReported] = []
 
     async def listen(self) -> None:
-        async def heard(raw: BusMessage) -> None:
+        async def on_message(raw: BusMessage) -> None:
             message = decode(raw.payload)
             if isinstance(message, Drain):
                 self.notices.append(message)
             elif isinstance(message, InterruptionReported):
                 self.reports.append(message)
 
-        await self.host.bus.subscribe(subjects.NOTICES, heard)
-        await self.host.bus.subscribe(subjects.INTERRUPTIONS, heard)
+        await self.host.bus.subscribe(subjects.NOTICES, on_message)
+        await self.host.bus.subscribe(subjects.INTERRUPTIONS, on_message)
 
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
         """Send a heartbeat of a worker on the watcher's machine."""
@@ -88,7 +88,7 @@ async def watching(settings: SpotWatcherSettings) -> AsyncIterator[Mesh]:
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure", "auto"])
 async def test_a_sign_becomes_one_notice_with_the_clouds_deadline(cloud: str) -> None:
-    """And one report; Google's sign has no time, so that its deadline is that of the first sight and 30 seconds."""
+    """A sign becomes one notice and one report; Google's, without a time, has 30 seconds from its first sight."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud=cloud)) as mesh:
         await mesh.beat("w")
         # Two answers: the first question of Google's is plain, and the second waits.
@@ -114,7 +114,7 @@ def mesh_cloud(cloud: str) -> str:
 
 
 async def test_a_taint_becomes_a_notice(tmp_path: Path) -> None:
-    """With the service account's token, which may come late."""
+    """A taint becomes a notice; the service account's token may appear late."""
     token = tmp_path / "token"
     async with MetadataServer(clouds=("kubernetes",)) as server:
         settings = settings_of(
@@ -139,8 +139,8 @@ async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
         await until(lambda: len(mesh.notices) == 2)
         await mesh.beat("a", State.LEFT)
         await mesh.beat("b", State.DRAINING)
-        asked = len(server.questions)
-        await until(lambda: len(server.questions) > asked + 5)
+        polled = len(server.questions)
+        await until(lambda: len(server.questions) > polled + 5)
         assert server.acknowledged == []
         assert [question for question in server.questions if question.method == "POST"] == []
         # Every other question fails: also the POST, whichever it is.
@@ -164,7 +164,7 @@ FAULTS = [
 ]
 
 
-async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> None:
+async def test_failing_metadata_is_reported_once_and_costs_no_notice() -> None:
     """Every fault is logged once, one after the other; the sign that follows is noticed."""
     async with MetadataServer(HOST) as server:
         server.faults += FAULTS
@@ -182,7 +182,7 @@ async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> No
         assert all(one != other for one, other in pairwise(problems))
 
 
-async def test_nobody_there_is_asked_again_and_again() -> None:
+async def test_an_absent_server_is_polled_again_and_again() -> None:
     """Without a metadata service the watcher polls again, and keeps serving operators."""
     async with watching(settings_of(cloud="gcp")) as mesh:
         await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="gcp", outcome="failed") >= 3)
@@ -193,8 +193,8 @@ async def test_nobody_there_is_asked_again_and_again() -> None:
         await until(lambda: mesh.notices == [order])
 
 
-async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None:
-    """As `spotwise up` has it."""
+async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() -> None:
+    """Without a cloud, as under `spotwise up`, no metadata is requested and operators' drains are answered."""
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(Drain("x", 1.0)), PATIENCE_S)
@@ -202,7 +202,7 @@ async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None
         assert server.questions == []
 
 
-async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
+async def test_a_machine_of_no_cloud_is_reported_as_such() -> None:
     """After some tries the watcher reports no cloud, and keeps serving."""
     async with MetadataServer(HOST, clouds=()) as server:
         with capture_logs() as logs:
@@ -212,7 +212,7 @@ async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
 
 
 async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
-    """Heartbeats, answers, notices and all."""
+    """A journal of heartbeats, answers and notices replays to the same commands."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure", journal=tmp_path)) as mesh:
         await mesh.beat("w")
         server.announce(mesh.host.clock.now() + 100)
@@ -241,7 +241,7 @@ def test_metrics_are_served_where_a_port_is_named() -> None:
 
 
 async def test_certificates_that_are_missing_are_named(tmp_path: Path) -> None:
-    """With their setting."""
+    """Missing certificates are reported by their setting."""
     settings = settings_of(
         cloud="kubernetes", node_name="n", kubernetes_url="https://127.0.0.1:1", kubernetes_ca_file=tmp_path / "none"
     )

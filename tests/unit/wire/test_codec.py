@@ -61,7 +61,6 @@ def test_bytes_that_are_no_message_of_this_version_are_malformed(payload: bytes)
 
 @pytest.mark.parametrize("thing", [m.Tick(), m.StreamRef("g", 1), "text"], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_mesh_message_cannot_be_encoded(thing: Any) -> None:
-    """The error names the type."""
     with pytest.raises(TypeError, match=f"{type(thing).__name__} is no mesh message"):
         codec.encode(thing)
 
@@ -81,14 +80,14 @@ def test_plain_tokens_cost_a_few_bytes_each() -> None:
     assert len(codec.encode(m.TokenBatch("token-worker-0", deltas))) < 256 * 8
 
 
-def test_token_zero_and_no_token_are_told_apart() -> None:
+def test_token_zero_and_no_token_are_distinguished() -> None:
     """Token 0 is a token; an ending may have none."""
     with_zero, without = m.TokenDelta(1, 0, 0), m.TokenDelta(1, 1, None, FinishReason.ERROR, "broken", True)
     batch = m.TokenBatch("w", (with_zero, without))
     assert codec.decode(codec.encode(batch)) == batch
 
 
-def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
+def test_absent_and_empty_prompt_logprobs_are_distinguished() -> None:
     """The first prompt token has no logprobs, a list may be empty, and logprobs may not have been requested."""
     for prompt_logprobs in (None, (), (None,)):
         batch = m.TokenBatch("w", (m.TokenDelta(1, 0, 5, prompt_logprobs=prompt_logprobs),))
@@ -96,6 +95,6 @@ def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
 
 
 def test_a_member_survives_without_an_envelope_too() -> None:
-    """As engine control sends it."""
+    """A member survives the round trip without an envelope, as in engine control."""
     member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
     assert codec.member_from(codec.member_to(member)) == member

@@ -59,19 +59,18 @@ def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
     ],
 )
 def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: str) -> None:
-    """Field by field."""
+    """Each wrong field of a document is reported by name."""
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         profile_from_json(json.dumps({**profile_as_dict(BUILT_IN), **change}).encode())
 
 
 def test_what_is_no_object_is_no_profile() -> None:
-    """A list, for instance."""
     with pytest.raises(ValueError, match="the profile"):
         profile_from_json(b"[]")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"model,hardware", b"\xff\xfe\xfd"])
 def test_what_is_no_json_is_no_profile(text: bytes) -> None:
-    """Nor what is no text."""
+    """Bytes that are no JSON or no text are refused as a profile."""
     with pytest.raises(ValueError, match="the profile"):
         profile_from_json(text)

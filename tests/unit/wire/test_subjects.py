@@ -14,7 +14,7 @@ def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
     assert subjects.inbox("w") == "spotwise.v1.inbox.w"
 
 
-def test_the_wildcard_hears_every_heartbeat_and_nothing_else() -> None:
+def test_the_wildcard_matches_every_heartbeat_and_nothing_else() -> None:
     """A NATS `*` stands for one part of a subject, so the wildcard matches every heartbeat and nothing else."""
     prefix, star = subjects.HEARTBEATS.rsplit(".", 1)
     assert star == "*"

@@ -10,7 +10,7 @@ from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
 
 @pytest.fixture
 async def mesh(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwinMesh]:
-    """A mesh without workers, whose workers look at their (fake) clock often."""
+    """A mesh without workers; its workers read their (fake) clock often."""
     monkeypatch.setattr(runtime, "TICK_S", 0.01)
     mesh = TwinMesh()
     await mesh.start()

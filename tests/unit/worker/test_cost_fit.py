@@ -69,7 +69,7 @@ def test_no_part_costs_less_than_nothing() -> None:
 
 
 def test_nothing_measured_is_no_fit() -> None:
-    """Times of nothing neither."""
+    """A fit without any iteration or hand-off is refused."""
     for seconds in (0.0, 1.0):
         with pytest.raises(ValueError, match="no iteration"):
             fit_iterations([IterationTime(BatchShape(1, 0.5, 0, 0), seconds)])
@@ -90,7 +90,7 @@ def test_a_link_is_found_again() -> None:
 
 
 def test_what_larger_hand_offs_cost_no_more_is_latency() -> None:
-    """So it is where all but the last layers are hidden behind the prompt; the few that were not count little."""
+    """Where larger hand-offs take no longer, their time is latency, since all but the last layers overlap with the prompt."""
     taken = [(size, 0.004 + 0.0001 * (number % 2)) for number, size in enumerate((10**6, 3 * 10**6, 10**7) * 5)]
     cost = fit_link([*taken, (10**7, 0.07)]).cost
     assert cost.transfer_s(10**6) == pytest.approx(0.004, rel=0.05)

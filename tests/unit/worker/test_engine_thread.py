@@ -50,7 +50,7 @@ class Outcome:
         self.failed: list[Exception] = []
 
     def run(self, thread: EngineThread) -> None:
-        """Ask for an iteration."""
+        """Run one iteration on the engine thread."""
         loop = asyncio.get_running_loop()
 
         def finished(sampled: tuple[SampledToken, ...]) -> None:
@@ -81,7 +81,7 @@ async def test_calls_run_in_order_on_one_thread_beside_the_loop(thread: EngineTh
     assert all(name.startswith("engine") for name in engine.thread_names)
 
 
-async def test_what_an_iteration_raises_is_told_and_the_next_one_runs(
+async def test_what_an_iteration_raises_is_reported_and_the_next_one_runs(
     thread: EngineThread, engine: SummingEngine
 ) -> None:
     """Logged with the number of rows, given to the loop, and forgotten."""
@@ -98,7 +98,7 @@ async def test_what_an_iteration_raises_is_told_and_the_next_one_runs(
 
 
 async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(thread: EngineThread) -> None:
-    """The engine's own error."""
+    """The engine's error reaches the caller of `add_sequence`."""
     with pytest.raises(ValueError, match="outside"):
         await thread.add_sequence(
             RequestRecord("r", 1, "g", 1, "m", (255,), (), SamplingParams(), StopCriteria(9), 0.0)

@@ -18,7 +18,7 @@ def shape(tokens: int) -> BatchShape:
     return BatchShape(tokens, tokens * tokens / 2, 0, 0)
 
 
-def test_times_are_numbered_and_told_from_a_number_on() -> None:
+def test_times_are_numbered_and_returned_from_a_number_on() -> None:
     """Times are numbered, so that a reader fetches each only once."""
     times = IterationTimes()
     assert times.since(0) == RecentIterations(0, ())
@@ -31,7 +31,7 @@ def test_times_are_numbered_and_told_from_a_number_on() -> None:
 
 
 def test_one_that_waited_for_another_begins_with_its_end() -> None:
-    """As in a pipeline: the engine was not at work on it before."""
+    """In a pipeline an iteration's time starts with the end of the one before it."""
     times = IterationTimes()
     times.ordered(BatchShape.of(batch(1)), 1.0)
     times.ordered(BatchShape.of(batch(2)), 1.5)
@@ -40,8 +40,7 @@ def test_one_that_waited_for_another_begins_with_its_end() -> None:
     assert [time.seconds for time in times.since(0).times] == [3.0, 2.0]
 
 
-def test_a_failed_iteration_says_nothing() -> None:
-    """And is not counted."""
+def test_a_failed_iteration_is_not_counted() -> None:
     times = IterationTimes()
     times.ordered(BatchShape.of(batch(1)), 1.0)
     times.ended(2.0, failed=True)

@@ -64,7 +64,7 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_profile_of_something_else_is_none(tmp_path: Path, change: dict[str, object]) -> None:
-    """Nothing that an iteration's time depends on may differ; both have their places."""
+    """A profile is valid only for an engine equal in everything that an iteration's time depends on; each has its file."""
     write(tmp_path)
     other = replace(ENGINE, **change)  # type: ignore[arg-type]
     assert KeptProfiles(tmp_path).read(other) is None
@@ -83,7 +83,7 @@ def test_what_is_damaged_or_of_another_format_is_measured_anew(tmp_path: Path, t
 
 @pytest.mark.parametrize(("field", "value"), [("version", 0), ("of", {"model": "another, of the same name"})])
 def test_what_was_measured_otherwise_is_measured_anew(tmp_path: Path, field: str, value: object) -> None:
-    """By another version of the steps, or of an engine that only has the same digest."""
+    """A profile of another version of the steps, or of another engine with the same digest, is not used."""
     path = write(tmp_path)
     document = json.loads(path.read_text())
     document["measured"][field] = value
@@ -92,14 +92,14 @@ def test_what_was_measured_otherwise_is_measured_anew(tmp_path: Path, field: str
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    """And nothing found."""
+    """Without a folder no profile is written or found."""
     kept = KeptProfiles(None)
     kept.write(ENGINE, PROFILE, {}, {})
     assert kept.path_of(ENGINE) is None
     assert kept.read(ENGINE) is None
 
 
-async def test_where_no_file_can_be_the_log_says_why(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_logged_with_its_reason(tmp_path: Path) -> None:
     """A worker serves all the same."""
     (tmp_path / "file").write_text("")
     kept = KeptProfiles(tmp_path / "file" / "profiles")
@@ -134,7 +134,7 @@ async def test_one_measures_at_a_time(tmp_path: Path) -> None:
     assert order == ["other", "first", "second"]
 
 
-async def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+async def test_no_lock_is_waited_for_for_ever(tmp_path: Path) -> None:
     """One that holds its turn for too long is not waited for."""
     kept = KeptProfiles(tmp_path)
     async with kept.turn(ENGINE, 60.0):

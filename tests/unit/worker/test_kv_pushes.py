@@ -99,7 +99,7 @@ async def test_blocks_that_exist_already_leave_at_once(outbox: Outbox) -> None:
     assert outbox.opened[0].committed == []
 
 
-async def test_an_iteration_tells_of_its_layers_in_whole_blocks(outbox: Outbox) -> None:
+async def test_an_iteration_reports_its_layers_in_whole_blocks(outbox: Outbox) -> None:
     """A block that the next part still writes is held back; the last part brings it."""
     outbox.pushes.open(OPEN)
     push = outbox.opened[0]
@@ -132,7 +132,7 @@ async def test_layers_that_the_loop_has_not_looked_at_wake_it_once(outbox: Outbo
     assert push.wrote_calls == [(3, 3), (4, 3)]
 
 
-async def test_an_iteration_without_a_push_tells_nobody(outbox: Outbox) -> None:
+async def test_an_iteration_without_a_push_reports_nothing(outbox: Outbox) -> None:
     """The engine then has no listener; nor for a push that is over."""
     outbox.pushes.open(OPEN)
     assert outbox.pushes.watch(batch(0, 24, "another@1")) is None

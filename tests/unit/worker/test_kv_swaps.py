@@ -1,4 +1,4 @@
-"""A worker whose KV goes to the host's memory and comes back while it serves."""
+"""Tests of a worker whose KV is swapped to host memory and back while it serves."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def swapping(when_full: WhenFull) -> WorkerPolicy:
     )
 
 
-def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
+def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
     """The role gets the result first; a copy out is news of free memory, a copy in or a failed one is not."""
     ends: list[Any] = []
     engine = SimpleNamespace(
         swap_out=lambda there, here, ended: ends.append((there, here, ended)),
         swap_in=lambda there, here, ended: ends.append((there, here, ended)),
     )
-    heard: list[Any] = []
-    swaps = KvSwaps(cast(WorkerEngine, engine), heard.append, lambda: heard.append("room"))
+    events: list[Any] = []
+    swaps = KvSwaps(cast(WorkerEngine, engine), events.append, lambda: events.append("room"))
     swaps.swap_out(c.SwapOut("a@1", (1, 2), (7, 8)))
     swaps.swap_in(c.SwapIn("b@1", (9,), (3,)))
     swaps.swap_out(c.SwapOut("d@1", (4,), (6,)))
@@ -52,7 +52,7 @@ def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
     ends[0][2](None)
     ends[1][2](None)
     ends[2][2](OSError("no more"))
-    assert heard == [c.Swapped("a@1"), "room", c.Swapped("b@1"), c.SwapFailed("d@1", "OSError: no more")]
+    assert events == [c.Swapped("a@1"), "room", c.Swapped("b@1"), c.SwapFailed("d@1", "OSError: no more")]
 
 
 async def serve_all(mesh: TwinMesh, worker: TwinWorker) -> None:
@@ -76,7 +76,7 @@ async def test_tokens_are_the_same_from_kv_that_was_away(mesh: TwinMesh, when_fu
     assert all(name.startswith("kv-swaps") for name in worker.swap.thread_names)
 
 
-async def test_a_move_that_fails_costs_nobody_a_token(mesh: TwinMesh) -> None:
+async def test_a_move_that_fails_costs_no_token(mesh: TwinMesh) -> None:
     """Out: its KV stays where it was. In: it is computed again. Either is in the ledger."""
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:
@@ -91,7 +91,7 @@ async def test_a_move_that_fails_costs_nobody_a_token(mesh: TwinMesh) -> None:
 
 
 async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(mesh: TwinMesh) -> None:
-    """Neither on the device nor on the host."""
+    """A request cancelled while its KV is on the host leaves no blocks on the device or the host."""
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:
         for number, prompt in PROMPTS.items():

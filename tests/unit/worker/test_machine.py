@@ -26,8 +26,8 @@ def test_waiting_for_cores_is_counted_over_all_threads(tmp_path: Path) -> None:
     assert CoreTime.so_far(tmp_path).waited_share_since(before) == pytest.approx(0.25)
 
 
-def test_where_nothing_is_counted_nobody_waited(tmp_path: Path) -> None:
-    """As without Linux."""
+def test_without_counters_the_waiting_share_is_0(tmp_path: Path) -> None:
+    """Without the counters of Linux the share of waiting is 0."""
     assert CoreTime.so_far(tmp_path).waited_share_since(CoreTime.so_far(tmp_path)) == 0.0
 
 
@@ -35,7 +35,7 @@ def test_where_nothing_is_counted_nobody_waited(tmp_path: Path) -> None:
     ("limit", "used", "free_bytes"), [("5000", "2000", 3000), ("1000", "2000", 0), ("max", "2000", None)]
 )
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path, limit: str, used: str, free_bytes: int | None) -> None:
-    """And where there is no limit, what the machine has."""
+    """Free memory is the container's limit less its use, or the machine's free memory without a limit."""
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")
     found = free_memory_bytes(tmp_path)
@@ -50,7 +50,7 @@ def test_a_machine_has_a_name() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting for cores")
 def test_this_process_has_run() -> None:
-    """Since the look before."""
+    """Core time counts what this process ran since the first reading."""
     before = CoreTime.so_far()
     sum(range(300_000))
     assert CoreTime.so_far().ran_s > before.ran_s

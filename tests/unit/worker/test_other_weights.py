@@ -49,8 +49,10 @@ async def test_one_that_was_begun_with_the_same_or_with_none_is_served(mesh: Twi
 
 
 @pytest.mark.parametrize(("served", "warned"), [("A", True), ("B", False), (None, False)])
-async def test_a_worker_that_joins_says_why_it_will_get_no_work(served: str | None, warned: bool) -> None:
-    """By the digest that the scheduler registered; before that decision nothing is logged."""
+async def test_a_worker_that_joins_logs_why_it_will_get_no_work(served: str | None, warned: bool) -> None:
+    """A joining worker with other weights than the scheduler registered logs both; without a registered digest it
+    logs nothing.
+    """
 
     class Joining:
         id = "w"

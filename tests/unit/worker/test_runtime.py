@@ -78,7 +78,7 @@ async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMe
     assert mesh.deltas(1) == []
 
 
-async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
+async def test_a_worker_describes_its_engine(worker: TwinWorker, other: TwinWorker) -> None:
     """Number format, device; on a CPU whether native kernels are in use, of which kind and how far; on a GPU what else is."""
     assert worker.runtime.description().kv_bytes_per_token == worker.engine.kv_bytes_per_token
     assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
@@ -94,7 +94,7 @@ async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: Tw
 
 
 async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """Nothing is transferred, and the tokens are the same."""
+    """A request with both phases on one worker has the expected tokens, without a transfer."""
     await mesh.write("r", PROMPT, 9, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 9, attempt_id=1)
     await mesh.end_of(1)
@@ -103,7 +103,7 @@ async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> 
 
 
 async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """And in the registration, so that a scheduler that starts anew knows it; the worker serves on."""
+    """A new home pool is in the registration, for schedulers that start later, and the worker continues to serve."""
     assert worker.host.member.pool is m.Pool.MIXED
     await mesh.order("w", m.ChangeHomePool("w", m.Pool.PROMPT))
     await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
@@ -117,7 +117,7 @@ async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker:
 async def test_many_at_once_in_both_directions_stay_apart(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """Each of two workers computes prompts for itself and for the other, and tokens."""
+    """Two workers compute prompts for themselves and for each other at once, and each request has its own tokens."""
     prompts = {number: tuple((number * 7 + k) % 200 for k in range(1 + number % 5)) for number in range(12)}
     routes = [("w", "o"), ("o", "w"), ("w", "w"), ("o", "o")]
     for number, prompt in prompts.items():
@@ -135,8 +135,8 @@ async def test_many_at_once_in_both_directions_stay_apart(
     await other.idle()
 
 
-async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
-    """Prefilled and handed off by the one, received and decoded by the other; the bytes are those that moved."""
+async def test_the_ledger_has_each_stage_with_its_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
+    """The ledger has prefill and hand-off by one worker, reception and decode by the other, and the bytes moved."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
@@ -174,7 +174,7 @@ async def test_a_request_without_its_record_fails_and_may_be_tried_again(
 async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
     mesh: TwinMesh, worker: TwinWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the store's words; the next request is served."""
+    """An unavailable store fails the request with the store's error, and the next request is served."""
 
     async def away(choice_id: str) -> None:
         raise MeshError("Redis: connection refused")
@@ -190,7 +190,7 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 
 
 async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It would be refused everywhere."""
+    """A request that the engine refuses fails without retry, since every engine would refuse it."""
     await mesh.write("r", (1, 255), 3, attempt_id=1)
     await mesh.reserve("w", "r", 4, 1, attempt_id=1)
     end = await mesh.end_of(1)
@@ -198,7 +198,7 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
     await worker.idle()
 
 
-async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh, worker: TwinWorker) -> None:
+async def test_an_iteration_that_fails_once_costs_no_token(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It is run again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
     await mesh.write("r", PROMPT, 3, attempt_id=1)
@@ -208,10 +208,10 @@ async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh,
     await worker.idle()
 
 
-async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_goes_on(
+async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_continues(
     mesh: TwinMesh, worker: TwinWorker
 ) -> None:
-    """With the engine's words, and the worker's name; a request after it gets its tokens."""
+    """After a second failure the sequence fails with the engine's error and the worker's name; the next request is served."""
     worker.engine.failures += [RuntimeError("out of memory"), RuntimeError("out of memory")]
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
@@ -259,11 +259,11 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
     assert mesh.deltas(1) == []
 
 
-async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
+async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
     """The blocks are free again and the gateway may try again."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
-    await mesh.heard_of(m.KvReserved, "r")
+    await mesh.message_of(m.KvReserved, "r")
     mesh.clock.advance(10.0)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
@@ -291,13 +291,13 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     for attempt_id, count in ((1, 40), (3, 8)):
         await mesh.end_of(attempt_id)
         assert [delta.token_id for delta in mesh.deltas(attempt_id)] == expected_tokens(PROMPT, count)
-    batches = [each for each in mesh.heard if isinstance(each, m.TokenBatch)]
+    batches = [each for each in mesh.received if isinstance(each, m.TokenBatch)]
     (batch,) = [batch for batch in batches if end in batch.deltas]
     assert 1 in [delta.attempt_id for delta in batch.deltas]
     await worker.idle()
 
 
-async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: TwinMesh) -> None:
+async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mesh: TwinMesh) -> None:
     """Once for a prompt; tokens that follow are no news. The next regular heartbeat is further off than this test lasts."""
     mesh.heartbeat_s = 10 * PATIENCE_S
     async with mesh.worker("w") as worker:
@@ -329,7 +329,7 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
     await drain(mesh, "w", in_s=60.0)
     await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
     await mesh.reserve("w", "late", 4, 1, attempt_id=2)
-    assert (await mesh.heard_of(m.KvRefused, "late")).reason == "draining"
+    assert (await mesh.message_of(m.KvRefused, "late")).reason == "draining"
     worker.engine.gate.set()
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
@@ -343,7 +343,7 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
     """Requests are given back for another worker, and the worker does not wait for them."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
-    await mesh.heard_of(m.KvReserved, "r")
+    await mesh.message_of(m.KvReserved, "r")
     await drain(mesh, "w", in_s=3.0)
     await until(lambda: worker.runtime.role.state is m.MemberState.DRAINING)
     mesh.clock.advance(3.0)
@@ -355,7 +355,6 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
 
 
 async def test_a_notice_about_another_worker_is_none_of_its_business(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It stays ready."""
     await drain(mesh, "o", in_s=0.0)
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)

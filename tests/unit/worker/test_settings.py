@@ -23,7 +23,7 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None:
+def test_without_settings_a_worker_has_the_default_policy(model_dir: Path) -> None:
     """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them.
 
     Hand-offs leave in the cheaper way.
@@ -34,14 +34,14 @@ def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
-    """Prompts then run whole."""
+    """A `max_stall_ms` of 0 means no bound, so that prompts run whole."""
     assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
         kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
-    """Each by a setting of its own, as the environment writes it."""
+    """Every policy has a setting of its own, in the form that an environment variable has."""
     settings = WorkerSettings(
         model_dir=model_dir,
         max_num_seqs=8,
@@ -90,13 +90,13 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
 def test_settings_that_contradict_one_another_end_the_start(
     model_dir: Path, settings: dict[str, object], words: str
 ) -> None:
-    """With the names of both."""
+    """The error has the names of both settings."""
     with pytest.raises(ValidationError, match=words):
         WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
 
 
 def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -> None:
-    """Each of their choices by a setting of its own."""
+    """MLFQ charges by the profile and swaps proactively, and each choice has a setting of its own."""
     cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
     plain = WorkerSettings(model_dir=model_dir, policy="mlfq")  # type: ignore[arg-type]
     policy = plain.worker_policy(cost=cost)
@@ -137,7 +137,7 @@ def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
         ({"when_full": "reactive", "kv_host_bytes": 5}, WhenFull.REACTIVE, 5),
     ],
 )
-def test_where_kv_goes_follows_from_what_was_said(
+def test_the_kv_push_follows_from_the_settings(
     model_dir: Path, settings: dict[str, object], when_full: WhenFull, host_bytes: int
 ) -> None:
     """Memory of the host is taken where KV is swapped, and there only: an eighth of what is free, no less than the cache."""

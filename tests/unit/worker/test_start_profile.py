@@ -62,7 +62,7 @@ async def test_the_first_run_of_a_step_does_not_count() -> None:
 
 
 async def test_decodes_attend_to_what_prompts_have_written() -> None:
-    """But for the blocks that they write themselves, which no two sequences of a batch share."""
+    """Profiled decodes attend to written blocks and write blocks of their own, which no two sequences share."""
     engine = TimedEngine(COST)
     found = await measured(engine)
     decodes = [batch for batch in engine.batches if all(row.is_decode for row in batch.rows)]
@@ -88,7 +88,7 @@ async def test_measuring_ends_when_its_time_is_spent() -> None:
 
 
 async def test_a_step_that_the_engine_cannot_run_ends_its_kind() -> None:
-    """As where a device has no memory for so many tokens; the others are measured."""
+    """A step that the engine cannot run, as for lack of memory, ends its kind; the others are measured."""
     engine = TimedEngine(COST)
     engine.most_tokens = 600
     found = await measured(engine)
@@ -109,7 +109,7 @@ async def test_every_step_fits_into_the_engine(num_blocks: int, block_size: int,
 
 
 def test_an_engine_without_room_is_refused() -> None:
-    """Neither KV nor context for a prompt and some tokens behind it."""
+    """A profile is refused without KV blocks or context for a prompt and some tokens."""
     for num_blocks, context in ((1, 4096), (512, 10)):
         with pytest.raises(ValueError, match="too few to measure"):
             profile_sections(num_blocks, 4, context, 8)

@@ -1,4 +1,4 @@
-"""An engine that computes nothing and on whose clock iterations take what a cost says."""
+"""An engine that computes nothing and whose iterations advance its clock by a cost model."""
 
 from __future__ import annotations
 

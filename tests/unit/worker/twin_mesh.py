@@ -48,17 +48,17 @@ class TwinMesh:
         self.store = MemoryStore(self.clock)
         self.network = MemoryKvNetwork()
         self.bus = MemoryBus(self.broker)
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self._assignments = 0
 
     async def start(self) -> None:
         """Listen as gateway, as scheduler and to heartbeats."""
 
-        async def heard(raw: BusMessage) -> None:
-            self.heard.append(decode(raw.payload))
+        async def on_message(raw: BusMessage) -> None:
+            self.received.append(decode(raw.payload))
 
         for subject in (subjects.inbox("gateway", 0), subjects.inbox("scheduler"), subjects.HEARTBEATS):
-            await self.bus.subscribe(subject, heard)
+            await self.bus.subscribe(subject, on_message)
 
     @asynccontextmanager
     async def worker(self, worker_id: str) -> AsyncIterator[TwinWorker]:
@@ -72,12 +72,12 @@ class TwinMesh:
         """Put an order into a worker's inbox."""
         await self.bus.publish(subjects.inbox(worker_id), encode(order))
 
-    async def heard_of(self, kind: type[MessageT], choice_id: str) -> MessageT:
+    async def message_of(self, kind: type[MessageT], choice_id: str) -> MessageT:
         """Wait for the scheduler's or gateway's message of this kind about a request."""
         found: list[Any] = []
 
         def look() -> bool:
-            found[:] = [each for each in self.heard if isinstance(each, kind)]
+            found[:] = [each for each in self.received if isinstance(each, kind)]
             found[:] = [each for each in found if each.choice_id == choice_id]
             return bool(found)
 
@@ -130,12 +130,12 @@ class TwinMesh:
         count: int,
         attempt_id: int,
     ) -> None:
-        """Do for a request, whose record may be written, what a scheduler does."""
+        """Do for a request what a scheduler does; the request's record may be written already."""
         if prompt_worker == token_worker:
             await self.serve(token_worker, choice_id, prompt, count, attempt_id)
             return
         await self.reserve(token_worker, choice_id, len(prompt), count, attempt_id)
-        target = (await self.heard_of(m.KvReserved, choice_id)).target
+        target = (await self.message_of(m.KvReserved, choice_id)).target
         await self.prefill(prompt_worker, choice_id, prompt, count, attempt_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
@@ -144,16 +144,16 @@ class TwinMesh:
 
     def beats(self, worker_id: str) -> list[m.Member]:
         """A worker's heartbeats so far."""
-        return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
+        return [each for each in self.received if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, attempt_id: int) -> list[m.TokenDelta]:
         """The gateway's received messages of a stream, in order."""
-        batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
+        batches = [each for each in self.received if isinstance(each, m.TokenBatch)]
         return [delta for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
     def senders(self, attempt_id: int) -> list[str]:
-        """Who sent each delta of a stream."""
-        batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
+        """Return the sender of each delta of a stream."""
+        batches = [each for each in self.received if isinstance(each, m.TokenBatch)]
         return [batch.worker_id for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
     async def end_of(self, attempt_id: int) -> m.TokenDelta:

@@ -22,7 +22,7 @@ TOKEN = {"choices": [{"text": "a"}], "usage": None}
 
 
 def stream_of(*events: dict[str, Any]) -> httpx.AsyncClient:
-    """A client whose server streams these events, a comment first."""
+    """Return a client whose server streams these events, after a comment."""
     body = (
         b": hello\n\n" + b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
     )
@@ -42,7 +42,7 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
     assert answer.output_tokens == 3
 
 
-async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
+async def test_fewer_tokens_than_requested_are_an_error() -> None:
     """A stream with fewer tokens than requested, or with none, is an error."""
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
         await stream_completion(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
@@ -59,7 +59,7 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
         await run_completion(client, "m", [1], 4)
 
 
-async def test_an_error_in_the_stream_is_told() -> None:
+async def test_an_error_in_the_stream_is_reported() -> None:
     """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
         await stream_completion(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)

@@ -30,13 +30,13 @@ def test_a_target_bounds_the_ratio(target: Target, ratio: float, holds: bool) ->
 
 
 def test_without_a_reference_nothing_holds_or_fails() -> None:
-    """Neither does it where the reference is nothing, or no target is set."""
+    """Without a reference, with a reference of 0 or without a target, a row neither holds nor fails."""
     assert (ReportRow("x", 1.0).ratio, ReportRow("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
     assert ReportRow("x", 1.0, 0.0, Target(at_most=1)).holds is None
     assert (ReportRow("x", 1.0, 2.0).ratio, ReportRow("x", 1.0, 2.0).holds) == (0.5, None)
 
 
-def test_document_and_table_say_the_same(tmp_path: Path) -> None:
+def test_document_and_table_agree(tmp_path: Path) -> None:
     """Six keys a row, computed ones included; spreads are in the table only, their samples in the document beside the rows."""
     rows = [
         ReportRow("TPOT, ms", 12.0, 10.0, Target(at_most=1.0), (11.0, 13.0), (1.1, 1.3)),

@@ -30,7 +30,7 @@ def test_a_fleet_that_is_full_lets_requests_wait() -> None:
 
 @pytest.mark.parametrize("blocks", [300, 4096])
 def test_the_fleet_reports_what_it_was_given_and_gives_it_back(blocks: int) -> None:
-    """Heartbeats say what a scheduler believes; at the end nothing is held."""
+    """Heartbeats equal the scheduler's own estimates, and at the end no worker holds anything."""
     fleet, role = CountingFleet(10, blocks, seed=2), SchedulerRole("scheduler-0")
     for worker in fleet.workers.values():
         role.handle(worker.report(), 1000.0)

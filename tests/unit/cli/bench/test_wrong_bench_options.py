@@ -26,7 +26,7 @@ from tests.unit.cli.command_line import CommandLine
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, value: str
 ) -> None:
-    """With what was given for it, or what may be."""
+    """The error has the given value or the accepted ones."""
     monkeypatch.chdir(tmp_path)
     ended = spotwise("bench", command, f"{option}={value}")
     assert ended.status == 2, ended.stderr
@@ -34,7 +34,7 @@ def test_a_wrong_option_is_named(
     assert line.startswith(f"error: {option}")
 
 
-def test_a_peer_that_is_absent_is_told_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_an_absent_peer_is_reported_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
     """Exit status 1, and how to install it."""
     ended = spotwise("bench", "peer", "--vllm", str(tmp_path / "vllm"))
     assert ended.status == 1

@@ -37,7 +37,7 @@ LAYERS = {f"model.layers.{layer}.mlp.weight": (8, 10) for layer in range(2)}
 EMBEDDING = {"model.embed_tokens.weight": (50, 8)}
 
 
-def test_a_folder_says_its_bytes(tmp_path: Path) -> None:
+def test_a_folder_has_its_shape_and_bytes(tmp_path: Path) -> None:
     """Of layers, of what is before them, and of the head."""
     folder = _folder(
         tmp_path / "mine", CONFIG, LAYERS | EMBEDDING | {"lm_head.weight": (50, 8), "model.norm.weight": (8,)}
@@ -76,7 +76,7 @@ def test_named_models_have_their_published_sizes() -> None:
         (json.dumps(CONFIG), None, "no *.safetensors"),
     ],
 )
-def test_a_folder_that_does_not_say_enough_is_refused(
+def test_a_folder_without_the_necessary_fields_is_refused(
     tmp_path: Path, config: str, tensors: dict[str, tuple[int, ...]] | None, said: str
 ) -> None:
     folder = _folder(tmp_path / "wrong", CONFIG, tensors or LAYERS)

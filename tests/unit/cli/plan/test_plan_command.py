@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.command_line import CommandLine
 
 
-def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_path: Path) -> None:
     """For people, and for programs in a file: every transfer, every stage."""
     file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
@@ -36,7 +36,7 @@ def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tm
     assert max(plan["stage_start_s"].values()) == pytest.approx(plan["done_s"])
 
 
-def test_what_stands_and_stays_does_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_pipelines_that_stay_in_place_do_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
     """One pipeline loses its instance, and the other continues: no KV moves to it."""
     file = tmp_path / "plan.json"
     ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --requests 0 --json {file}".split())
@@ -48,7 +48,7 @@ def test_what_stands_and_stays_does_not_stop(spotwise: CommandLine, tmp_path: Pa
     assert set(plan["positions"]) == {"i0:0", "i0:1", "i0:2", "i0:3"}
 
 
-def test_who_has_decoded_most_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_the_most_decoded_requests_continue(spotwise: CommandLine, tmp_path: Path) -> None:
     """Where there is room for half of them: the first of each pipeline, and the KV that is elsewhere moves."""
     file = tmp_path / "plan.json"
     ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --json {file}".split())
@@ -76,7 +76,7 @@ def test_a_dying_instance_sends_what_only_it_has(spotwise: CommandLine, tmp_path
 
 
 def test_a_buffer_is_kept_to(spotwise: CommandLine, tmp_path: Path) -> None:
-    """By every instance, at some cost of time."""
+    """Every instance keeps to the buffer, at a cost of time."""
     free, bound = tmp_path / "free.json", tmp_path / "bound.json"
     change = "plan --from 1,4,4 --to 1,2,8"
     assert spotwise(*f"{change} --json {free}".split()).status == 0

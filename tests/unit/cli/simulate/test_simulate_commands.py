@@ -42,7 +42,7 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     assert run["requests"]["completed"] == 30
 
 
-def test_why_requests_failed_is_said(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
     """Of the first of them, in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,20000,9\n2024-01-01 00:00:02,50,9\n")
@@ -117,8 +117,8 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
     assert "per $/h" in ended.stdout
 
 
-def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With the runs that it had made: they are in the file, each once, however many processes made them."""
+def test_a_stopped_search_resumes(spotwise: CommandLine, tmp_path: Path) -> None:
+    """A repeated search reuses the runs in the file, each once, whatever the number of processes."""
     runs = tmp_path / "kept" / "runs"
     arguments = "simulate provision --objective machines --rate 2 --designs HH --most 4,2 --workload code --seconds 5"
     arguments += f" --runs {runs}"
@@ -175,7 +175,7 @@ def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: Comman
 
 
 def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLine, tmp_path: Path) -> None:
-    """In two pools it would hand KV over, whose cost was not measured."""
+    """A mesh without hand-offs has no measured link cost, so two pools are refused and mixed workers are simulated."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     mixed = spotwise(*f"simulate run --profile {profile} --machines 3 --rates 2 {TINY}".split())
@@ -196,7 +196,7 @@ def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLin
         "provision --objective cost --rate 2 --profile {}",
     ],
 )
-def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: Path, command: str) -> None:
+def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Path, command: str) -> None:
     """A recorded machine has its own model and times, and only it has a price of the user's; no recorded one is bought."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
@@ -247,7 +247,7 @@ def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: P
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
 ) -> None:
-    """With status 2, before anything is simulated."""
+    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", *command.split())
     assert ended.status == 2, ended.stderr
@@ -255,8 +255,8 @@ def test_a_wrong_option_is_named(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With its line, in one sentence, and status 1."""
+def test_a_file_that_is_no_trace_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
+    """A file that is no trace ends the command with status 1 and one sentence with the line."""
     trace = tmp_path / "mine.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,0,20\n")
     ended = spotwise("simulate", "run", "--trace", str(trace), "--jobs", "1")
@@ -268,7 +268,7 @@ def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Pat
     ("options", "named"),
     [("--design HA --machines 2", "--design"), ("", "--machines"), ("--machines 0,2", "--machines")],
 )
-def test_of_a_recorded_machine_only_the_number_is_said(
+def test_of_a_recorded_machine_only_the_number_is_given(
     spotwise: CommandLine, tmp_path: Path, options: str, named: str
 ) -> None:
     """A design has machines of its own."""

@@ -46,7 +46,7 @@ def test_a_headline_has_the_papers_number_both_of_ours_and_a_reason() -> None:
     assert "honest: decodes slow down" in row
 
 
-def test_limits_say_by_which_model_of_time_they_are() -> None:
+def test_limits_show_their_model_of_time() -> None:
     """Each limit has one row a question, named by its model of time."""
     text = shown(limits_table(FOUND[DecodeModel.HONEST].limits, DecodeModel.HONEST))
     assert "honest times" in text

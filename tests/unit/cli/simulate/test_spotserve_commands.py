@@ -47,7 +47,7 @@ def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path
     assert str(tmp_path) not in file.read_text()
 
 
-def test_ways_of_placing_are_compared_where_it_is_asked(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
+def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
     """On both whole traces; each fitted on its own first half and on the other trace."""
     folder, file = data / "spot-traces" / "bamboo", tmp_path / "placement.json"
     folder.mkdir()
@@ -73,8 +73,8 @@ def test_ways_of_placing_are_compared_where_it_is_asked(spotwise: CommandLine, d
     assert set(placed[0]["by_placement"]) == {"random", "least loaded", "preemption-aware"}
 
 
-def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) -> None:
-    """With its line, in one sentence, and status 1."""
+def test_a_malformed_data_file_is_reported(spotwise: CommandLine, data: Path) -> None:
+    """A malformed data file ends the command with status 1 and one sentence with the line."""
     path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
     path.write_text('[0, "add", {"nodes": []}]\n')
     ended = spotwise(*f"simulate paper spotserve --data {data} --quick --jobs 1 --studies gpt-20b".split())
@@ -103,7 +103,7 @@ def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) 
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, options: str, option: str
 ) -> None:
-    """With status 2, before anything is simulated."""
+    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", "paper", "spotserve", *options.replace("DATA", str(data)).split())
     assert ended.status == 2, ended.stderr

@@ -1,4 +1,4 @@
-"""Placements as tests ask for them: which workers, and by which rule."""
+"""Placements for the tests: the chosen workers and the rule that chose them."""
 
 from __future__ import annotations
 

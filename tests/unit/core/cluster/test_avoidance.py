@@ -33,7 +33,7 @@ def chosen(
 
 
 def test_a_request_whose_pair_failed_gets_another_token_worker() -> None:
-    """Or, where there is none, another prompt worker."""
+    """A request whose pair failed gets another token worker or, without one, another prompt worker."""
     assert chosen(*LARGE) == ("p", "t", PlacedBy.HOME_POOL)
     assert chosen(*LARGE, avoid=(("p", "t"),)) == ("p", "u", PlacedBy.HOME_POOL)
     assert chosen(*LARGE[:3], avoid=(("p", "t"),)) == ("q", "t", PlacedBy.HOME_POOL)

@@ -17,7 +17,7 @@ def gateway(incarnation: int = 1) -> m.Member:
 
 
 def serving(incarnation: int = 1) -> m.Member:
-    """The heartbeat of a worker whose tokens go to that incarnation of the gateway."""
+    """Return the heartbeat of a worker whose tokens go to that incarnation of the gateway."""
     return worker_member("t", gateways=(m.GatewayStreams("g", incarnation, 5),))
 
 
@@ -25,7 +25,7 @@ class TestForgetting:
     """Workers drop what they decode for a gateway that is gone."""
 
     def test_of_an_incarnation_that_was_replaced(self) -> None:
-        """With each report until it has; also where the scheduler never knew the requests."""
+        """A worker is ordered to forget a replaced incarnation at each report, also for requests unknown to the scheduler."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(gateway(2))
         for _ in range(2):
@@ -39,7 +39,7 @@ class TestForgetting:
         assert sent(bench.feed(serving(), after_s=9.9), "t") == []
         assert sent(bench.feed(serving(), after_s=0.2), "t") == [FORGET]
 
-    def test_not_of_one_that_was_heard_in_time(self) -> None:
+    def test_not_of_one_that_reported_in_time(self) -> None:
         """A heartbeat in time restarts the count of a gateway's absence."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(serving())

@@ -1,4 +1,4 @@
-"""Which prompt worker and which token worker serve a request."""
+"""Tests of placement: the prompt worker and the token worker of a request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestPrefixes:
             "t",
         )
 
-    def test_ties_go_to_the_smaller_id_whoever_holds_what(self) -> None:
+    def test_ties_go_to_the_smaller_id_whatever_the_workers_hold(self) -> None:
         """Equal queues are decided by the smaller id, without regard to cached prefixes."""
         workers = [prompt_worker("p1"), prompt_worker("p2", pending=10), worker_member("t")]
         assert choice(*workers, held={"p2": 10}) == ("p1", "t")
@@ -62,7 +62,7 @@ class TestPrefixes:
         workers = [prompt_worker("p1"), prompt_worker("p2", pending=15), worker_member("t")]
         assert choice(*workers, held={"p2": 64}) == ("p1", "t")
 
-    def test_a_queue_in_which_nobody_waits_is_never_over(self) -> None:
+    def test_a_queue_without_waiting_prompts_is_never_over(self) -> None:
         """The worker computes 90 tokens, and the next prompt is its next iteration."""
         assert choice(prompt_worker("p", pending=90, waiting=0), worker_member("t")) == ("p", "t")
         assert choice(prompt_worker("p", pending=90), worker_member("t")) == ("t", "t")
@@ -103,7 +103,7 @@ class TestMeshesOfFewPools:
             assert choice(worker_member("w1", pool, pending=9), worker_member("w2", pool, owed=8)) == ("w2", "w2")
 
     def test_decodes_in_place_may_count_by_sequence(self) -> None:
-        """Then one long answer is no longer a queue than one short one, and prompts make the difference."""
+        """Counted by sequences, one long answer is no longer a queue than one short one, and prompts decide."""
         by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES)
         long, short = (
             mixed_worker("m1", decoding=1, owed=900, pending=9),

@@ -28,12 +28,12 @@ class TestPromptsSpillOver:
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
 
     def test_the_mixed_pool_comes_first_and_serves_in_place(self) -> None:
-        """Its KV never leaves a worker whose home pool is not the prompt pool."""
+        """The KV of a mixed worker's request stays on it, so it serves in place."""
         workers = [self.FULL, mixed_worker("m", owed=900), worker_member("t")]
         assert chosen(*workers) == ("m", "m", PlacedBy.MIXED_POOL)
 
     def test_a_token_worker_with_a_prompt_in_place_is_in_the_mixed_pool(self) -> None:
-        """So that one of them is disturbed rather than two."""
+        """A token worker with a prompt in place serves the spill, so that one token worker is disturbed rather than two."""
         away = worker_member("t2", owed=900, pending=40, prompts_in_place=1)
         assert chosen(self.FULL, worker_member("t1"), away) == ("t2", "t2", PlacedBy.MIXED_POOL)
 
@@ -93,7 +93,7 @@ class TestTokensSpillOver:
         assert chosen(prompt_worker("p"), self.FULL, away) == ("p", "t2", PlacedBy.MIXED_POOL)
 
     def test_a_prompt_worker_that_decodes_serves_in_place(self) -> None:
-        """No KV is sent to a worker whose home is the prompt pool."""
+        """A prompt worker that decodes serves in place, since no KV is sent to a worker of the prompt pool."""
         away = prompt_worker("p2", decoding=1, pending=50)
         assert chosen(prompt_worker("p1"), self.FULL, away) == ("p2", "p2", PlacedBy.MIXED_POOL)
         owes_less = mixed_worker("m", owed=5)
@@ -134,7 +134,7 @@ class TestTokensSpillOver:
         assert chosen(*workers, policy=bound) == ("p", "t2", PlacedBy.ALL_OVER)
         assert chosen(full, over, worker_member("t", free=0), policy=bound) == ("p", "m", PlacedBy.ALL_OVER)
 
-    def test_nobody_waits_while_anybody_has_room(self) -> None:
-        """Not even for a prompt worker whose own queue is over."""
+    def test_no_request_waits_while_a_worker_has_memory(self) -> None:
+        """While any worker has memory no request waits, even if its prompt queue is over the threshold."""
         assert chosen(prompt_worker("p", pending=90), self.FULL) == ("p", "p", PlacedBy.ALL_OVER)
         assert choice(prompt_worker("p", free=1), self.FULL, mixed_worker("m", free=1)) is None

@@ -29,7 +29,7 @@ def pools_of(*members: Member) -> Pools:
 class TestGroups:
     """One place a worker, and it follows what the worker holds."""
 
-    def test_everybody_stands_where_home_and_work_put_it(self) -> None:
+    def test_every_worker_is_grouped_by_home_pool_and_work(self) -> None:
         """A worker's pool follows from its home pool and its off-pool work."""
         pools = pools_of(
             worker_member("p", Pool.PROMPT),
@@ -54,14 +54,14 @@ class TestGroups:
         pools.reported(worker_member("t", seen=(("s", 1),)), "s", 1000.0)
         assert pools.group_of("t") == TOKEN_ON_POOL
 
-    def test_a_new_home_is_what_the_worker_says(self) -> None:
+    def test_a_new_home_pool_is_the_one_the_worker_reports(self) -> None:
         """A home pool changes only by the worker's report."""
         pools = pools_of(worker_member("w"))
         pools.reported(worker_member("w", Pool.PROMPT), "s", 1000.0)
         assert pools.group_of("w") == PROMPT_ON_POOL
         assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN)) == (1, 0)
 
-    def test_who_takes_no_requests_stands_nowhere(self) -> None:
+    def test_a_worker_that_takes_no_requests_is_in_no_group(self) -> None:
         """It is known all the same, and comes back by its report."""
         pools = pools_of(worker_member("t", state=MemberState.DRAINING))
         assert (pools.group_of("t"), pools.ready, "t" in pools) == (None, 0, True)
@@ -79,7 +79,7 @@ class TestGroups:
         assert (list(pools), pools.ready, "t" in pools) == ([], 0, False)
 
     def test_members_are_listed_by_id(self) -> None:
-        """Of any groups."""
+        """Members of several groups are listed by id."""
         pools = pools_of(
             worker_member("c", prompts_in_place=1), worker_member("b"), worker_member("a", Pool.PROMPT, decoding=1)
         )

@@ -1,4 +1,4 @@
-"""Which worker was sent which beginning of a prompt."""
+"""Tests of the prefix memory: which worker was sent which prefix of a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def first_incarnation(_: str) -> int:
     return 1
 
 
-def test_the_longest_beginning_in_common_is_told() -> None:
+def test_the_longest_common_prefix_is_returned() -> None:
     """Spans of 64 tokens at first: of three, two are the same."""
     memory = PrefixMemory(100)
     memory.sent((1, 2, 3), "p", 1)
@@ -50,7 +50,7 @@ def test_what_was_not_used_for_longest_is_forgotten() -> None:
 
 
 def test_another_incarnation_holds_nothing_of_it() -> None:
-    """Nor does a worker that is gone."""
+    """The prefixes of an earlier incarnation, or of a worker that is gone, are not held."""
     memory = PrefixMemory(100)
     memory.sent((1,), "p", 1)
     assert memory.held((1,), lambda _: 2) == {}

@@ -17,7 +17,7 @@ def resting(now: float = 100.0) -> Quarantine:
 
 
 def test_one_failure_is_no_bad_pair() -> None:
-    """With the second it is, for a while."""
+    """The second failure puts a pair into quarantine for a while, the first does not."""
     quarantine = Quarantine()
     quarantine.failed(BAD, 100.0)
     assert quarantine.avoided(100.0) == frozenset()

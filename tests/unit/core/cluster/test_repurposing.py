@@ -31,7 +31,7 @@ class Watch:
         self.now += after_s
         return self.repurposing.observe(self.pools, self.now)
 
-    def hear(self, *members: Member) -> None:
+    def observe(self, *members: Member) -> None:
         for member in members:
             self.pools.reported(member, "s", self.now)
 
@@ -39,12 +39,12 @@ class Watch:
         """A worker is away for some looks and then back, but away again when the window ends; requests are placed."""
         for pools in short:
             self.repurposing.placed(pools)
-        self.hear(away)
+        self.observe(away)
         for number in range(9):
             assert self.look(10.0) is None
             if number + 1 == looks_away:
-                self.hear(back)
-        self.hear(away)
+                self.observe(back)
+        self.observe(away)
         return self.look(10.0)
 
 
@@ -54,7 +54,7 @@ def test_a_token_worker_that_computed_prompts_for_most_of_a_window_becomes_a_pro
 
 
 def test_a_prompt_worker_that_decoded_for_most_of_a_window_becomes_a_token_worker() -> None:
-    """The other way round."""
+    """A prompt worker that decoded for most of a window becomes a token worker."""
     busy = worker_member("p1", Pool.PROMPT, decoding=3)
     assert Watch(P1, P2, T1).window(busy, P1, 9, (Pool.TOKEN,)) == ChangeHomePool("p1", Pool.TOKEN)
 
@@ -71,7 +71,7 @@ def test_the_last_of_a_pool_stays() -> None:
     assert Watch(P1, T1, worker_member("t2", blocks=0)).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) is None
 
 
-def test_a_pool_that_is_short_itself_gives_nobody_away() -> None:
+def test_a_pool_that_is_short_itself_gives_no_worker_away() -> None:
     """Short for more than a fifth of the requests."""
     both, prompt = (Pool.PROMPT, Pool.TOKEN), (Pool.PROMPT,)
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 3) is None
@@ -86,7 +86,7 @@ def test_without_need_in_the_other_pool_nothing_changes() -> None:
 def test_one_worker_a_window() -> None:
     """The one that was away for longest; a new window begins with nothing."""
     watch = Watch(P1, T1, T2, worker_member("t3"))
-    watch.hear(BUSY_T2)
+    watch.observe(BUSY_T2)
     assert watch.window(BUSY_T1, T1, 8, (Pool.PROMPT,)) == ChangeHomePool("t2", Pool.PROMPT)
     assert watch.window(BUSY_T1, T1, 2, (Pool.PROMPT,)) == ChangeHomePool("t2", Pool.PROMPT)
     assert watch.window(T1, T1, 9) is None
@@ -95,7 +95,7 @@ def test_one_worker_a_window() -> None:
 def test_of_two_that_were_away_alike_the_smaller_id_goes() -> None:
     """Of two with equal off-pool time the smaller id changes its home pool."""
     watch = Watch(P1, T2, T1, worker_member("t3"))
-    watch.hear(BUSY_T2)
+    watch.observe(BUSY_T2)
     assert watch.window(BUSY_T1, BUSY_T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
 
 

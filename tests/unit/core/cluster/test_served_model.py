@@ -1,4 +1,4 @@
-"""Which weights a mesh serves, and that workers with others get no requests."""
+"""Tests of the served model: which weights a mesh serves, and that workers with others get no requests."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_worker_with_other_weights_gets_no_request() -> None:
     assert bench.role.pools.ready == 2
 
 
-def test_when_only_others_are_left_the_client_is_told() -> None:
-    """Nothing is served by them, and the reason is in the answer."""
+def test_when_only_others_are_left_the_request_is_rejected() -> None:
+    """A request is rejected when all workers left have other weights, with that reason in the message."""
     bench = SchedulerBench(worker("t", "A"), worker("stray", "B", 2))
     bench.feed(replace(worker("t", "A"), state=MemberState.LEFT))
     (rejection,) = only(bench.feed(submission()), m.RequestRejected)

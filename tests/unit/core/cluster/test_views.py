@@ -52,7 +52,7 @@ class TestCounts:
         assert view.free_tokens == 16 * 93
 
     def test_a_prompt_that_is_computed_now_does_not_wait(self) -> None:
-        """Nor does the first that is sent to a worker without any; the next one does, and so does who was preempted."""
+        """Only waiting prompts count, preempted ones included; the first prompt sent to an idle worker does not wait."""
         assert WorkerView(worker_member("w", pending=7, waiting=0)).tokens_to_wait_behind == 0
         assert WorkerView(worker_member("w", pending=7, waiting=1)).tokens_to_wait_behind == 7
         assert WorkerView(worker_member("w", pending=7, waiting=0, preempted=1)).tokens_to_wait_behind == 7
@@ -74,7 +74,7 @@ class TestCounts:
         assert view.pending_prompt_tokens == 5
 
     def test_reservations_under_way_count_as_sequences_that_decode(self) -> None:
-        """They will."""
+        """Pending reservations count as decoding sequences, which they will be."""
         view = WorkerView(worker_member("w", decoding=2))
         view.assign(Assignment(1, SENT_S, remaining_tokens=20, kv_blocks=5))
         assert view.decoding == 3
@@ -93,7 +93,7 @@ class TestPool:
             (Pool.TOKEN, {"decoding": 1, "waiting_for_kv": 1}, {"prompts_to_hand_off": 1}),
         ],
     )
-    def test_a_worker_is_in_the_mixed_pool_while_it_reports_foreign_work(
+    def test_a_worker_is_in_the_mixed_pool_while_it_reports_off_pool_work(
         self, home: Pool, native: dict[str, Any], foreign: dict[str, Any]
     ) -> None:
         """A worker with off-pool work is in the mixed pool, and in its home pool with any amount of its own work."""

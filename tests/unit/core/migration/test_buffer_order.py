@@ -87,7 +87,7 @@ class TestOrder:
         assert peak_of(order, SWAP) == 5
 
     def test_of_deferred_loads_the_one_that_fills_buffers_least_goes(self) -> None:
-        """And of equals the first."""
+        """Of deferred loads the one with the least growth of the buffers is next; of equal ones the first."""
         # region 9 ends 3 larger than it began; after loads 0 and 3 it is 1 over that, so that 1 makes 4 of it, and 2 makes 3
         loads: list[tuple[dict[int, int], dict[int, int]]] = [
             ({9: 6}, {}),

@@ -1,4 +1,4 @@
-"""Which notices, losses and newcomers one change of the fleet is for, and what waits."""
+"""Tests of fleet changes: the notices, losses and newcomers of one change, and the news that waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestOneAtATime:
     """What comes during a change waits for its end."""
 
     def test_a_notice_begins_a_change_with_its_absolute_deadline(self) -> None:
-        """And a tick is ordered for the deadline."""
+        """A notice begins a change with its absolute deadline, and the fleet is to be woken at the deadline."""
         fleet = FleetChanges(AT_ONCE)
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.0) == [
             e.BeginChange(1, (e.Leaving("a", 130.0),)),
@@ -38,7 +38,7 @@ class TestOneAtATime:
         ]
 
     def test_the_next_begins_when_one_has_ended(self) -> None:
-        """With all that came meanwhile, by deadline."""
+        """The next change has all the notices since the last one began, by deadline."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
@@ -48,14 +48,14 @@ class TestOneAtATime:
         ]
 
     def test_the_end_of_another_change_is_no_end(self) -> None:
-        """Late news of an earlier one, say."""
+        """Only the end of the current change counts, not late news of an earlier one."""
         fleet = FleetChanges(AT_ONCE, first_change=7)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 230.0), 100.0)
         assert fleet.handle(e.ChangeEnded(6, True), 101.0) == []
         assert fleet.under_way is not None and fleet.under_way.change == 7
 
-    def test_a_changed_load_is_a_change_for_nobody(self) -> None:
+    def test_a_changed_load_begins_no_change(self) -> None:
         """After a while in which others may come, and once."""
         fleet = FleetChanges(FleetLimits(gather_s=2.0))
         assert fleet.handle(e.LoadChanged(), 100.0) == [e.WakeAt(102.0)]
@@ -64,7 +64,7 @@ class TestOneAtATime:
         assert fleet.handle(e.ChangeEnded(1, True), 103.0) == []
 
     def test_a_change_that_failed_is_made_again_after_a_while(self) -> None:
-        """Not at once: what failed it may still be so."""
+        """A failed change is repeated after `retry_s`, since its cause may remain."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.ChangeEnded(1, False), 105.0) == [e.WakeAt(107.0)]
@@ -104,7 +104,7 @@ class TestMerging:
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
 
-    def test_what_is_said_twice_changes_nothing(self) -> None:
+    def test_repeated_news_changes_nothing(self) -> None:
         """A bus may deliver again, also what is long over."""
         fleet = FleetChanges(AT_ONCE)
         first = e.InstanceNoticed("a", 130.0)
@@ -121,7 +121,7 @@ class TestNewcomers:
     """An acquisition waits for an earlier interruption."""
 
     def test_it_is_delayed_until_the_interruption_is_settled(self) -> None:
-        """Then it has a change of its own."""
+        """A newcomer gets a change of its own after the interruption is settled."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
@@ -137,7 +137,9 @@ class TestNewcomers:
         assert begun(fleet.handle(e.FleetTick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),))
 
     def test_one_that_was_ours_before_takes_part_if_it_is_ready_by_then(self) -> None:
-        """It can take the place of who leaves."""
+        """An instance acquired before the notice joins the change if it is ready by the deadline, in the place of
+        a leaving one.
+        """
         for ready_s, joining in ((125.0, (e.Joining("new", 125.0),)), (140.0, ())):
             fleet = FleetChanges(FleetLimits(gather_s=1.0))
             fleet.handle(e.InstanceAcquired("new", ready_s), 99.5)
@@ -145,7 +147,7 @@ class TestNewcomers:
             assert begun(fleet.handle(e.FleetTick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),), joining)
 
     def test_a_newcomer_that_goes_before_it_had_a_place_is_forgotten(self) -> None:
-        """By notice or without: there is nothing to change for."""
+        """A newcomer that is noticed or lost before its change needs no change."""
         for gone in (e.InstanceNoticed("new", 130.0), e.InstanceLost("new")):
             fleet = FleetChanges(FleetLimits(gather_s=1.0))
             fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
@@ -166,7 +168,7 @@ class TestNewcomers:
 class TestEarlyDeaths:
     """An instance that goes before its deadline costs its KV, never a request."""
 
-    def test_one_that_is_leaving_costs_its_kv_and_the_change_goes_on(self) -> None:
+    def test_one_that_is_leaving_costs_its_kv_and_the_change_continues(self) -> None:
         """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
@@ -251,7 +253,7 @@ class TestNestedNotices:
         assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
         assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
-    def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
+    def test_another_deadline_of_a_leaving_instance_is_reported_to_the_change(self) -> None:
         """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
@@ -311,7 +313,6 @@ class TestWithdrawal:
 
 
 def test_limits_below_0_are_refused() -> None:
-    """By name."""
     with pytest.raises(ValueError, match="retry_s"):
         FleetLimits(retry_s=-1.0)
 
@@ -346,7 +347,7 @@ NEWS = st.one_of(
 def test_whatever_comes_everything_is_settled_once(
     news: list[tuple[float, e.FleetChangeEvent]], changes: list[tuple[float, bool]], gather_s: float
 ) -> None:
-    """A fleet with any news, whose changes take any time and may fail for a while."""
+    """Every notice, loss and newcomer is settled once, for any news, durations of changes and failures."""
     fleet = FleetChanges(FleetLimits(gather_s, reserve_s=1.0))
     due: list[tuple[float, int, e.FleetChangeEvent]] = []
     for at_s, event in news:

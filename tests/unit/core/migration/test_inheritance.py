@@ -1,4 +1,4 @@
-"""Which new pipeline continues which old pipeline's requests."""
+"""Tests of inheritance: the new pipeline that continues an old pipeline's requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def running(*decoded: list[int]) -> dict[int, tuple[RunningRequest, ...]]:
     }
 
 
-def stands(written: str, *decoded: list[int], leaves: tuple[int, ...] = (), size: int = 1) -> Deployment:
+def deployed(written: str, *decoded: list[int], leaves: tuple[int, ...] = (), size: int = 1) -> Deployment:
     """A deployment in order on instances of one size; some of which have had their notice since."""
     config = ParallelConfig.parse(written)
     instances = tuple(Instance(f"i{number}", size) for number in range(-(-config.devices // size)))
@@ -43,23 +43,23 @@ def waiting(inheritance: Inheritance) -> str:
 
 
 class TestKept:
-    """Which requests continue, and which wait."""
+    """The requests that continue and those that wait."""
 
-    def test_those_who_have_decoded_most_go_on(self) -> None:
-        """As many as the new batches hold; the others wait, who has decoded most first."""
-        inheritance = after(stands("2,2,1,3", [1, 9, 5], [7, 3, 8]), "1,2,2,3")
+    def test_the_most_decoded_requests_continue(self) -> None:
+        """The requests with most decoded tokens continue, as many as the new batches hold; the others wait in that order."""
+        inheritance = after(deployed("2,2,1,3", [1, 9, 5], [7, 3, 8]), "1,2,2,3")
         assert sorted(ids(inheritance)[0].split()) == ["0b", "1a", "1c"]
         assert waiting(inheritance) == "0c 1b 0a"
 
-    def test_of_equals_the_earlier_goes_on(self) -> None:
+    def test_of_equals_the_earlier_continues(self) -> None:
         """Earlier pipelines come first, and within them earlier requests."""
-        inheritance = after(stands("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
+        inheritance = after(deployed("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
         assert ids(inheritance) == {0: "0a 0b 1a"}
         assert waiting(inheritance) == "1b"
 
     def test_a_request_whose_kv_is_in_part_lost_waits(self) -> None:
         """However much it has decoded: a device of its pipeline went without notice."""
-        before = stands("2,2,1,2", [50], [1])
+        before = deployed("2,2,1,2", [50], [1])
         left = {device: place for device, place in before.positions.items() if place != (0, 1, 0)}
         inheritance = after(replace(before, positions=left), "1,2,1,2")
         assert ids(inheritance) == {0: "1a"}
@@ -67,86 +67,86 @@ class TestKept:
 
     def test_a_device_that_held_no_layers_is_no_loss(self) -> None:
         """The fourth of 4 stages has none where there are 3 layers."""
-        before = stands("1,4,1,1", [5])
+        before = deployed("1,4,1,1", [5])
         left = {device: place for device, place in before.positions.items() if place.stage < 3}
         model = replace(MODEL, layers=3)
         assert inherit(replace(before, positions=left), ParallelConfig.parse("1,2,1,1"), model).running
 
     def test_tokens_are_counted_by_old_and_new_pipeline(self) -> None:
         """They are what KV is moved for."""
-        inheritance = after(stands("2,1,1,2", [3, 4], [5]), "1,2,1,4")
+        inheritance = after(deployed("2,1,1,2", [3, 4], [5]), "1,2,1,4")
         assert inheritance.tokens == {(0, 0): 207, (1, 0): 105}
 
 
 class TestTogether:
     """Requests of a pipeline stay together."""
 
-    def test_each_pipeline_goes_on_under_its_number(self) -> None:
+    def test_each_pipeline_keeps_its_number(self) -> None:
         """Each pipeline keeps its number where the new configuration has it."""
-        inheritance = after(stands("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
+        inheritance = after(deployed("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
         assert ids(inheritance) == {0: "0a", 1: "1a 1b", 2: "2a"}
         assert inheritance.predecessors == {0: 0, 1: 1, 2: 2}
 
     def test_a_smaller_batch_sends_on_those_with_least_kv(self) -> None:
         """A smaller batch keeps the requests with most KV; the others go together to a pipeline with free slots."""
-        assert ids(after(stands("1,1,1,4", [30, 10, 20, 40]), "2,1,2,2")) == {0: "0a 0d", 1: "0b 0c"}
+        assert ids(after(deployed("1,1,1,4", [30, 10, 20, 40]), "2,1,2,2")) == {0: "0a 0d", 1: "0b 0c"}
 
     def test_pipelines_without_a_successor_join_others_whole(self) -> None:
         """They join the pipeline with slots for all of them, though another has more slots for some."""
-        before = stands("4,2,1,4", [9, 9], [9, 9], [1], [1, 1])
+        before = deployed("4,2,1,4", [9, 9], [9, 9], [1], [1, 1])
         assert ids(after(before, "3,1,4,4")) == {0: "0a 0b", 1: "1a 1b", 2: "3a 3b 2a"}
 
     def test_a_room_that_has_less_but_too_little_space_is_passed_over(self) -> None:
         """Two requests that belong together go where two slots are free."""
-        before = stands("3,1,1,3", [300, 300, 300], [900, 900], [2, 2])
+        before = deployed("3,1,1,3", [300, 300, 300], [900, 900], [2, 2])
         assert ids(after(before, "2,2,1,4")) == {0: "0a 0b 0c", 1: "1a 1b 2a 2b"}
 
     def test_rooms_are_filled_tightly_where_that_keeps_requests_together(self) -> None:
         """Three more fit beside three, and two and two beside two, and only so."""
-        before = stands("5,1,1,3", [900, 900, 900], [800, 800], [5, 5, 5], [4, 4], [3, 3])
+        before = deployed("5,1,1,3", [900, 900, 900], [800, 800], [5, 5, 5], [4, 4], [3, 3])
         assert ids(after(before, "2,2,1,6")) == {0: "0a 0b 0c 2a 2b 2c", 1: "1a 1b 3a 3b 4a 4b"}
 
     def test_kv_is_spread_evenly_where_that_cuts_nothing(self) -> None:
         """A new pipeline as large as two old ones continues both."""
-        before = stands("4,1,1,2", [900, 900], [800, 800], [5, 5], [4, 4])
+        before = deployed("4,1,1,2", [900, 900], [800, 800], [5, 5], [4, 4])
         assert ids(after(before, "2,2,1,8")) == {0: "0a 0b 3a 3b", 1: "1a 1b 2a 2b"}
 
-    def test_who_has_most_kv_on_devices_that_stay_is_a_predecessor(self) -> None:
+    def test_the_pipeline_with_most_kv_on_devices_that_stay_is_a_predecessor(self) -> None:
         """The first has most, but all of its devices leave."""
-        before = stands("3,1,1,2", [90, 90], [5], [7], leaves=(0,))
+        before = deployed("3,1,1,2", [90, 90], [5], [7], leaves=(0,))
         assert after(before, "2,1,1,2").predecessors == {0: 2, 1: 1}
-        assert after(stands("3,1,1,4", [90, 90], [5], [7]), "2,1,1,4").predecessors == {0: 0, 1: 2}
+        assert after(deployed("3,1,1,4", [90, 90], [5], [7]), "2,1,1,4").predecessors == {0: 0, 1: 2}
 
 
 class TestRunningOn:
-    """Who need not stop."""
+    """The pipelines that need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
         """Where pipelines are added all old ones run on, those without requests included."""
-        inheritance = after(stands("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
+        inheritance = after(deployed("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
     def test_one_that_loses_a_device_does_not(self) -> None:
         """A pipeline that loses a device does not run on, and the others do."""
-        inheritance = after(stands("3,2,1,2", [1], [2], [3], leaves=(2,)), "3,2,1,2")
+        inheritance = after(deployed("3,2,1,2", [1], [2], [3], leaves=(2,)), "3,2,1,2")
         assert inheritance.running_on == {0: 0, 2: 2}
         assert inheritance.predecessors[1] == 1
 
     def test_another_degree_stops_all(self) -> None:
         """Another tensor or pipeline degree stops all pipelines."""
-        before = stands("2,2,2,2", [1], [2])
+        before = deployed("2,2,2,2", [1], [2])
         assert after(before, "2,2,1,2").running_on == {}
         assert after(before, "2,4,2,2").running_on == {}
 
     def test_of_fewer_pipelines_those_that_may_run_on_are_kept(self) -> None:
         """A pipeline that may run on is kept, even if one that loses a device has more KV; the other's requests move."""
-        inheritance = after(stands("3,2,1,2", [1], [90, 91], [3], leaves=(2,)), "2,2,1,3")
+        inheritance = after(deployed("3,2,1,2", [1], [90, 91], [3], leaves=(2,)), "2,2,1,3")
         assert ids(inheritance) == {0: "0a 1a 1b", 1: "2a"}
         assert inheritance.running_on == {1: 2}
 
     def test_what_comes_on_top_goes_to_one_that_must_stop_anyway(self) -> None:
         """The first loses its device, so two more requests do no harm there."""
-        before = stands("3,1,1,4", [5], [5], [9, 8], leaves=(0,))
+        before = deployed("3,1,1,4", [5], [5], [9, 8], leaves=(0,))
         grown = replace(before, running={**before.running, 2: before.running[2] + running([], [], [7, 6, 5, 4])[2]})
         inheritance = after(grown, "3,1,1,4")
         assert inheritance.running_on == {1: 1}
@@ -154,55 +154,55 @@ class TestRunningOn:
 
     def test_it_goes_there_even_if_there_is_more_kv_already(self) -> None:
         """To run on is worth more than to be even."""
-        inheritance = after(stands("3,1,1,4", [900], [5], [9, 8, 7, 6], leaves=(0,)), "3,1,1,3")
+        inheritance = after(deployed("3,1,1,4", [900], [5], [9, 8, 7, 6], leaves=(0,)), "3,1,1,3")
         assert ids(inheritance) == {0: "0a 2d", 1: "1a", 2: "2a 2b 2c"}
         assert inheritance.running_on == {1: 1}
 
     def test_a_pipeline_that_gives_a_request_up_does_not(self) -> None:
         """A pipeline that gives a request up does not run on, for its batch changes."""
-        inheritance = after(stands("2,1,1,2", [5, 4], [3]), "2,1,1,1")
+        inheritance = after(deployed("2,1,1,2", [5, 4], [3]), "2,1,1,1")
         assert ids(inheritance) == {0: "0a", 1: "0b"}
         assert inheritance.running_on == {}
 
     def test_a_pipeline_that_takes_one_in_for_one_that_it_gives_up_does_not(self) -> None:
-        """As many requests are not the same requests."""
-        inheritance = after(stands("2,1,1,2", [9, 1], [8, 1]), "1,1,1,2")
+        """A pipeline that gives up one request and takes in another stops, although it has as many."""
+        inheritance = after(deployed("2,1,1,2", [9, 1], [8, 1]), "1,1,1,2")
         assert ids(inheritance) == {0: "0a 1a"}
         assert inheritance.running_on == {}
 
     def test_idle_ones_run_on_where_pipelines_are_left(self) -> None:
         """Idle pipelines run on in places left over by those with requests."""
-        inheritance = after(stands("3,1,1,2", [], [], [4]), "2,1,1,2")
+        inheritance = after(deployed("3,1,1,2", [], [], [4]), "2,1,1,2")
         assert inheritance.running_on == {0: 2, 1: 1}
 
 
 class TestPhasesApart:
     """Prompts here, decoding there."""
 
-    def test_only_pipelines_that_decode_go_on_with_decoding(self) -> None:
+    def test_only_pipelines_that_decode_continue_decoding(self) -> None:
         """What has decoded nothing yet stays where prompts are computed."""
-        inheritance = after(stands("3,1,1,2", [5, 0], [6], [0]), "1+2,1,1,2")
+        inheritance = after(deployed("3,1,1,2", [5, 0], [6], [0]), "1+2,1,1,2")
         assert ids(inheritance) == {0: "2a 0b", 1: "0a", 2: "1a"}
 
     def test_each_kind_has_its_own_room(self) -> None:
         """A prompt pipeline that is free holds no decoding request."""
-        inheritance = after(stands("2,1,1,2", [5, 9], [7, 8]), "1+1,1,1,2")
+        inheritance = after(deployed("2,1,1,2", [5, 9], [7, 8]), "1+1,1,1,2")
         assert ids(inheritance) == {1: "0b 1b"}
         assert waiting(inheritance) == "1a 0a"
 
     def test_each_kind_keeps_its_numbers(self) -> None:
         """The second that decodes is the second that decodes, and all run on."""
-        inheritance = after(stands("1+2,2,1,2", [0], [5], [6, 7]), "2+3,2,1,2")
+        inheritance = after(deployed("1+2,2,1,2", [0], [5], [6, 7]), "2+3,2,1,2")
         assert ids(inheritance) == {0: "0a", 2: "1a", 3: "2a 2b"}
         assert inheritance.running_on == {0: 0, 2: 1, 3: 2}
 
     def test_idle_ones_stay_of_their_kind(self) -> None:
-        """As far as there are places; then they serve as the other."""
-        assert after(stands("1+2,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 1, 2: 2}
-        assert after(stands("2+1,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 2, 2: 1}
-        assert after(stands("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}
+        """Idle pipelines keep their phase where the new configuration has positions, and change it otherwise."""
+        assert after(deployed("1+2,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 1, 2: 2}
+        assert after(deployed("2+1,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 2, 2: 1}
+        assert after(deployed("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}
 
     def test_phases_can_be_put_together_again(self) -> None:
         """With phases together again, every pipeline can continue any request."""
-        inheritance = after(stands("1+1,1,1,2", [0], [6]), "2,1,1,2")
+        inheritance = after(deployed("1+1,1,1,2", [0], [6]), "2,1,1,2")
         assert inheritance.running_on == {0: 0, 1: 1}

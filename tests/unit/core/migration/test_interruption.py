@@ -44,25 +44,25 @@ def fates(arranged: tuple[Arrangement, ...]) -> dict[str, Disposition]:
 class TestChoice:
     """Whichever costs its user least."""
 
-    def test_who_ends_in_time_is_let_end(self) -> None:
+    def test_a_request_that_ends_in_time_finishes(self) -> None:
         """It waits for nothing, and takes nothing of the link."""
         (found,) = arrange(NOW, NOTICE, [running("short", 500, remaining=100)])
         assert found == Arrangement("short", Disposition.FINISH, 100, NOW + 25.0)
 
-    def test_who_would_end_at_the_last_moment_but_one_is_let_end(self) -> None:
+    def test_a_request_that_ends_just_before_the_deadline_finishes(self) -> None:
         """A copy needs time before the deadline; ending needs none."""
         assert fates(arrange(NOW, NOTICE, [running("just", 500, 119), running("late", 500, 121)])) == {
             "just": Disposition.FINISH,
             "late": Disposition.MOVE,
         }
 
-    def test_who_cannot_end_moves_if_a_copy_costs_less_than_a_prompt(self) -> None:
+    def test_a_request_that_cannot_end_moves_if_a_copy_costs_less_than_a_prompt(self) -> None:
         """1 ms a token, and not 10."""
         (found,) = arrange(NOW, NOTICE, [running("long", 500)])
         assert found.disposition is Disposition.MOVE
         assert found.wait_s < prompt_s(500)
 
-    def test_who_is_computed_faster_than_copied_is_computed(self) -> None:
+    def test_a_request_computed_faster_than_copied_is_recomputed(self) -> None:
         """At once, so that its prompt grows no longer."""
         assert arrange(NOW, SLOW, [running("long", 500)]) == (
             Arrangement("long", Disposition.RECOMPUTE, 0, NOW, wait_s=5.0),
@@ -93,7 +93,7 @@ class TestChoice:
             assert {(each.steps, each.stop_s) for each in found} == {(0, now)}
 
     def test_the_iteration_under_way_ends_first_if_there_is_time(self) -> None:
-        """Nothing stops, and nothing is copied, before its boundary."""
+        """A request stops and is copied only after the current iteration's end, where the deadline permits."""
         notice = replace(NOTICE, pace=DecodePace(0.5, 0.25))
         assert fates(arrange(NOW, notice, [running("a", 500, 118)])) == {"a": Disposition.MOVE}
         assert fates(arrange(NOW, notice, [running("a", 500, 117)])) == {"a": Disposition.FINISH}
@@ -136,7 +136,7 @@ class TestJustInTime:
             assert one.copy_end_s <= next_one.copy_start_s
         assert by_start[0].stop_s > NOW + 20.0
 
-    def test_the_link_is_shared_by_those_who_save_most(self) -> None:
+    def test_the_link_goes_to_the_requests_that_save_most(self) -> None:
         """30 s carry one of 20 s, or two of 14 s: these save more together, though each less than the one."""
         requests = [running("one", 20_000), running("two", 14_000), running("three", 14_000)]
         found = fates(arrange(NOW, NOTICE, requests))
@@ -161,14 +161,14 @@ class TestJustInTime:
         busy = arrange(NOW, NOTICE, requests, link_free_s=NOW + 10.0)
         assert [each.disposition for each in busy] == [Disposition.RECOMPUTE, Disposition.MOVE]
 
-    def test_who_is_recomputed_decodes_until_somebody_takes_it(self) -> None:
+    def test_a_recomputed_request_decodes_until_a_worker_takes_it(self) -> None:
         """A request to be recomputed decodes until another instance takes it: decoding here delays no other."""
         notice = replace(SLOW, remote=RemoteHolder(prompt_s, ready_s=NOW + 10.1))
         (found,) = arrange(NOW, notice, [running("long", 500)])
         assert (found.steps, found.stop_s) == (40, NOW + 10.0)
         assert found.wait_s == pytest.approx(0.1 + 5.4)
 
-    def test_who_is_ready_too_late_makes_all_wait(self) -> None:
+    def test_a_worker_that_is_ready_too_late_delays_all(self) -> None:
         """No copy begins before a late remote holder is ready, however short the copy."""
         notice = replace(NOTICE, remote=RemoteHolder(prompt_s, ready_s=NOW + 40.0))
         (moved,) = arrange(NOW, notice, [running("long", 500)])
@@ -199,7 +199,7 @@ class TestAgain:
         assert fates(after) == {"small": Disposition.RECOMPUTE, "large": Disposition.MOVE}
 
     def test_a_copy_that_runs_is_kept_if_it_ends_in_time(self) -> None:
-        """And the others wait for the link."""
+        """A running copy that ends in time is kept, and the others wait for the link."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         small = before[0]
         assert small.copy_start_s is not None and small.copy_end_s is not None
@@ -219,13 +219,13 @@ class TestAgain:
         assert (after[0].disposition, after[0].stop_s) == (Disposition.RECOMPUTE, small.stop_s)
         assert after[0].wait_s == pytest.approx(now - small.stop_s + prompt_s(4_000))
 
-    def test_who_is_computed_elsewhere_stays_there(self) -> None:
+    def test_a_request_recomputed_elsewhere_stays_there(self) -> None:
         """A longer notice does not call back a request that is computed on another instance already."""
         before = arrange(NOW, replace(NOTICE, deadline_s=NOW + 1.0), self.REQUESTS)
         assert {each.disposition for each in before} == {Disposition.RECOMPUTE}
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before
 
-    def test_who_has_ended_leaves_the_link_to_others(self) -> None:
+    def test_an_ended_request_leaves_the_link_to_others(self) -> None:
         """A finished request leaves the link to others, and is not listed any more."""
         notice = replace(NOTICE, deadline_s=NOW + 12.0)
         before = arrange(NOW, notice, self.REQUESTS)
@@ -235,7 +235,7 @@ class TestAgain:
         assert before[0].stop_s > NOW + 1.0
         assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Disposition.MOVE}
 
-    def test_who_comes_meanwhile_is_arranged_as_well(self) -> None:
+    def test_a_request_that_comes_meanwhile_is_arranged_as_well(self) -> None:
         """A request that arrives meanwhile is arranged like all others."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
@@ -243,7 +243,6 @@ class TestAgain:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    """By name."""
     with pytest.raises(ValueError, match="step_s"):
         DecodePace(0.0, 0.0)
     with pytest.raises(ValueError, match="until_boundary_s"):

@@ -24,7 +24,7 @@ EXECUTIONS = st.builds(
 
 
 class TestPreemption:
-    """As many steps as leave time for the migration."""
+    """Stop after as many steps as leave time for the migration."""
 
     def test_the_most_steps_that_leave_time(self) -> None:
         """28 of 30 seconds are left for steps of 1 s; the 28th would end too late by the paper's sharp bound."""
@@ -46,13 +46,13 @@ class TestPreemption:
         assert before_preemption(SECOND, 100, 20.5, 9.75).steps == 10
 
     def test_a_batch_that_ends_in_time_is_let_end(self) -> None:
-        """Nothing of it must migrate, however long that would take."""
+        """A batch that ends in time finishes and migrates nothing, however long a migration would take."""
         assert before_preemption(SECOND, 3, 30.0, 20.0) == StopAfter(Stop.FINISH, 3, 3.0)
 
     @settings(deadline=None)
     @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
     def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, left: float, migration: float) -> None:
-        """Each S tried."""
+        """The stop equals that of an exhaustive search over the steps."""
         fitting = [steps for steps in range(remaining + 1) if execution(steps) < left - migration]
         found = before_preemption(execution, remaining, left, migration)
         if not fitting:
@@ -66,7 +66,7 @@ class TestPreemption:
 
 
 class TestAcquisition:
-    """As few steps as bridge the start."""
+    """Stop after as few steps as last until the new instance is ready."""
 
     def test_the_fewest_steps_and_not_the_most(self) -> None:
         """The misprint, argmax, would let a batch decode to its end: 100 steps for a start of 40 s."""
@@ -96,7 +96,7 @@ class TestAcquisition:
     @settings(deadline=None)
     @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
     def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, start: float, migration: float) -> None:
-        """Each S tried."""
+        """The stop equals that of an exhaustive search over the steps."""
         long_enough = [steps for steps in range(remaining + 1) if execution(steps) >= start]
         found = before_acquisition(execution, remaining, start, migration)
         steps = long_enough[0] if long_enough else remaining
@@ -109,14 +109,13 @@ class TestAcquisition:
 
 
 def test_any_function_of_the_steps_will_do() -> None:
-    """A table with a slow first step, say."""
+    """Both functions accept any execution time by steps, such as a table with a slow first step."""
     seconds = [0.0, 5.0, 6.0, 7.0, 8.0]
     assert before_preemption(seconds.__getitem__, 4, 8.5, 1.0) == StopAfter(Stop.MIGRATE, 3, 7.0)
     assert before_acquisition(seconds.__getitem__, 4, 5.5, 1.0) == StopAfter(Stop.MIGRATE, 2, 6.0)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    """By name."""
     with pytest.raises(ValueError, match="remaining_steps"):
         before_preemption(SECOND, -1, 1.0, 1.0)
     with pytest.raises(ValueError, match="migration_s"):

@@ -1,4 +1,4 @@
-"""Which device gets which position."""
+"""Tests of the mapper: which device gets which position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fleet(*sizes: int, leaves: tuple[int, ...] = ()) -> tuple[Instance, ...]:
     return tuple(Instance(f"i{n}", size, 30.0 if n in leaves else None) for n, size in enumerate(sizes))
 
 
-def stands(
+def deployed(
     written: str,
     *sizes: int,
     leaves: tuple[int, ...] = (),
@@ -47,12 +47,12 @@ def of_instance(mapped: DeviceMap, instance: str) -> list[Position]:
     return sorted(position for device, position in mapped.positions.items() if device.instance == instance)
 
 
-class TestWhoGoesWhere:
+class TestPositions:
     """Each position is filled by the device that holds most of it."""
 
     def test_one_that_replaces_a_leaving_instance_gets_its_place(self) -> None:
         """All other devices stay where they are."""
-        before = stands("2,2,2", 2, 2, 2, 2, leaves=(1,), come=(2,))
+        before = deployed("2,2,2", 2, 2, 2, 2, leaves=(1,), come=(2,))
         mapped = after(before, "2,2,2")
         staying = {device: place for device, place in before.positions.items() if device.instance != "i1"}
         assert staying.items() <= mapped.positions.items()
@@ -62,7 +62,7 @@ class TestWhoGoesWhere:
 
     def test_a_device_goes_where_its_kv_is_wanted(self) -> None:
         """Of two devices with the same weights, the one with the KV that continues gets the position."""
-        before = stands("2,1,1,1", 1, 1, running={0: [RunningRequest("a", 50, 1)], 1: [RunningRequest("b", 50, 9)]})
+        before = deployed("2,1,1,1", 1, 1, running={0: [RunningRequest("a", 50, 1)], 1: [RunningRequest("b", 50, 9)]})
         mapped = after(before, "1,1,1,1")
         assert mapped.positions == {Device("i1", 0): Position(0, 0, 0)}
         assert (mapped.kept_weight_bytes, mapped.kept_kv_bytes) == (MODEL.weight_bytes, 50 * 8 * 16)
@@ -70,20 +70,20 @@ class TestWhoGoesWhere:
 
     def test_halved_shards_stay_on_the_devices_that_hold_them(self) -> None:
         """From M = 1 to M = 2 and from two stages to one: each device keeps the half of its layers that it has."""
-        before = stands("1,2,1", 1, 1, come=(1, 1))
+        before = deployed("1,2,1", 1, 1, come=(1, 1))
         mapped = after(before, "1,2,2")
         assert mapped.positions[Device("i0", 0)][:2] == (0, 0)
         assert mapped.positions[Device("i1", 0)][:2] == (0, 1)
         assert mapped.kept_weight_bytes == MODEL.weight_bytes // 2
 
     def test_the_embedding_and_the_head_count(self) -> None:
-        """With one layer for each of eight stages on nine devices, the ends are kept for what they weigh."""
-        before = stands("1,1,1", 1, come=(1,) * 7)
+        """With eight stages of one layer on nine devices, the devices with embedding and head keep their positions."""
+        before = deployed("1,1,1", 1, come=(1,) * 7)
         assert after(before, "1,8,1").positions[Device("i0", 0)] == Position(0, 7, 0)
 
     def test_tensor_groups_come_together_where_their_layers_are(self) -> None:
         """Eight shards become two times four: an instance that held a stage gets that stage twice."""
-        before = stands("1,2,8", 8, 8)
+        before = deployed("1,2,8", 8, 8)
         mapped = after(before, "2,2,4")
         for number in range(2):
             assert {place[1] for place in of_instance(mapped, f"i{number}")} == {number}
@@ -103,27 +103,27 @@ class TestWhoGoesWhere:
 
     def test_a_tensor_group_that_must_be_cut_is_dealt_out(self) -> None:
         """Four shards each on two instances become eight over both: each device keeps half of what it has."""
-        before = stands("2,1,4", 4, 4)
+        before = deployed("2,1,4", 4, 4)
         mapped = after(before, "1,1,8")
         assert mapped.kept_weight_bytes == MODEL.weight_bytes
         assert {place[2] % 2 for place in of_instance(mapped, "i0")} in ({0}, {1})
 
     def test_a_tensor_group_is_on_one_instance_before_more_is_kept(self) -> None:
         """Three hold a tensor group together; the one of two devices gets all of it."""
-        mapped = after(stands("1,1,2", 1, 1, come=(2,)), "1,1,2")
+        mapped = after(deployed("1,1,2", 1, 1, come=(2,)), "1,1,2")
         assert of_instance(mapped, "new0") == [] and mapped.running_on == {0: 0}  # nothing happens to it: it runs on
-        mapped = after(stands("1,1,2", 1, 1, 1, leaves=(0,), come=(2,)), "1,1,2")
+        mapped = after(deployed("1,1,2", 1, 1, 1, leaves=(0,), come=(2,)), "1,1,2")
         assert of_instance(mapped, "new0") == [(0, 0, 0), (0, 0, 1)]
 
     def test_instances_of_all_sizes_serve_together(self) -> None:
         """Instances of 1 to 8 devices serve together."""
-        before = stands("6,3,2", 1, 2, 3, 4, 5, 6, 7, 8)
+        before = deployed("6,3,2", 1, 2, 3, 4, 5, 6, 7, 8)
         mapped = after(before, "3,6,2")
         assert sorted(mapped.positions.values()) == list(ParallelConfig(3, 6, 2).positions())
 
     def test_positions_are_given_in_order(self) -> None:
         """Iteration meets the first pipeline first."""
-        mapped = after(stands("2,2,2", 4, 4, 4, leaves=(0,)), "2,1,4")
+        mapped = after(deployed("2,2,2", 4, 4, 4, leaves=(0,)), "2,1,4")
         assert list(mapped.positions.values()) == list(ParallelConfig(2, 1, 4).positions())
 
 
@@ -152,7 +152,7 @@ class TestManyDevices:
             ]
             for pipeline in range(config.prompt_data, config.pipelines)
         }
-        before = stands(old, *[size] * count, leaves=tuple(range(3, count, 16)), running=running)
+        before = deployed(old, *[size] * count, leaves=tuple(range(3, count, 16)), running=running)
         mapped = after(before, new)
         owner = {one.id: number for number, requests in before.running.items() for one in requests}
         tokens: Counter[tuple[int, int]] = Counter()
@@ -171,7 +171,7 @@ class TestIdle:
 
     def test_those_with_least_to_use_again_are_idle(self) -> None:
         """Devices with the least to reuse are idle, though they came first."""
-        before = replace(stands("1,2,1", 1, 1), instances=(Instance("first", 1), *fleet(1, 1)))
+        before = replace(deployed("1,2,1", 1, 1), instances=(Instance("first", 1), *fleet(1, 1)))
         mapped = after(before, "1,2,1")
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
 
@@ -185,26 +185,26 @@ class TestIdle:
 
 
 class TestLeaving:
-    """Who has had notice."""
+    """Instances with notice of their interruption."""
 
     def test_leaving_instances_get_nothing(self) -> None:
         """Leaving instances get no position, though they hold everything."""
-        mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,)), "1,1,2")
+        mapped = after(deployed("1,1,2", 2, leaves=(0,), come=(2,)), "1,1,2")
         assert of_instance(mapped, "i0") == []
         assert mapped.kept_weight_bytes == 0
         assert mapped.running_on == {}
 
-    def test_requests_go_on_though_none_of_their_kv_stays(self) -> None:
+    def test_requests_continue_though_none_of_their_kv_stays(self) -> None:
         """A request continues though no device of its KV stays: the KV moves while there is time."""
         running = {0: [RunningRequest("a", 50, 1)]}
-        mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,), running=running), "1,1,2")
+        mapped = after(deployed("1,1,2", 2, leaves=(0,), come=(2,), running=running), "1,1,2")
         assert mapped.running == {0: tuple(running[0])}
         assert mapped.kept_kv_bytes == 0
 
     def test_too_few_that_stay_are_refused(self) -> None:
         """The error contains how many devices stay and what to do."""
         with pytest.raises(ValueError, match=r"needs 4 devices, and 2 stay .* choose a smaller configuration"):
-            after(stands("1,2,2", 2, 2, leaves=(1,)), "1,2,2")
+            after(deployed("1,2,2", 2, 2, leaves=(1,)), "1,2,2")
 
 
 class TestRunningOn:
@@ -213,7 +213,7 @@ class TestRunningOn:
     def test_they_keep_their_devices_and_only_new_ones_load(self) -> None:
         """What they hold is all kept, KV too."""
         running = {n: [RunningRequest(f"r{n}", 10, 1)] for n in range(2)}
-        before = stands("2,2,2,4", 4, 4, come=(4,), running=running)
+        before = deployed("2,2,2,4", 4, 4, come=(4,), running=running)
         mapped = after(before, "3,2,2,4")
         assert mapped.running_on == {0: 0, 1: 1}
         assert before.positions.items() <= mapped.positions.items()
@@ -222,14 +222,14 @@ class TestRunningOn:
 
     def test_the_rest_of_their_instances_serves_others(self) -> None:
         """A pipeline of three on an instance of four leaves one device for the next."""
-        before = stands("1,3,1", 4, come=(2,))
+        before = deployed("1,3,1", 4, come=(2,))
         mapped = after(before, "2,3,1")
         assert mapped.running_on == {0: 0}
         assert [place[0] for place in of_instance(mapped, "i0")] == [0, 0, 0, 1]
 
     def test_they_keep_them_under_another_number_as_well(self) -> None:
         """The third of three becomes the first of two, the first having gone."""
-        before = stands("3,1,2,1", 2, 2, 2, leaves=(0,))
+        before = deployed("3,1,2,1", 2, 2, 2, leaves=(0,))
         mapped = after(before, "2,1,2,1")
         assert mapped.running_on == {0: 2, 1: 1}
         assert of_instance(mapped, "i2") == [(0, 0, 0), (0, 0, 1)]

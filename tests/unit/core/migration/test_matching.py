@@ -44,7 +44,7 @@ class TestFlat:
         assert gains[rows, range(gains.shape[1])].sum() == best_by_trying(gains) == most_gained(gains)
 
     def test_of_equals_the_earlier_is_used(self) -> None:
-        """And the later is idle, also where taking one in makes another idle that is earlier than a third."""
+        """Of equal rows the earlier is used and the later is idle, also after an exchange with a third."""
         assert sorted(fill_columns(table([0, 0], [0, 0], [0, 0], [0, 0]))) == [0, 1]
         assert fill_columns(table([5, 0], [0, 7], [5, 0], [0, 7])) == [0, 1]
         assert fill_columns(table([2, 0, 1], [0, 0, 3], [2, 0, 3], [3, 1, 0])) == [3, 0, 1]
@@ -52,7 +52,7 @@ class TestFlat:
     @settings(max_examples=60, deadline=None)
     @given(tables())
     def test_no_idle_row_is_as_good_as_a_later_one_that_is_used(self, gains: Gains) -> None:
-        """For whatever column."""
+        """No idle row has an equal later row that is used, in any column."""
         rows = fill_columns(gains)
         for idle in set(range(gains.shape[0])) - set(rows):
             assert all(gains[idle, column] != gains[row, column] for column, row in enumerate(rows) if row > idle)
@@ -102,13 +102,13 @@ class TestTwoLevels:
         assert len(set.union(*used)) == len(groups)
 
     def test_a_group_goes_where_it_has_room(self) -> None:
-        """Even if a smaller instance would gain more."""
+        """A group is matched to an instance with enough devices, even if a smaller one gains more."""
         gains = table([9, 9], [0, 0], [0, 0])
         assert match_groups(gains, [[0], [1, 2]], [[0, 1]])[0] == 0
 
     @pytest.mark.parametrize("row", [0, 1])
     @pytest.mark.parametrize("column", [0, 1])
-    def test_instances_that_differ_in_one_entry_are_told_apart(self, row: int, column: int) -> None:
+    def test_instances_that_differ_in_one_entry_are_distinguished(self, row: int, column: int) -> None:
         """Instances that differ in any one entry are kept apart."""
         gains = table([1, 1], [1, 1], [1, 1], [1, 1])
         gains[2 + row, column] = 5

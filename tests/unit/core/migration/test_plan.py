@@ -102,7 +102,7 @@ class TestNotice:
         assert plan.done_s == 20.0
 
     def test_kv_that_comes_too_late_is_computed_again_and_leaves_its_time_to_others(self) -> None:
-        """7 s: the first to have KV moved is who has decoded most (6 s); the other's would end after 12 s."""
+        """In 7 s the KV of the most decoded request is moved (6 s); the other's would end after 12 s and is recomputed."""
         instances = (Instance("a", 1), Instance("b", 1, deadline_s=7.0), Instance("c", 1))
         running = {0: (RunningRequest("young", 15, decoded=1), RunningRequest("old", 15, decoded=9))}
         plan = planned(change("1,2,1,2", "1,2,1,2", instances, running))
@@ -137,7 +137,7 @@ class TestNotice:
 class TestLoss:
     """Machines that went without notice."""
 
-    def test_weights_that_nobody_holds_come_from_storage_and_lost_kv_is_computed_again(self) -> None:
+    def test_weights_that_no_device_holds_come_from_storage_and_lost_kv_is_recomputed(self) -> None:
         """Stage 1 is lost; stage 0 keeps its weights, and KV of half the layers is of no use."""
         instances = (Instance("a", 1), Instance("b", 1), Instance("c", 1))
         mapped = change("1,2,1,1", "1,2,1,1", instances, {0: (RunningRequest("r", 10),)}, lost=(1,))
@@ -146,7 +146,7 @@ class TestLoss:
         assert [each.id for each in (*plan.recomputed, *mapped.waiting)] == ["r"]
         assert plan.kept_bytes == 200
 
-    def test_a_lost_shard_without_a_byte_of_kv_costs_nobody_anything(self) -> None:
+    def test_a_lost_shard_without_a_byte_of_kv_costs_nothing(self) -> None:
         """One byte is not cut in two: the second shard has all of it."""
         model = replace(MODEL, kv_layer_token_bytes=1)
         instances = (Instance("a", 1, deadline_s=0.0), Instance("b", 1))
@@ -257,7 +257,7 @@ class TestBuffers:
         assert len({each.share for each in plan.transfers if each.part.layer == 0}) >= 4
 
     def test_a_limit_of_nothing_is_refused(self) -> None:
-        """And so is one that would cut layers into dust."""
+        """A buffer of 0 bytes and a negative stage time are refused."""
         with pytest.raises(ValueError, match="buffer_bytes"):
             PlanPolicy(buffer_bytes=0)
         with pytest.raises(ValueError, match="stage_s"):

@@ -1,4 +1,4 @@
-"""Which positions go to one instance together."""
+"""Tests of position groups: the positions that share one instance."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestWays:
         ways = groupings(positions("1,6,1"), stand)
         assert [[len(group) for group in way] for way in ways] == [[3, 2, 1], [1, 3, 2], [2, 1, 3]]
 
-    def test_what_stands_can_stay(self) -> None:
+    def test_running_pipelines_can_stay(self) -> None:
         """Whatever it is, if that cuts no more tensor groups than must be."""
         stand = [
             InstanceSlots(2, Position(0, 0, 0), (0, 3)),
@@ -67,7 +67,7 @@ class TestWays:
         ]
         assert ((0, 3), (1,), (2,)) in groupings(positions("1,4,1"), stand)
 
-    def test_what_stands_takes_more_where_the_others_have_no_room(self) -> None:
+    def test_running_pipelines_take_more_where_the_others_do_not_fit(self) -> None:
         """A group that stays takes more positions where the others cannot: every position must have a device."""
         stand = [InstanceSlots(2, Position(0, 0, 0), (3,)), InstanceSlots(2, Position(0, 1, 0), (1,))]
         assert ((0, 3), (1, 2)) in groupings(positions("1,4,1"), stand)

@@ -19,7 +19,7 @@ degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 
 @settings(max_examples=40, deadline=None)
 @given(degrees, degrees, st.data())
-def test_the_tables_say_what_two_positions_have_in_common(
+def test_the_tables_have_what_two_positions_share(
     before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject
 ) -> None:
     """For every pair, by the closed forms; a device without an old position has nothing."""

@@ -49,7 +49,7 @@ class TestListed:
     @pytest.mark.parametrize("tensor", [1, 2, 3, 7])
     @pytest.mark.parametrize("stages", [1, 2, 4, 6])
     def test_a_pipeline_holds_the_model_once(self, stages: int, tensor: int) -> None:
-        """Not a byte less or more, whether or not the shares come out even."""
+        """The weights of a pipeline's positions sum to the model's, whether or not the shares are even."""
         config = ParallelConfig(1, stages, tensor)
         held = [entry.bytes for position in config.positions() for entry in weights_of(position, config, MODEL)]
         assert sum(held) == MODEL.weight_bytes

@@ -36,7 +36,7 @@ def sources(choice: SourceChoice, each: Piece) -> list[tuple[int | None, int, bo
 
 
 def test_a_device_of_the_same_instance_comes_before_any_other() -> None:
-    """Even where its own port has more to do."""
+    """A source on the same instance is chosen even if its port has more to send."""
     choice = SourceChoice(devices_of(2, 2), LINKS)
     for _ in range(9):
         assert sources(choice, piece((0, 2), (3,))) == [(2, 3, False)]
@@ -71,7 +71,7 @@ def test_a_leaving_instance_is_taken_for_its_idle_uplink_but_not_before_an_equal
     assert sources(choice, piece((0, 1), (2,))) == [(0, 2, False)]
 
 
-def test_a_leaving_instance_is_not_asked_for_more_than_it_can_send() -> None:
+def test_a_leaving_instance_sends_no_more_than_it_can() -> None:
     """It can send 100 bytes in 10 s, so one in 15 s; bytes without another holder come from storage."""
     choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 15.0}), LINKS)
     assert sources(choice, piece((0,), (2,))) == [(0, 2, False)]

@@ -45,12 +45,12 @@ def test_what_has_not_been_watched_counts_as_expected() -> None:
 
 
 def test_a_clock_has_no_variation_and_two_that_come_at_once_have_some() -> None:
-    """Gaps of 1; and gaps of 0 and 2 in turn, whose deviation is their mean."""
+    """Gaps of 1 s have a variation of 0; gaps of 0 s and 2 s in turn have a deviation equal to their mean."""
     assert filled(*range(1, 20)).cv(20.0) == pytest.approx(0.0)
     assert filled(1, 1, 3, 3, 5, 5, 7, 7, 9).cv(9.0) == pytest.approx(1.0)
 
 
-def test_few_requests_say_nothing_of_variation() -> None:
+def test_few_requests_have_no_variation() -> None:
     """Four gaps do; requests that all came at once do not, since their gaps have no mean."""
     assert filled(1, 2, 3, 4).cv(4.0) is None
     assert filled(1, 2, 3, 4, 5).cv(5.0) is not None

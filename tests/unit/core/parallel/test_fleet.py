@@ -1,4 +1,4 @@
-"""What to ask for and what to give back."""
+"""Which instances are requested and which are released."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ def of_a(instances: int) -> ConfigChoice:
     return taking(InstanceShare(A, 0, 1, instances, 0))
 
 
-def test_what_lacks_is_asked_for_both_ways_at_once() -> None:
+def test_missing_instances_are_requested_in_both_markets_at_once() -> None:
     """Three lack: three as spot and three on demand; the two spares as spot only."""
     supply = Supply(A, spot=20, on_demand=20, held_spot=4, held_on_demand=1)
     assert fleet_delta(of_a(8), [supply]) == (FleetDelta("a", request_spot=5, request_on_demand=3),)
 
 
-def test_spares_alone_are_asked_for_as_spot() -> None:
-    """They can wait."""
+def test_spares_alone_are_requested_as_spot() -> None:
     supply = Supply(A, spot=20, on_demand=20, held_spot=7)
     assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_spot=1),)
 
 
 def test_spares_come_on_demand_where_there_is_no_spot() -> None:
-    """Nothing more of it can be had."""
+    """Spares are requested on demand once no more spot instances of the type are available."""
     supply = Supply(A, spot=6, on_demand=20, held_spot=6)
     assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_on_demand=2),)
     assert fleet_delta(of_a(9), [supply]) == (FleetDelta("a", request_on_demand=5),)
 
 
-def test_no_more_is_asked_for_than_can_be_had() -> None:
-    """Of either."""
+def test_no_more_is_requested_than_is_available() -> None:
+    """The request is bounded by the available spot instances and by the available on-demand instances."""
     supply = Supply(A, spot=6, on_demand=1, held_spot=5)
     assert fleet_delta(of_a(7), [supply]) == (FleetDelta("a", request_spot=1, request_on_demand=1),)
 

@@ -18,7 +18,7 @@ def test_the_cheaper_ones_come_first() -> None:
 
 @pytest.mark.parametrize("spot", [1.0, 4.0])
 def test_the_price_is_that_of_the_split(spot: float) -> None:
-    """For every number of instances."""
+    """For every number of instances the price is the sum over the spot and on-demand instances of the split."""
     supply = Supply(machine(spot=spot, on_demand=3.0), 3, 5)
     splits = [supply.split(instances) for instances in range(9)]
     expected = [spots * spot + on_demands * 3.0 for spots, on_demands in splits]
@@ -31,7 +31,7 @@ def test_more_than_can_be_had_cannot_be_split() -> None:
 
 
 def test_only_what_is_held_is_there_without_asking() -> None:
-    """Starting instances count as held."""
+    """`only_held` bounds a supply to its held instances, and starting instances count as held."""
     supply = Supply(machine(), 9, 8, held_spot=2, held_on_demand=1)
     assert (supply.instances, supply.held) == (17, 3)
     assert supply.only_held() == Supply(supply.type, 2, 1, 2, 1)

@@ -54,7 +54,7 @@ def test_prompts_of_other_lengths_are_taken_in_proportion() -> None:
 
 
 def test_a_batch_between_two_measured_ones_costs_as_the_larger() -> None:
-    """Three as four."""
+    """A batch of three costs as much as one of four, the next larger measured size."""
     three = ParallelConfig.parse("1,1,2,3")
     assert TABLES.step_s(three) == TABLES.step_s(replace(three, max_batch=4))
 
@@ -68,14 +68,14 @@ def test_what_was_not_measured_takes_for_ever(written: str) -> None:
 
 
 def test_throughput_is_pipelines_times_batch_over_seconds() -> None:
-    """Phases together."""
+    """With both phases on the same pipelines, throughput is the sequences in flight over the execution time."""
     config = ParallelConfig.parse("3,2,2,4")
     assert throughput(TABLES, config, 512, 10) == pytest.approx(12 / TABLES.execution_s(config, 512, 10))
 
 
 @pytest.mark.parametrize(("written", "bound"), [("1+30,2,2,4", "prompts"), ("9+1,2,2,4", "steps")])
 def test_with_phases_apart_the_slower_side_bounds(written: str, bound: str) -> None:
-    """Each kind of pipeline has a rate of its own."""
+    """Prompt pipelines and token pipelines each have a rate, and the lower rate is the throughput."""
     config = ParallelConfig.parse(written)
     prompts = config.prompt_data * 4 / TABLES.prompt_s(config, 512)
     steps = config.data * 4 / (100 * TABLES.step_s(config))

@@ -27,7 +27,9 @@ def test_shards_share_all_but_what_each_needs() -> None:
 
 
 def test_the_fuller_end_decides() -> None:
-    """With even stages the head's; with three, the last has two layers of ten and the first four."""
+    """Of two even stages the last, with the head, needs most; of three, the first, with four layers of ten to the
+    last's two.
+    """
     assert MEMORY.device_bytes(ParallelConfig(1, 2, 1)) == 5 * 1_400_000 + 2_000_000 + 3 * ACTIVATIONS + 7
     assert MEMORY.device_bytes(ParallelConfig(1, 3, 1)) == 4 * 1_400_000 + 500_000 + 3 * ACTIVATIONS + 7
 
@@ -38,7 +40,7 @@ def test_stages_that_padding_leaves_empty_hold_nothing() -> None:
 
 
 def test_only_a_share_of_memory_is_usable() -> None:
-    """Nine tenths, to the byte."""
+    """A configuration fits if it needs at most nine tenths of the device's memory, to the byte."""
     needed = MEMORY.device_bytes(ParallelConfig(1, 1, 1))
     fits = -(-int(needed) * 10 // 9)
     assert MEMORY.allows(ParallelConfig(1, 1, 1), machine(memory_bytes=fits + 1))

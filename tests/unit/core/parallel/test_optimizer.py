@@ -1,4 +1,4 @@
-"""Which configuration is chosen, on which instances."""
+"""Tests of the optimizer: the configuration that it chooses, and its instances."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_load_that_can_be_met_is_met_with_the_least_latency() -> None:
 
 
 def test_a_load_that_cannot_be_met_gets_the_greatest_throughput() -> None:
-    """Requests then wait for ever."""
+    """Under a load above every throughput the latency is infinite, and the configuration of greatest throughput is chosen."""
     supplies = [Supply(machine(), 1, 1)]
     demand = ServiceDemand(1000.0, 1.0, 100, 20)
     choice = chosen(demand, supplies)
@@ -111,7 +111,9 @@ def test_a_slow_and_cheap_type_is_enough_within_the_target() -> None:
 
 
 def test_the_request_waits_less_with_more_pipelines_and_the_execution_does_not() -> None:
-    """So the latency of requests takes more than throughput asks for; that of execution alone does not."""
+    """Optimized for request latency, more pipelines are chosen than throughput requires; optimized for execution, they are
+    not.
+    """
     supplies = [Supply(machine(devices=1, cost=scaled()), 40)]
     one = chosen(LOAD, supplies, small(latency=Latency.EXECUTION)).throughput
     demand = ServiceDemand(one * 0.95, 1.0, 100, 20)
@@ -164,7 +166,7 @@ def test_a_type_that_is_too_small_gives_nothing() -> None:
 
 
 def test_the_order_of_the_degrees_does_not_matter() -> None:
-    """Nor that one is named twice."""
+    """The choice depends neither on the order of the degrees nor on duplicates among them."""
     supplies = [Supply(machine(), 3)]
     one = Policy(batch_sizes=(4, 1, 2, 2), tensor_degrees=(4, 2, 1), pipeline_degrees=(3, 1, 2))
     other = Policy(batch_sizes=(1, 2, 4), tensor_degrees=(1, 2, 4), pipeline_degrees=(1, 2, 3))

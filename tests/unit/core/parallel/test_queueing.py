@@ -61,13 +61,12 @@ def test_a_large_batch_waits_half_a_service() -> None:
     assert waiting_s(100.0, 1.0, 2.0, 1, max_batch=100_000) == pytest.approx(1.0, rel=1e-3)
 
 
-def test_nobody_waits_where_nobody_comes() -> None:
-    """Whatever the pipelines are."""
+def test_without_arrivals_there_is_no_wait() -> None:
     assert waiting_s(0.0, 5.0, 100.0, 1, 4) == 0.0
 
 
 def test_arrivals_by_the_clock_do_not_wait_for_single_services() -> None:
-    """With no variation at all, each finds its pipeline free."""
+    """Without variation every arrival finds its pipeline free."""
     assert waiting_s(0.9, 0.0, 1.0, 1) == 0.0
 
 

@@ -37,7 +37,7 @@ def watching() -> Watching:
 # --- who receives notices ----------------------------------------------------------------------------------------------
 
 
-def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching) -> None:
+def test_every_worker_of_the_machine_receives_the_deadline(watching: Watching) -> None:
     """All workers of the machine, and none of another, receive the deadline; the planner receives it once, with all of them."""
     watching.start(worker("b"), worker("a"), worker("far", "machine-1"), replace(worker("s"), kind=MemberKind.GATEWAY))
     commands = watching.answer(notice(DEADLINE_S))
@@ -55,7 +55,7 @@ def test_named_workers_are_beside_it_wherever_they_are() -> None:
     assert notices(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
 
 
-def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
+def test_an_active_sign_is_reported_once(watching: Watching) -> None:
     """A sign in force produces one notice, however often the cloud repeats it."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
@@ -65,7 +65,7 @@ def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
         assert (notices(commands), reports(commands)) == ([], [])
 
 
-def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> None:
+def test_a_deadline_that_moves_is_reported_if_it_is_earlier(watching: Watching) -> None:
     """A later one is not: the worker may count on the first."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
@@ -75,7 +75,7 @@ def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> N
     assert notices(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
 
 
-def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> None:
+def test_a_worker_that_does_not_drain_receives_the_notice_again(watching: Watching) -> None:
     """The bus may lose a message; once it drains it is left alone."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
@@ -86,8 +86,8 @@ def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> No
     assert notices(watching.feed(draining(worker("a")), RETELL_S)) == []
 
 
-def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watching: Watching) -> None:
-    """Not while it starts; a new incarnation is another worker."""
+def test_a_worker_that_starts_during_a_notice_receives_it_when_ready(watching: Watching) -> None:
+    """A starting worker receives an active notice once it is ready, and each incarnation receives it once."""
     watching.start()
     watching.answer(notice(DEADLINE_S))
     assert notices(watching.feed(worker("a", state=MemberState.STARTING))) == []
@@ -97,7 +97,7 @@ def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watc
     assert notices(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
 
 
-def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None:
+def test_a_hint_is_reported_and_no_worker_leaves_for_it(watching: Watching) -> None:
     """A hint may come to nothing: workers receive only the notice after it."""
     watching.start(worker("a"))
     hint = notice(None, "h", is_hint=True)
@@ -131,7 +131,7 @@ def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_where_there_is_no_cloud(watching: Watching) -> None:
+def test_nothing_is_polled_without_a_cloud(watching: Watching) -> None:
     """The watcher serves operators all the same."""
     watching.feed(worker("w"))
     watching.feed(DRAIN)
@@ -139,7 +139,7 @@ def test_nothing_is_asked_where_there_is_no_cloud(watching: Watching) -> None:
     assert of(watching.given, c.AskCloud) == []
 
 
-def test_a_cloud_that_answers_is_asked_in_step(watching: Watching) -> None:
+def test_a_cloud_that_answers_is_polled_in_step(watching: Watching) -> None:
     """Counted from the question; at once, where the answer was held back for longer."""
     watching.start()
     assert of(watching.given, c.AskCloud) == [c.AskCloud(1000.0)]
@@ -147,7 +147,7 @@ def test_a_cloud_that_answers_is_asked_in_step(watching: Watching) -> None:
     assert of(watching.answer(after_s=30.0), c.AskCloud) == [c.AskCloud(1030.25)]
 
 
-def test_a_cloud_that_does_not_answer_is_asked_ever_more_rarely(watching: Watching) -> None:
+def test_a_cloud_that_does_not_answer_is_polled_ever_more_rarely(watching: Watching) -> None:
     """Up to a bound; the first good answer ends that."""
     watching.start()
     pauses = []
@@ -160,13 +160,13 @@ def test_a_cloud_that_does_not_answer_is_asked_ever_more_rarely(watching: Watchi
 
 
 def test_a_thousand_failures_are_no_overflow() -> None:
-    """And a poll longer than the bound stays."""
+    """The delay after many failures is bounded, and a poll interval above the bound is unchanged."""
     policy = WatchPolicy("h", backoff_s=10.0)
     assert policy.next_query_s(0.0, 5.0, 1.0, 100_000) == 15.0
     assert policy.next_query_s(0.0, 5.0, 60.0, 1) == 65.0
 
 
-def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
+def test_a_problem_and_its_end_are_reported_once(watching: Watching) -> None:
     """A problem is logged once, and so are its end and another problem."""
     watching.start()
     for problem in (None, "a", "a", "b", "b", None, None):
@@ -175,7 +175,7 @@ def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
 
 
 def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
-    """Nor does it delay one that an answer in part holds."""
+    """An error in a poll neither withdraws a notice nor delays one of the partial answer."""
     watching.start(worker("a"))
     assert notices(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
     assert reports(watching.answer(problem="no connection")) == []
@@ -187,8 +187,8 @@ def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
 WAITING = notice(DEADLINE_S, acknowledgeable=True)
 
 
-def test_the_cloud_hears_it_when_the_last_worker_has_left(watching: Watching) -> None:
-    """At once, and one time."""
+def test_the_event_is_acknowledged_when_the_last_worker_has_left(watching: Watching) -> None:
+    """An event is acknowledged once, as soon as the last worker has left."""
     a, b = worker("a"), worker("b")
     watching.start(a, b)
     watching.answer(WAITING)
@@ -212,7 +212,7 @@ def test_a_worker_that_fell_silent_may_be_at_work(watching: Watching) -> None:
     assert of(watching.feed(left(worker("a"))), c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
 
 
-def test_a_machine_on_which_nobody_was_told_is_not_given_back(watching: Watching) -> None:
+def test_a_machine_without_a_noticed_worker_is_not_given_back(watching: Watching) -> None:
     """Heartbeats may not have come yet, and a starting worker counts, so the machine is not released."""
     watching.start()
     watching.answer(WAITING)
@@ -236,7 +236,7 @@ def test_an_old_incarnations_goodbye_is_not_the_new_ones(watching: Watching) -> 
 
 
 def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching) -> None:
-    """With the next time that it offers the event."""
+    """A failed acknowledgement is repeated as long as the cloud offers the event for it."""
     watching.start(worker("a"))
     watching.answer(WAITING)
     watching.feed(left(worker("a")))
@@ -247,8 +247,8 @@ def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching
 
 
 @pytest.mark.parametrize("acknowledge", [True, False])
-def test_who_does_not_want_it_keeps_the_machine_to_its_deadline(acknowledge: bool) -> None:
-    """And so do events that take no answer."""
+def test_without_acknowledgement_the_machine_is_kept_to_its_deadline(acknowledge: bool) -> None:
+    """Events are acknowledged only if configured, and only those that accept an acknowledgement."""
     watching = Watching(acknowledge=acknowledge)
     watching.start(worker("a"))
     watching.answer(WAITING, notice(DEADLINE_S, "f"))
@@ -266,7 +266,7 @@ def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
 
 
 def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
-    """A worker of any machine, whose own watcher is gone with it; a worker that sends a goodbye is not reported."""
+    """A silent worker of any machine is reported with the time of its loss; one that sent a goodbye is not."""
     watching.feed(worker("a", "machine-1", incarnation=7))
     watching.feed(worker("b", "machine-1"))
     watching.feed(left(worker("b", "machine-1")))
@@ -300,7 +300,7 @@ def test_one_watcher_speaks_for_all() -> None:
     assert len(lost(second)) == 1
 
 
-def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
+def test_a_watcher_without_heartbeats_reports_no_loss(watching: Watching) -> None:
     """A watcher that receives no heartbeats is the one cut off, and reports no loss."""
     watching.beat_itself()
     watching.feed(worker("a"))
@@ -321,13 +321,13 @@ def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> Non
 
 
 def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> None:
-    """As it was ordered, to any worker of the mesh, and each time that it is."""
+    """An operator's drain is published as ordered, for any worker, each time."""
     watching.feed(worker("w", "machine-9"))
     for _ in range(2):
         assert watching.feed(DRAIN) == [c.PublishNotice(DRAIN), c.AnswerOperator(DrainReply(True, ""))]
 
 
-def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
+def test_an_unknown_worker_is_reported_as_unknown(watching: Watching) -> None:
     """The error for an unknown worker lists the known ones."""
     assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker w; there are: none"))]
     watching.feed(worker("b"))
@@ -338,7 +338,7 @@ def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
 
 @pytest.mark.parametrize("wrong", [{"backoff_s": 0.0}, {"member_timeout_s": 0.0}])
 def test_a_policy_needs_times(wrong: dict[str, float]) -> None:
-    """Without them it would ask without an end."""
+    """Times of 0 are refused, since the watcher would poll without pause."""
     with pytest.raises(ValueError, match="must be above 0"):
         WatchPolicy("h", **wrong)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Which signs stand, and their deadlines."""
+"""Tests of signs: the active ones and their deadlines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def seen(
 
 
 def test_a_deadline_that_is_named_is_the_clouds() -> None:
-    """One in the past, too."""
+    """The cloud's deadline is kept, also one in the past."""
     assert seen(ActiveSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
 
 
-def test_a_deadline_that_is_not_named_stands_from_the_first_sight() -> None:
+def test_a_missing_deadline_counts_from_the_first_sight() -> None:
     """Later answers do not push it on."""
     standing = ActiveSigns()
     assert seen(standing, Sign("a", "r")) == [("a", NOW + SHORTEST_GRACE_S)]
@@ -34,7 +34,7 @@ def test_a_deadline_that_is_not_named_stands_from_the_first_sight() -> None:
 
 
 def test_a_deadline_moves_to_an_earlier_time_only() -> None:
-    """A later one changes nothing."""
+    """An earlier deadline replaces the active one, and a later one does not."""
     standing = ActiveSigns()
     seen(standing, Sign("a", "r", 1100.0))
     assert seen(standing, Sign("a", "r", 1200.0)) == []
@@ -64,13 +64,13 @@ def test_what_an_answer_does_not_hold_is_gone_unless_the_answer_is_in_part() -> 
 
 
 def test_an_answer_in_part_brings_what_it_holds() -> None:
-    """One document of two."""
+    """A partial answer's signs count although a problem is reported."""
     assert seen(ActiveSigns(), Sign("a", "r", 1100.0), problem="status 500") == [("a", 1100.0)]
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_a_sign_that_stands_twice_in_an_answer_is_one(again: int) -> None:
-    """With the earlier of its deadlines."""
+def test_a_sign_repeated_in_an_answer_is_one(again: int) -> None:
+    """A sign repeated in an answer counts once, with the earliest deadline."""
     standing = ActiveSigns()
     signs = [Sign("a", "r", 1100.0), *[Sign("a", "r", 1050.0)] * again]
     assert seen(standing, *signs) == [("a", 1050.0)]

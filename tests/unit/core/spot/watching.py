@@ -62,12 +62,12 @@ class Watching:
 
 
 def of(commands: list[c.SpotWatcherCommand], wanted: type[CommandT]) -> list[CommandT]:
-    """Those commands of a type."""
+    """Return the commands of the given type."""
     return [command for command in commands if isinstance(command, wanted)]
 
 
 def notices(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
-    """Who received a notice, and with which deadline."""
+    """Return the worker and the deadline of each published notice."""
     return [(each.notice.worker_id, each.notice.deadline_s) for each in of(commands, c.PublishNotice)]
 
 

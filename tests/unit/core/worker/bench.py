@@ -21,7 +21,7 @@ HERE = KvTarget("w", 9, "w:2", ())
 
 
 def stream_of(choice_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
-    """A stream's number comes from the digits in the name, so that tests can tell streams apart."""
+    """A stream's number derives from the letter of the choice id, so that tests can distinguish streams."""
     return m.StreamRef(gateway, ord(choice_id[0]) * 10 + epoch)
 
 
@@ -148,7 +148,7 @@ class WorkerBench:
         return self.feed(c.HandoffDelivered(choice_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
 
     def assert_empty(self) -> None:
-        """Nothing is held: blocks, counts."""
+        """Assert that the worker holds no blocks and reports no load."""
         load = self.role.load()
         assert self.pool.free_blocks == self.pool.num_blocks
         assert self.pool.owners == 0

@@ -50,7 +50,6 @@ def test_a_prompt_alone_runs_whole() -> None:
 
 
 def test_without_a_bound_prompts_run_whole_beside_decodes_too() -> None:
-    """Whatever they cost."""
     pace = ChunkedPrefillBudget(None)
     run(pace, 1.0, part(1024))
     assert pace.budget([1, 2, 3, 4]) is None
@@ -75,7 +74,7 @@ def test_prompts_of_an_iteration_share_its_time() -> None:
         assert budget.max_chunk_tokens(0) == 0
 
 
-def test_a_slow_device_still_goes_on() -> None:
+def test_a_slow_device_still_makes_progress() -> None:
     """However long that takes and however many decode; but not with every prompt that waits."""
     pace = ChunkedPrefillBudget(STALL_S)
     run(pace, 10.0, part(100))
@@ -86,7 +85,7 @@ def test_a_slow_device_still_goes_on() -> None:
     assert budget.max_chunk_tokens(0) == 0
 
 
-def test_decodes_alone_say_nothing_of_what_prompts_cost() -> None:
+def test_decodes_alone_teach_no_prompt_cost() -> None:
     """They read all weights for a few tokens."""
     pace = paced()
     run(pace, 0.1, *[decode(500)] * 4, now=200.0)
@@ -104,7 +103,7 @@ def test_iterations_that_overlap_are_not_counted_twice() -> None:
 
 
 def test_a_clock_that_was_set_back_teaches_nothing() -> None:
-    """Nor does it divide by it."""
+    """An iteration of negative duration leaves the token cost as it was."""
     pace = paced()
     run(pace, -3600.0, part(1024))
     assert room(pace) == 63
@@ -122,7 +121,7 @@ ROWS = st.lists(st.builds(part, st.integers(1, 5000), st.integers(0, 10**6)), mi
 def test_there_is_always_room_for_some_tokens(
     past: list[tuple[list[BatchRow], float]], decodes: list[int], first_position: int, max_stall_s: float
 ) -> None:
-    """Whatever was measured."""
+    """The budget admits `MIN_TOKENS` at least, for every measured duration."""
     pace = ChunkedPrefillBudget(max_stall_s)
     for rows, seconds in past:
         run(pace, seconds, *rows)
@@ -156,8 +155,8 @@ def test_a_steady_device_is_learned() -> None:
     assert room(pace) in (62, 63)  # from above, and for ever a little above
 
 
-def test_a_context_costs_what_the_model_says() -> None:
-    """With 1,024 tokens behind it a token costs twice as much here: parts are half as long, decodes take double."""
+def test_a_context_costs_what_the_model_gives() -> None:
+    """Here a token behind 1,024 others costs twice as much: chunks are half as long, and decodes cost double."""
     pace = ChunkedPrefillBudget(STALL_S, context_parity=1024.0)
     run(pace, 64 * 2 * TOKEN_S, part(64, 1024 - 32))
     assert room(pace, first_position=0) == 61  # of 63, whose mean context is 31
@@ -187,7 +186,7 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
 
 
 def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
-    """With half of its prompt behind it: here 512 tokens, which cost half of what the token costs by itself."""
+    """The learned cost is that of a token behind half of its prompt: 512 tokens of context add half of its own cost."""
     pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     assert pace.prompt_token_s is None
     run(pace, 1536 * TOKEN_S, part(1024))
@@ -202,7 +201,7 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
     assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
 
 
-def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
+def test_a_profile_gives_the_token_cost_before_any_was_computed() -> None:
     """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
     pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
@@ -211,13 +210,13 @@ def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
 
 
 def test_what_was_computed_corrects_the_profile() -> None:
-    """As it corrects what was computed before: by a quarter."""
+    """A measured iteration corrects the profile's estimate by a quarter of the difference."""
     pace = ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
     run(pace, 3.0, part(1024))
     assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
 
 
-def test_a_profile_of_nothing_says_nothing() -> None:
+def test_a_profile_of_nothing_gives_no_cost() -> None:
     """Where prompts take no time at all."""
     assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
 
@@ -240,23 +239,23 @@ class TestInAWorker:
         assert row_of(bench.iterate(after_s=65 * TOKEN_S, d=51), "p") == (64, 63)
 
     def test_a_prompt_alone_is_whole_and_teaches_what_a_token_costs(self) -> None:
-        """So the next one, beside a decode, needs no guess."""
+        """The first prompt runs whole and teaches the token cost, which bounds the next prompt's chunk beside a decode."""
         bench = self.bench()
         assert row_of(bench.prefill("p", prompt=200), "p") == (0, 200)
         bench.decode("d")
         bench.prefill("q", prompt=100)
         assert row_of(bench.iterate(after_s=200 * TOKEN_S, p=50), "q") == (0, 63)
 
-    def test_its_heartbeat_says_what_a_prompt_token_takes(self) -> None:
-        """Once one was computed."""
+    def test_its_heartbeat_has_the_prompt_token_cost(self) -> None:
+        """The heartbeat has the prompt-token cost once a prompt was computed."""
         bench = self.bench()
         bench.prefill("p", prompt=200)
         assert bench.role.load().prompt_token_s is None
         bench.iterate(after_s=200 * TOKEN_S, p=50)
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
-    def test_with_a_profile_it_says_so_from_its_first_heartbeat(self) -> None:
-        """So that the scheduler can weigh a hand-off before there was one."""
+    def test_with_a_profile_the_first_heartbeat_has_the_cost(self) -> None:
+        """With a profile the first heartbeat has the cost already, so that the scheduler can weigh a first hand-off."""
         bench = WorkerBench(policy=WorkerPolicy(cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0)))
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 

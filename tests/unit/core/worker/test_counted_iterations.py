@@ -1,4 +1,4 @@
-"""Orders of several iterations, for engines whose tokens carry no ids."""
+"""Tests of counted iterations: orders of several iterations for engines that sample tokens without ids."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_sequence_alone_is_ordered_up_to_its_end() -> None:
     bench.assert_empty()
 
 
-def test_one_token_that_is_the_first_and_the_last_is_told_once() -> None:
+def test_one_token_that_is_the_first_and_the_last_is_sent_once() -> None:
     """A stream has one delta a message."""
     bench = bench_of()
     bench.in_place("a", max_new=1)
@@ -69,8 +69,8 @@ def test_the_first_to_end_ends_the_order() -> None:
     assert (rows(commands), steps(commands)) == (["a@1"], 11)
 
 
-def test_an_order_is_no_longer_than_the_policy_says() -> None:
-    """Whatever a sequence has left."""
+def test_an_order_is_no_longer_than_the_policy_allows() -> None:
+    """An order has at most `counted_steps` iterations, however many tokens a sequence has left."""
     for counted_steps in (5, 1):
         bench = bench_of(counted_steps=counted_steps)
         bench.in_place("a", max_new=50)
@@ -113,7 +113,7 @@ def test_an_order_runs_on_over_what_changes_nothing() -> None:
     assert only(bench.reserve("r"), c.EndRun) == []
 
 
-def test_who_can_join_ends_the_order_at_the_next_boundary() -> None:
+def test_a_sequence_that_can_join_ends_the_order_at_the_next_boundary() -> None:
     """Once: the order is over with the iteration that runs."""
     bench = bench_of()
     bench.in_place("a", max_new=200)
@@ -124,7 +124,7 @@ def test_who_can_join_ends_the_order_at_the_next_boundary() -> None:
     assert rows(counted(bench, 1)) == ["a@1", "p@1", "q@1"]
 
 
-def test_who_leaves_ends_the_order_at_the_next_boundary() -> None:
+def test_a_sequence_that_leaves_ends_the_order_at_the_next_boundary() -> None:
     """Its blocks are used until then."""
     bench = bench_of()
     bench.in_place("a", max_new=200)
@@ -143,7 +143,7 @@ def test_a_reservation_that_takes_the_blocks_of_a_run_ends_it() -> None:
     assert steps(counted(bench)) == 16 * (20 - 7) - 31
 
 
-def test_anything_that_moves_while_somebody_waits_ends_the_order() -> None:
+def test_any_change_while_a_sequence_waits_ends_the_order() -> None:
     """Here the blocks come free that a prompt waits for."""
     bench = bench_of(blocks=8, prompts_first=False)
     bench.in_place("a", prompt=30, max_new=50)

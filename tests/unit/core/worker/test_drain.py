@@ -13,8 +13,8 @@ def drain(bench: WorkerBench, grace_s: float = 30.0) -> list[c.WorkerCommand]:
     return bench.feed(m.Drain("w", bench.now + grace_s, "spot notice"))
 
 
-def test_a_notice_for_another_worker_is_not_heard() -> None:
-    """Notices go to everyone."""
+def test_a_notice_for_another_worker_is_ignored() -> None:
+    """A drain notice is broadcast, and a worker ignores one with another worker's id."""
     bench = WorkerBench()
     bench.feed(m.Drain("other", bench.now))
     assert bench.role.state is MemberState.READY
@@ -51,7 +51,7 @@ def test_it_takes_no_reservation_and_finishes_what_it_has() -> None:
     bench.assert_empty()
 
 
-def test_a_prompt_whose_reservation_stands_is_still_computed() -> None:
+def test_a_prompt_with_a_valid_reservation_is_still_computed() -> None:
     """The assignment was made before the scheduler knew."""
     bench = WorkerBench()
     drain(bench)

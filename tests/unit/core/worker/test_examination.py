@@ -1,4 +1,4 @@
-"""An iteration that fails: its members are tried again in parts, until it is known whose fault it is."""
+"""Tests of failing iterations: the batch runs again in parts until the failing sequences are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(count: int) -> str:
 
 
 class FailingBench(WorkerBench):
-    """A bench whose engine fails with some requests, or with all."""
+    """A bench whose engine fails on the given sequences, or on every batch."""
 
     def __init__(self, culprits: str = "", *, blocks: int = 200) -> None:
         super().__init__(blocks=blocks)
@@ -29,8 +29,8 @@ class FailingBench(WorkerBench):
 
     def run(self, commands: Iterable[c.WorkerCommand], iterations: int) -> list[c.WorkerCommand]:
         """Let the engine run so many iterations at most; return all commands."""
-        said = list(commands)
-        order = only(said, c.RunIteration)
+        issued = list(commands)
+        order = only(issued, c.RunIteration)
         while order and iterations:
             members = [row.sequence_id for row in order[-1].batch.rows]
             self.batches.append("".join(sequence_id.removesuffix("@1") for sequence_id in members))
@@ -39,12 +39,12 @@ class FailingBench(WorkerBench):
             sampled = tuple(SampledToken(sequence_id, 60) for sequence_id in members)
             answer = self.feed(c.IterationFailed("bad luck") if fails else c.IterationFinished(sampled))
             order = only(answer, c.RunIteration)
-            said += answer
-        return said
+            issued += answer
+        return issued
 
 
 def batch_of(culprits: str, count: int) -> tuple[FailingBench, list[c.WorkerCommand]]:
-    """So many sequences that decode in one batch, which is about to run."""
+    """Return a bench with `count` decoding sequences whose joint iteration is about to run."""
     bench = FailingBench(culprits, blocks=20 * count)
     for name in names(count):
         bench.decode(name)
@@ -62,16 +62,16 @@ def stream(name: str) -> int:
     return stream_of(name).attempt_id
 
 
-def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
+def test_the_culprit_ends_with_an_error_and_the_others_continue() -> None:
     """It is found by halves; the others have every token once."""
     bench, commands = batch_of("c", 8)
-    said = bench.run(commands, 9)
+    issued = bench.run(commands, 9)
     assert bench.batches == ["abcdefgh", "abcd", "ab", "cd", "c", "d", "efgh", "c", "abdefgh"]
-    assert list(errors(said)) == [stream("c")]
-    error = errors(said)[stream("c")]
+    assert list(errors(issued)) == [stream("c")]
+    error = errors(issued)[stream("c")]
     assert (error.error, error.retryable) == ("the engine fails with this request: bad luck", False)
     for name in "bdefgh":
-        indexes = [delta.token_index for delta in deltas(said) if delta.attempt_id == stream(name)]
+        indexes = [delta.token_index for delta in deltas(issued) if delta.attempt_id == stream(name)]
         assert indexes == [1, 2]
 
 
@@ -80,48 +80,48 @@ def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
 def test_all_culprits_are_found_within_three_iterations_a_member(culprits: str, count: int) -> None:
     """All culprits are found within three iterations a member, and no other request ends with an error."""
     bench, commands = batch_of(culprits, count)
-    said = bench.run(commands, 1)
-    while len(errors(said)) < len(culprits):
-        said += bench.run(said[-3:], 1)
+    issued = bench.run(commands, 1)
+    while len(errors(issued)) < len(culprits):
+        issued += bench.run(issued[-3:], 1)
         assert len(bench.batches) <= 3 * count + 1
-    assert set(errors(said)) == {stream(name) for name in culprits}
-    assert not any(error.retryable for error in errors(said).values())
+    assert set(errors(issued)) == {stream(name) for name in culprits}
+    assert not any(error.retryable for error in errors(issued).values())
 
 
-def test_a_batch_that_fails_as_a_whole_alone_harms_nobody() -> None:
+def test_a_batch_that_fails_only_as_a_whole_fails_no_sequence() -> None:
     """If both halves succeed, all members continue together."""
     bench, _ = batch_of("", 4)
     answer = bench.feed(c.IterationFailed("out of memory"))
-    said = bench.run(answer, 3)
+    issued = bench.run(answer, 3)
     assert bench.batches == ["ab", "cd", "abcd"]
-    assert errors(said) == {}
+    assert errors(issued) == {}
 
 
-def test_nobody_else_runs_while_a_batch_is_examined() -> None:
-    """Who comes meanwhile waits for its end."""
+def test_no_other_sequence_runs_while_a_batch_is_examined() -> None:
+    """A sequence that arrives during the examination joins the batch after it."""
     bench, commands = batch_of("b", 2)
-    said = bench.run(commands, 1)
+    issued = bench.run(commands, 1)
     bench.decode("z")
-    bench.run(said[-3:], 4)
+    bench.run(issued[-3:], 4)
     assert bench.batches == ["ab", "a", "b", "b", "az"]
 
 
 def test_one_that_leaves_meanwhile_is_examined_no_more() -> None:
-    """Its part is left out."""
+    """A sequence that is cancelled during the examination is left out of the remaining parts."""
     bench, commands = batch_of("b", 3)
-    said = bench.run(commands, 1)
-    assert rows(said[-1:]) == ["a@1"]
+    issued = bench.run(commands, 1)
+    assert rows(issued[-1:]) == ["a@1"]
     bench.feed(m.CancelRequest("b", 1))
-    bench.run(said[-3:], 3)
+    bench.run(issued[-3:], 3)
     assert bench.batches == ["abc", "a", "c", "ac"]
 
 
 def test_a_sequence_that_is_there_alone_is_given_back() -> None:
     """Tried twice: its failure does not show whether it or the engine is at fault, so another worker may try."""
     bench = FailingBench("r")
-    said = bench.run(bench.in_place("r"), 5)
+    issued = bench.run(bench.in_place("r"), 5)
     assert bench.batches == ["r", "r"]
-    delta = error_delta(said[-3:])
+    delta = error_delta(issued[-3:])
     assert (delta.retryable, delta.suspects) == (True, ("w",))
     assert "the engine failed with this request alone: bad luck" in delta.error
     bench.assert_empty()
@@ -129,7 +129,7 @@ def test_a_sequence_that_is_there_alone_is_given_back() -> None:
 
 
 def test_a_prompt_is_tried_again_from_where_it_was() -> None:
-    """Nothing of it counts as computed; its first token comes with the second try."""
+    """A failed prompt runs again from its first position, and its first token follows the second run."""
     bench = FailingBench()
     first = bench.in_place("r")
     again = bench.feed(c.IterationFailed("bad luck"))
@@ -146,11 +146,11 @@ class TestBrokenEngine:
         """After the third request that failed alone the worker ends, and no request is reported as at fault."""
         bench, commands = batch_of("", 16)
         bench.is_broken = True
-        said = bench.run(commands, 50)
+        issued = bench.run(commands, 50)
         assert len(bench.batches) < 16
-        assert len(errors(said)) == 16
-        assert all(error.retryable and error.suspects == ("w",) for error in errors(said).values())
-        (leave,) = only(said, c.Leave)
+        assert len(errors(issued)) == 16
+        assert all(error.retryable and error.suspects == ("w",) for error in errors(issued).values())
+        (leave,) = only(issued, c.Leave)
         assert leave.failure == "the engine fails for every request: bad luck"
         bench.assert_empty()
 
@@ -159,19 +159,19 @@ class TestBrokenEngine:
         bench = FailingBench()
         bench.is_broken = True
         for name in "ab":
-            said = bench.run(bench.in_place(name), 5)
-            assert error_delta(said[-3:]).retryable
-            assert only(said, c.Leave) == []
-        said = bench.run(bench.in_place("c"), 5)
-        assert len(only(said, c.Leave)) == 1
+            issued = bench.run(bench.in_place(name), 5)
+            assert error_delta(issued[-3:]).retryable
+            assert only(issued, c.Leave) == []
+        issued = bench.run(bench.in_place("c"), 5)
+        assert len(only(issued, c.Leave)) == 1
         assert bench.role.state is m.MemberState.DRAINING
 
     def test_a_success_between_them_clears_the_engine(self) -> None:
         """Two requests at fault, then one that is not, and so on: the worker stays."""
         bench = FailingBench("abdefghi")
         for name in "abcdecfgchi":
-            said = bench.run(bench.in_place(name), 2)
-            assert only(said, c.Leave) == []
+            issued = bench.run(bench.in_place(name), 2)
+            assert only(issued, c.Leave) == []
             if name == "c":
                 bench.feed(m.CancelRequest("c", 1))
                 bench.feed(c.IterationFinished(()))
@@ -184,6 +184,6 @@ class TestBrokenEngine:
         for name in "bcd":
             bench.in_place(name)
         bench.feed(m.Drain("w", bench.now + 100.0))
-        said = bench.run(commands, 20)
-        said += bench.tick(2.0)
-        assert [leave.failure for leave in only(said, c.Leave)] == [""]
+        issued = bench.run(commands, 20)
+        issued += bench.tick(2.0)
+        assert [leave.failure for leave in only(issued, c.Leave)] == [""]

@@ -31,13 +31,13 @@ class TestReservation:
     """What is reserved, and what a newcomer must leave."""
 
     def test_blocks_for_the_prompt_and_the_first_token_are_reserved(self) -> None:
-        """Not for the ten that may come: 32 prompt tokens and one more take 3 blocks of 16."""
+        """Blocks are reserved for the prompt and one token, not for the ten possible ones: 33 tokens take 3 blocks of 16."""
         bench = bench_of(20)
         (granted,) = only(bench.reserve("r", tokens=42, new=10), m.KvReserved)
         assert len(granted.target.block_ids) == 3
 
     def test_with_max_tokens_all_that_may_ever_come_is_reserved(self) -> None:
-        """Orca's way."""
+        """With `Reserve.MAX_TOKENS`, as in Orca, blocks are reserved for every token that may be generated."""
         bench = bench_of(20, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
         (granted,) = only(bench.reserve("r", tokens=132, new=100), m.KvReserved)
         assert len(granted.target.block_ids) == 9
@@ -70,7 +70,7 @@ class TestReservation:
 
 
 class TestPreemption:
-    """Who came last gives its blocks to who came first, and is computed again."""
+    """The last arrival gives its blocks to an earlier one and is recomputed."""
 
     def test_the_last_one_gives_its_blocks_to_one_that_came_before(self) -> None:
         """The last arrival leaves the batch and keeps its tokens, and its gateway gets no message."""
@@ -82,7 +82,7 @@ class TestPreemption:
         assert (load.running, load.preempted, load.preemptions) == (1, 1, 1)
         assert (load.pending_prompt_tokens, load.kv_blocks_free) == (32, 1)
 
-    def test_it_is_computed_again_from_its_tokens_and_goes_on_counting(self) -> None:
+    def test_it_is_computed_again_from_its_tokens_and_continues_counting(self) -> None:
         """One row computes all that it knows; the next token has the next number."""
         bench, _ = preempted()
         commands = bench.iterate(a=2)
@@ -111,7 +111,9 @@ class TestPreemption:
         assert rows(bench.iterate(a=2)) == ["b@1"]
 
     def test_a_reservation_is_no_victim(self) -> None:
-        """Its KV is on the way; who needs a block waits until it has come."""
+        """A reservation is never preempted, since its KV is in transfer; a sequence without blocks waits until it has
+        arrived.
+        """
         bench = bench_of(4)
         bench.decode("a")
         bench.reserve("r", tokens=31, new=10)
@@ -136,7 +138,7 @@ class TestPreemption:
         bench.iterate(a=2)
         bench.assert_empty()
 
-    def test_with_max_tokens_nobody_is_preempted(self) -> None:
+    def test_with_max_tokens_no_sequence_is_preempted(self) -> None:
         """The second sequence is not admitted before there is memory for all of it."""
         bench = bench_of(4, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
         bench.decode("a")

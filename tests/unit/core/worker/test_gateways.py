@@ -16,7 +16,7 @@ def batches(commands: list[c.WorkerCommand], gateway: str = "g") -> list[m.Token
 
 
 def decoding(*choice_ids: str, gateway: str = "g") -> WorkerBench:
-    """Requests whose prompts were computed here."""
+    """Return a bench with requests of the given gateway whose prompts were computed on this worker."""
     bench = WorkerBench()
     for choice_id in choice_ids:
         bench.start(choice_id, target=HERE, gateway=gateway)
@@ -28,14 +28,14 @@ def decoding(*choice_ids: str, gateway: str = "g") -> WorkerBench:
 class TestCounting:
     """The count of sent batches lets a gateway detect a missing one."""
 
-    def test_batches_are_numbered_and_say_who_sent_them(self) -> None:
-        """From 1 on."""
+    def test_batches_have_a_number_and_their_sender(self) -> None:
+        """A batch of tokens has the worker's id and incarnation, and numbers begin with 1."""
         bench = decoding("r")
         (batch,) = batches(bench.iterate(r=51))
         assert (batch.worker_id, batch.incarnation, batch.number) == ("w", 9, 2)
 
     def test_each_gateway_has_a_count_of_its_own(self) -> None:
-        """And so has each incarnation of one."""
+        """Every gateway has a batch counter of its own."""
         bench = decoding("a")
         bench.start("b", target=HERE, gateway="h")
         bench.load("b")
@@ -43,14 +43,16 @@ class TestCounting:
         assert [batch.number for batch in batches(commands)] == [2]
         assert [batch.number for batch in batches(commands, "h")] == [1]
 
-    def test_heartbeats_say_how_many_were_sent(self) -> None:
-        """So that the last one is missed, too."""
+    def test_heartbeats_count_the_batches_sent(self) -> None:
+        """The heartbeat has the number of batches sent to each gateway, so that a gateway can detect the loss of the
+        last one.
+        """
         bench = decoding("r")
         bench.iterate(r=51)
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
 
-    def test_only_the_incarnation_that_asked_is_told(self) -> None:
-        """Its successor has another inbox."""
+    def test_tokens_go_to_the_requesting_incarnation_only(self) -> None:
+        """Tokens are addressed to the incarnation that sent the request, since its successor has another inbox."""
         bench = WorkerBench()
         stream = m.StreamRef("g", 1, incarnation=7)
         bench.prompt_tokens["r"] = 30
@@ -74,7 +76,7 @@ class TestForgetting:
         assert [streams.gateway_id for streams in bench.role.load().gateways] == ["h"]
         assert bench.role.load().running == 1
 
-    def test_a_gateway_that_is_back_after_all_hears_of_it(self) -> None:
+    def test_a_gateway_that_is_back_after_all_gets_the_errors(self) -> None:
         """It was only away for long; its next batch is number 1 again."""
         bench = decoding("r")
         (batch,) = batches(bench.feed(REPLACED))
@@ -94,7 +96,7 @@ class TestTimeAway:
     """A lease does not expire while the worker can receive no message."""
 
     def test_a_lease_is_put_off(self) -> None:
-        """By as much as the worker was away."""
+        """A lease is extended by the time that the worker was suspended."""
         bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.Tick(away_s=30.0), after_s=30.0) == []

@@ -62,7 +62,7 @@ class TestScheduling:
         assert rows(bench.iterate(d=STOP_TOKEN, e=51)) == ["e@1", "a@1"]
 
     def test_a_prompt_without_blocks_waits_and_is_not_passed(self) -> None:
-        """Not by a smaller one either; a freed block lets it run."""
+        """No prompt passes one that waits for blocks, however small it is; a freed block lets the waiting prompt run."""
         bench = WorkerBench(blocks=3)
         bench.prefill("a", prompt=32)
         bench.prefill("large", prompt=32)
@@ -72,7 +72,7 @@ class TestScheduling:
         assert rows(bench.delivered("a")) == ["large@1", "small@1"]
 
     def test_a_long_prompt_is_computed_in_parts(self) -> None:
-        """Each part continues where the last one ended; the first token and the hand-off follow the last part."""
+        """Each chunk begins where the last one ended; the first token and the hand-off follow the last chunk."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         bench.decode("d")
         bench.prefill("p", prompt=40)
@@ -107,7 +107,7 @@ class TestScheduling:
         bench.assert_empty()
 
     def test_one_message_goes_to_each_gateway_an_iteration(self) -> None:
-        """With all its tokens, before any other command."""
+        """An iteration sends one message with all its tokens to each gateway, before any other command."""
         bench = WorkerBench()
         bench.decode("a")
         bench.decode("b", gateway="g2")
@@ -150,8 +150,8 @@ class TestPipeline:
         policy = WorkerPolicy(BatchLimits(2), Reserve.MAX_TOKENS, prefix_caching=False, max_in_flight=2)
         return WorkerBench(policy=policy)
 
-    def test_who_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
-        """And waits where as many are in flight as there are stages."""
+    def test_a_sequence_that_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
+        """A new sequence joins another batch than the one in flight, and waits once there are as many batches as stages."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]
         assert rows(bench.in_place("b")) == ["b@1"]
@@ -190,8 +190,8 @@ class TestRequestLevelBatches:
         policy = WorkerPolicy(limits, Reserve.MAX_TOKENS, prefix_caching=False, batching=Batching.REQUEST_LEVEL)
         return WorkerBench(policy=policy)
 
-    def test_nobody_joins_before_all_have_ended(self) -> None:
-        """Not even into the place of one that has."""
+    def test_no_sequence_joins_before_all_have_ended(self) -> None:
+        """In request-level batching no sequence takes the place of one that has ended before the whole batch has."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]
         bench.in_place("b")
@@ -271,14 +271,14 @@ class TestCondemned:
         assert bench.feed(m.CancelRequest("r", 1)) == []
 
     def test_the_same_attempt_is_not_reserved_again_before_it_has_left(self) -> None:
-        """Its blocks are still written."""
+        """The attempt is refused while its former blocks are still written."""
         bench = WorkerBench()
         bench.decode("r")
         bench.feed(m.CancelRequest("r", 1))
         assert only(bench.reserve("r"), m.KvRefused)[0].reason == "reserved already"
 
     def test_the_next_attempt_may_come_while_the_old_one_is_still_leaving(self) -> None:
-        """Each has its own blocks."""
+        """The next attempt is reserved in blocks of its own while the earlier one still runs."""
         bench = WorkerBench()
         bench.decode("r", 1)
         assert len(only(bench.reserve("r", 2), m.KvReserved)) == 1

@@ -63,26 +63,26 @@ def arrive(
 class TestHandOff:
     """The level goes from the prompt worker to the token worker."""
 
-    def test_the_prompt_worker_says_where_the_sequence_stood(self) -> None:
+    def test_the_hand_off_has_the_queue_level(self) -> None:
         """A prompt of 20 tokens takes 3 s: it skips to the third queue, and has had 3 of its 4 s."""
         worker = bench()
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, QueueLevel(3, 0.75))
 
-    def test_a_worker_without_queues_says_nothing(self) -> None:
-        """Though queues may be set."""
+    def test_a_worker_without_queues_sends_no_level(self) -> None:
+        """Under FCFS a hand-off has no queue level."""
         worker = bench(Discipline.FCFS)
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)).level is None
 
-    def test_a_hand_off_that_was_begun_before_says_it_at_its_end(self) -> None:
+    def test_a_hand_off_that_was_begun_before_has_the_level_at_its_end(self) -> None:
         """When the prompt is computed, and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
         assert commit.handoff.level == QueueLevel(3, 0.75)
 
-    def test_the_token_worker_goes_on_from_there(self) -> None:
+    def test_the_token_worker_continues_from_that_level(self) -> None:
         """A sequence of a higher level decodes first, though its KV came later; as much of its quantum is left as there was."""
         worker = bench()
         reserve(worker, "long", "short", "busy")
@@ -95,7 +95,7 @@ class TestHandOff:
         assert rows(worker.iterate(short=7)) == ["busy@1"]
 
     def test_a_sequence_from_a_worker_without_queues_begins_with_the_token_it_has(self) -> None:
-        """That was one decode's worth, which is the first queue's quantum."""
+        """A sequence without a queue level starts with one decode's cost used, which is the first queue's quantum."""
         worker = bench()
         levels = {
             "third": QueueLevel(3, 0.0),
@@ -113,7 +113,9 @@ class TestHandOff:
         assert order == [["first@1"], ["second@1"], ["unknown@1"], ["third@1"]]
 
     def test_its_wait_begins_when_its_kv_comes(self) -> None:
-        """Not with the reservation, long before: else every long prompt would be promoted on its arrival, as if it starved."""
+        """The wait for promotion starts when the KV arrives, not with the reservation: else long prompts would arrive
+        starved.
+        """
         worker = bench(queues=MlfqPolicy(first_quantum_s=1.0, queues=5, starve_limit_s=10.0))
         reserve(worker, "long", "short")
         arrive(worker, "short", QueueLevel(3, 0.0), after_s=50.0)
@@ -124,7 +126,7 @@ class TestHandOff:
 
 
 class TestLaterAttempts:
-    """A request whose worker was lost is computed again, with the tokens that its client has."""
+    """A request whose worker was lost is recomputed with the tokens that its client has received."""
 
     @staticmethod
     def level(committed: int, known: int = 20) -> QueueLevel:
@@ -173,7 +175,7 @@ class TestRecords:
         assert (sequence.priority, sequence.tenant) == (-7, "acme")
 
     def test_the_lower_number_is_computed_first(self) -> None:
-        """Of prompts that wait."""
+        """Of waiting prompts the one with the lowest priority number runs first."""
         worker = bench(Discipline.PRIORITY)
         worker.prefill("busy", prompt=20)
         for choice_id, priority in (("later", 1), ("plain", 0), ("first", -1)):

@@ -7,7 +7,7 @@ from tests.unit.core.worker.bench import WorkerBench
 
 
 def phases(load: m.WorkerLoad) -> dict[str, int]:
-    """Sequences by the phase that they are in, for whom."""
+    """Return the counts of sequences by phase and target."""
     return {
         "in place": load.prompts_in_place,
         "to hand off": load.prompts_to_hand_off,

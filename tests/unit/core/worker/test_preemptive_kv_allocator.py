@@ -78,8 +78,8 @@ class TestReactive:
         ((_, first, tokens, _),) = [row for order in only(commands, c.RunIteration) for row in order.batch.rows][1:]
         assert (first, tokens) == (21, 1)
 
-    def test_where_all_behind_it_are_not_enough_nobody_gives_up_anything(self) -> None:
-        """And later newcomers do not pass it."""
+    def test_where_all_behind_it_are_not_enough_no_sequence_gives_up_blocks(self) -> None:
+        """No sequence is swapped out for a newcomer that would not fit even then, and later newcomers do not pass it."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
@@ -96,7 +96,7 @@ class TestReactive:
         assert (moved(commands), rows(commands)) == ([], ["n@1", "a@1"])
         assert ledger(commands, "preempted") == [{"computed_tokens": 21, "preemptions": 1}]
 
-    def test_who_was_computed_again_often_enough_stays(self) -> None:
+    def test_a_sequence_recomputed_often_enough_stays(self) -> None:
         """Where nothing swaps: the newcomer waits."""
         bench = WorkerBench(blocks=4, policy=replace(policy_of(WhenFull.RECOMPUTE), max_preemptions=1))
         two_long_ones(bench, max_new=12)
@@ -109,7 +109,7 @@ class TestReactive:
         commands = bench.iterate(o=51, b=54)
         assert (rows(commands), ledger(commands, "preempted")) == (["o@1", "p@1", "b@1"], [])
 
-    def test_who_has_not_run_since_it_came_keeps_its_blocks(self) -> None:
+    def test_a_sequence_that_has_not_run_since_it_came_keeps_its_blocks(self) -> None:
         """Else one that comes back and one that goes would change places for ever."""
         bench = WorkerBench(blocks=2, policy=policy_of(WhenFull.REACTIVE, seqs=1))
         bench.in_place("a", prompt=20)
@@ -126,8 +126,8 @@ class TestReactive:
 class TestDefer:
     """Newcomers wait."""
 
-    def test_nobody_gives_blocks_up_to_a_newcomer(self) -> None:
-        """Though it comes before them."""
+    def test_no_sequence_gives_blocks_up_to_a_newcomer(self) -> None:
+        """Under `WhenFull.DEFER` a newcomer waits although it ranks before the running sequences."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
         two_long_ones(bench)
         bench.in_place("n", prompt=5)
@@ -136,7 +136,7 @@ class TestDefer:
         commands = bench.iterate(a=2, b=53)
         assert rows(commands) == ["n@1", "b@1"]
 
-    def test_who_grows_still_takes_them(self) -> None:
+    def test_a_growing_sequence_still_takes_them(self) -> None:
         """A growing sequence takes blocks from those ranked below it, else none would progress."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
         two_long_ones(bench)
@@ -172,7 +172,7 @@ class TestProactive:
     def test_a_burst_keeps_more(self) -> None:
         """Jobs in the K' uppermost queues are taken for as many newcomers."""
 
-        def told_to_go(burst_queues: int) -> list[str]:
+        def swapped_out(burst_queues: int) -> list[str]:
             bench = WorkerBench(
                 blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=0, burst_queues=burst_queues, seqs=1)
             )
@@ -183,8 +183,8 @@ class TestProactive:
             bench.in_place("d", prompt=5)
             return moved(bench.iterate(a=52))
 
-        assert told_to_go(0) == []
-        assert told_to_go(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
+        assert swapped_out(0) == []
+        assert swapped_out(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
 
     def test_the_last_to_run_goes_first(self) -> None:
         """Largest ENST first: of two that do not run, the one in the lower queue."""
@@ -210,7 +210,7 @@ class TestProactive:
 
 
 class TestReservations:
-    """Newcomers whose prompts are computed on another worker."""
+    """Reservations for sequences whose prompts are computed on another worker."""
 
     def test_a_refusal_makes_room_for_the_next_time(self) -> None:
         """After a refusal idle sequences are swapped out, and for a second the memory is kept for the newcomer."""

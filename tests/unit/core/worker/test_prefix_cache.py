@@ -61,7 +61,7 @@ class TestReuse:
         assert (blocks[0], blocks[1] == 1) == (0, False)
 
     def test_a_block_is_shared_while_its_first_owner_still_uses_it(self) -> None:
-        """Not before it is computed, though."""
+        """A block is shared as soon as it is computed, while its first owner still uses it."""
         bench = bench_of()
         prompt(bench, "a", TEXT[:40])
         assert bench.start("b", prompt=40) + bench.load("b", prompt=TEXT[:40]) == [c.LoadRecord("b", 1)]
@@ -80,7 +80,7 @@ class TestReuse:
         hand_off(bench, "a")
         assert prompt(bench, "b", (7, *TEXT[1:40]))[:2] == (0, 40)
 
-    def test_a_prompt_whose_scores_are_asked_for_is_computed_whole(self) -> None:
+    def test_a_prompt_with_requested_scores_is_computed_whole(self) -> None:
         """Scores need the logits of every position; what it computes may be reused by others."""
         bench = bench_of()
         for name in ("a", "b"):
@@ -89,7 +89,6 @@ class TestReuse:
         assert prompt(bench, "c", TEXT[:40])[:2] == (32, 8)
 
     def test_it_can_be_turned_off(self) -> None:
-        """Then every prompt is computed whole."""
         bench = bench_of(policy=WorkerPolicy(prefix_caching=False))
         for name in ("a", "b"):
             assert prompt(bench, name, TEXT[:40])[:2] == (0, 40)

@@ -29,7 +29,6 @@ class TestStart:
         assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1))
 
     def test_an_order_delivered_twice_is_one(self) -> None:
-        """The prompt is computed once."""
         bench = WorkerBench()
         bench.start("r")
         assert bench.start("r") == []
@@ -127,7 +126,7 @@ class TestHandoff:
         assert bench.role.load().kv_push_token_s == 0.125 / 30
         bench.assert_empty()
 
-    def test_a_failed_hand_off_asks_for_another_attempt(self) -> None:
+    def test_a_failed_hand_off_is_a_retryable_error(self) -> None:
         """The gateway has the first token, so the next attempt starts at index 1; the reservation is given back."""
         bench = WorkerBench()
         bench.prefill("r")
@@ -149,7 +148,9 @@ class TestHandoff:
         assert bench.role.load().waiting == 1
 
     def test_a_first_token_that_ends_the_request_pushes_nothing(self) -> None:
-        """By a stop token or because one was all; the reservation is cancelled and all let go."""
+        """A stop token, or a first token that is the only one, ends the request: no KV is pushed and the reservation is
+        cancelled.
+        """
         for token, max_new, reason in ((STOP_TOKEN, 10, FinishReason.STOP), (50, 1, FinishReason.LENGTH)):
             bench = WorkerBench()
             bench.prefill("r", max_new=max_new)
@@ -162,7 +163,7 @@ class TestHandoff:
             assert len(ledger(commands, "prefilled")) == 1
             bench.assert_empty()
 
-    def test_an_attempt_that_goes_on_prefills_the_committed_tokens_and_numbers_after_them(self) -> None:
+    def test_a_later_attempt_prefills_the_committed_tokens_and_numbers_after_them(self) -> None:
         """Prompt and committed outputs are one prompt to the prompt worker."""
         bench = WorkerBench()
         bench.start("r", prompt=32)
@@ -215,7 +216,7 @@ class TestRenewal:
         assert bench.tick(after_s=1.0) == []
 
     def test_sequences_that_decode_here_have_nothing_to_renew(self) -> None:
-        """Their blocks are their own."""
+        """A sequence that decodes on the worker that computed its prompt has no lease to renew."""
         bench = WorkerBench()
         bench.decode("r")
         assert bench.tick(after_s=1.0) == []
@@ -225,7 +226,7 @@ class TestInPlace:
     """Both phases on one worker."""
 
     def test_it_is_accepted_and_computed_in_blocks_of_its_own(self) -> None:
-        """Nothing is reserved and nothing pushed; the blocks hold the prompt and what follows."""
+        """A prompt for this worker is neither reserved nor pushed; its blocks hold the prompt and the tokens after it."""
         bench = WorkerBench()
         commands = bench.start("r", prompt=30, new=10, target=HERE, number=7)
         assert commands == [m.Send("s", m.PrefillAccepted("r", 1, 7, "w")), c.LoadRecord("r", 1)]
@@ -245,7 +246,7 @@ class TestInPlace:
         bench.in_place("r", prompt=30)
         assert bench.pool.used_blocks == 2
 
-    def test_the_ledger_tells_the_phases_apart(self) -> None:
+    def test_the_ledger_distinguishes_the_phases(self) -> None:
         """The first token and its time belong to the prompt phase."""
         bench = WorkerBench()
         bench.in_place("r")
@@ -270,7 +271,6 @@ class TestInPlace:
         assert bench.tick(after_s=100.0) == []
 
     def test_an_order_delivered_twice_changes_nothing(self) -> None:
-        """The prompt is computed once."""
         bench = WorkerBench()
         bench.in_place("r")
         assert bench.start("r", target=HERE) == []
@@ -301,7 +301,7 @@ class TestInPlace:
         bench.assert_empty()
 
     def test_a_newer_attempt_ends_the_earlier_one(self) -> None:
-        """Nothing of it is published any more."""
+        """A newer attempt ends the earlier one, whose tokens are no longer published."""
         bench = WorkerBench()
         bench.in_place("r")
         bench.start("r", 2, target=HERE)

@@ -30,7 +30,7 @@ def preempted(commands: list[c.WorkerCommand]) -> int:
 
 
 def test_a_prompt_that_waits_too_long_takes_the_blocks_of_a_decode() -> None:
-    """Not before its time; the last arrival of equals loses them, and comes back when the prompt has left."""
+    """After `preempt_after_s` the last decode loses its blocks to the prompt and is recomputed after the prompt has left."""
     bench = full()
     bench.prefill("p", prompt=30)
     assert rows(bench.iterate(after_s=0.875, a=52, b=51)) == ["a@1", "b@1"]
@@ -43,15 +43,15 @@ def test_a_prompt_that_waits_too_long_takes_the_blocks_of_a_decode() -> None:
 
 
 def test_strictly_first_come_first_served_it_waits() -> None:
-    """However long."""
+    """Without `prompts_first` a waiting prompt never preempts a decode."""
     bench = full(policy=replace(POLICY, prompts_first=False))
     bench.prefill("p", prompt=30)
     commands = bench.iterate(after_s=1000.0, a=52, b=51)
     assert (rows(commands), preempted(commands)) == (["a@1", "b@1"], 0)
 
 
-def test_with_all_blocks_reserved_nobody_is_preempted() -> None:
-    """Orca's way knows no preemption."""
+def test_with_all_blocks_reserved_no_sequence_is_preempted() -> None:
+    """With `Reserve.MAX_TOKENS`, as in Orca, a waiting prompt preempts no sequence."""
     bench = full(policy=replace(POLICY, reserve=Reserve.MAX_TOKENS))
     bench.prefill("p", prompt=30)
     assert rows(bench.iterate(after_s=1000.0, a=52, b=51)) == ["a@1", "b@1"]
@@ -98,7 +98,7 @@ def test_one_that_was_preempted_before_is_harder_to_preempt() -> None:
 
 
 def test_after_some_preemptions_it_stays() -> None:
-    """Whatever waits."""
+    """After `max_preemptions` a sequence is not preempted again, however long a prompt waits."""
     bench = full(blocks=5, policy=replace(POLICY, max_preemptions=1))
     bench.prefill("p", prompt=40)
     bench.iterate(after_s=1.0, a=52, b=51)
@@ -120,8 +120,8 @@ def test_as_few_as_are_needed_lose_their_blocks() -> None:
     assert preempted(commands) == 1
 
 
-def test_where_it_would_not_do_nobody_loses_blocks() -> None:
-    """Nothing is thrown away for a prompt that would wait all the same."""
+def test_where_preemption_would_not_suffice_no_sequence_loses_blocks() -> None:
+    """No decode is preempted for a prompt that would not fit even then."""
     bench = full(blocks=5)
     bench.prefill("p", prompt=60)
     commands = bench.iterate(after_s=1000.0, a=52, b=51)
@@ -184,16 +184,15 @@ def test_a_prompt_that_is_computed_in_parts_keeps_its_blocks() -> None:
 
 
 def test_a_wait_below_nothing_is_refused() -> None:
-    """Never is another setting."""
     with pytest.raises(ValueError, match="preempt_after_s"):
         WorkerPolicy(preempt_after_s=-1.0)
 
 
 class TestInPlace:
-    """An order whose target is this worker: it waits here, and may preempt."""
+    """A prompt whose target is this worker waits on it, and may preempt decodes."""
 
     def test_it_takes_the_blocks_of_a_decode(self) -> None:
-        """Then it decodes here, up to its own length."""
+        """A prompt for this worker preempts a decode, then decodes up to its own length."""
         bench = full()
         bench.in_place("p", prompt=30, max_new=2)
         assert bench.role.load().remaining_tokens == 8 + 9 + 2

@@ -1,4 +1,4 @@
-"""Which way a prompt's KV goes."""
+"""Tests of the push policy: serial or layer-wise transfer of a prompt's KV."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_small_prompts_go_afterwards_and_large_ones_meanwhile() -> None:
 
 
 def test_notices_make_the_layer_wise_way_dearer() -> None:
-    """By the engine's time that they take."""
+    """The engine's time for notices of written layers counts as a cost of the layer-wise push."""
     costs = PushCosts(COSTS.serial, COSTS.layerwise, notices_s=0.002)
     assert [costs.cheaper(size) for size in (5_900_000, 6_100_000)] == [SERIAL, LAYERWISE]
 
@@ -61,7 +61,7 @@ def test_a_mode_that_was_forced_is_kept(told: ConfiguredPushMode, mode: PushMode
 
 
 def test_what_a_prompt_token_costs_follows_the_hand_offs() -> None:
-    """Nothing before the first; each newer one weighs a quarter."""
+    """The estimate of the prompt-token cost is unknown before the first hand-off, and each newer one weighs a quarter."""
     made = PushPolicy(ConfiguredPushMode.SERIAL)
     assert made.token_s is None
     made.delivered(100, 1, 1.0)

@@ -60,7 +60,7 @@ class TestQueues:
     """Skip-join MLFQ over sequences."""
 
     def test_a_short_prompt_goes_before_a_long_one_that_came_earlier(self) -> None:
-        """It skips fewer queues."""
+        """A short prompt skips fewer queues than a long one, so it runs first."""
         floor = Floor()
         floor.add("long", 60)
         floor.add("short", 5)
@@ -81,7 +81,9 @@ class TestQueues:
         assert (again.queue_state.queue, middle.queue_state.queue) == (2, 2)  # 4 of 60 tokens; 9 of 9
 
     def test_each_is_charged_what_its_tokens_cost_alone(self) -> None:
-        """And not the time of the batch: a decode beside a long prompt has had a decode, no more (the prototype's error)."""
+        """A decode beside a long prompt is charged the cost of a decode, not the duration of the batch (the prototype's
+        error).
+        """
         floor = Floor()
         decode, prompt = floor.add("decode", 15), floor.add("prompt", 60)
         floor.names()
@@ -105,7 +107,7 @@ class TestQueues:
         assert floor.names(2.5) == ["short", "old", "new"]
 
     def test_one_that_moved_in_keeps_its_queue(self) -> None:
-        """And what it had used of its quantum."""
+        """A sequence that migrated keeps its queue and the part of its quantum that it had used."""
         floor = Floor()
         moved = floor.add("moved", 5)
         moved.arrived_level = QueueLevel(3, 0.875)
@@ -113,7 +115,7 @@ class TestQueues:
         assert floor.names() == ["moved", "new"]
         assert moved.queue_state is not None and (moved.queue_state.queue, moved.queue_state.used_s) == (3, 3.5)
 
-    def test_who_starves_is_promoted_with_as_much_as_its_next_iteration_takes(self) -> None:
+    def test_a_starving_sequence_is_promoted_with_as_much_as_its_next_iteration_takes(self) -> None:
         """A long prompt behind a stream of short ones runs whole, and is demoted after."""
         floor = Floor(replace(QUEUES, starve_limit_s=10.0))
         starving = floor.add("starving", 60)  # 7 s: Q4
@@ -127,7 +129,7 @@ class TestQueues:
         floor.run(18.0, starving)
         assert starving.queue_state.queue == 2  # its next iteration is a decode
 
-    def test_only_who_has_waited_as_long_as_anybody_should_comes_before_all_newcomers(self) -> None:
+    def test_only_a_sequence_that_waited_the_limit_comes_before_all_newcomers(self) -> None:
         """A promotion starts the wait anew, with the turn that it gives."""
         floor = Floor(replace(QUEUES, starve_limit_s=10.0))
         old = floor.add("old", 5)
@@ -143,8 +145,8 @@ class TestQueues:
         assert floor.order.next_runs_s(ordered, 0.0) == [0.0, 2 / 2, 2 * (2 + 4) / 2]
         assert floor.order.next_runs_s(ordered[::-1], 0.0) == [6.0, 1.0, 0.0]
 
-    def test_whoever_has_a_lower_priority_is_expected_after_the_others(self) -> None:
-        """However short it is."""
+    def test_a_lower_priority_is_expected_after_the_others(self) -> None:
+        """A sequence of lower priority is expected after the others, however short it is."""
         floor = Floor(width=1)
         high, low = floor.add("high", 60), floor.add("low", 5, priority=1)
         runs_s = floor.order.next_runs_s(floor.order.order([high, low], 0.0), 0.0)
@@ -162,7 +164,7 @@ class TestTenants:
         floor.add("one", 5, tenant="one")
         assert floor.names() == ["many0", "one", "many1", "many2"]
 
-    def test_who_was_served_waits_for_others(self) -> None:
+    def test_a_served_tenant_waits_for_others(self) -> None:
         """What was charged counts: prompt tokens once, output tokens twice."""
         floor = Floor()
         a, b = floor.add("a", 20, tenant="a"), floor.add("b", 5, tenant="b")
@@ -187,14 +189,14 @@ class TestInOrder:
     """Orders by a key."""
 
     def test_the_lower_priority_number_first_then_by_arrival(self) -> None:
-        """As vLLM has it."""
+        """Priority ordering is by the lower number, then by arrival, as in vLLM."""
         floor = Floor()
         sequences = [floor.add("a", 5, priority=1), floor.add("b", 5), floor.add("c", 5, priority=1)]
         ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
         assert [sequence.choice_id for sequence in ordered] == ["b", "a", "c"]
 
-    def test_whoever_has_least_to_compute_first(self) -> None:
-        """Prompt and answer together."""
+    def test_least_to_compute_first(self) -> None:
+        """Shortest-job-first counts the remaining tokens of prompt and answer together."""
         floor = Floor()
         a, b = floor.add("a", 50), floor.add("b", 5)
         b.max_new_tokens = 1046
@@ -211,7 +213,7 @@ class TestInOrder:
 
     @pytest.mark.parametrize(("discipline", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
     def test_a_policy_names_its_order(self, discipline: str, first: str) -> None:
-        """Each discipline that there is."""
+        """Every discipline has a scheduling policy with its own order."""
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(discipline=Discipline(discipline), mlfq=QUEUES, cost=COST)

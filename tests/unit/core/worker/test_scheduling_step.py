@@ -1,4 +1,4 @@
-"""Whose KV goes to the host and whose comes back."""
+"""Tests of the scheduling step: the sequences that are swapped out, and in."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class TestLeave:
         assert idle.leave(0) == []
 
     def test_of_equals_the_last_goes(self) -> None:
-        """As they are given, which is their order."""
+        """Of equal candidates the last in scheduling order is swapped out."""
         assert Held(("a", 1, 1.0), ("b", 1, 1.0)).leave(1) == ["b"]
 
     def test_whose_blocks_others_hold_too_is_passed_over(self) -> None:
-        """Nothing would come free."""
+        """A sequence whose blocks are all shared is not swapped out, since no block would become free."""
         assert Held(("a", 1, 1.0), ("shared", 0, 9.0)).leave(1) == ["a"]
 
 
@@ -64,11 +64,11 @@ class TestReturn:
     """The first to run comes back first."""
 
     def test_as_many_as_there_is_room_for(self) -> None:
-        """And not one more."""
+        """Sequences are swapped in, in order of their next run, while free blocks suffice."""
         away = Held(("late", 1, 5.0), ("soon", 3, 1.0), ("next", 2, 2.0))
         assert away.come_back(5) == ["soon", "next"]
         assert away.come_back(6) == ["soon", "next", "late"]
 
-    def test_nobody_passes_one_that_has_no_room(self) -> None:
+    def test_no_sequence_passes_one_that_does_not_fit(self) -> None:
         """Else a large one would never come back."""
         assert Held(("large", 3, 1.0), ("small", 1, 2.0)).come_back(2) == []

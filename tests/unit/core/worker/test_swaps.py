@@ -27,7 +27,7 @@ SHARING = replace(POLICY, prefix_caching=True)
 
 
 def one_leaves(policy: WorkerPolicy = POLICY) -> tuple[WorkerBench, list[c.WorkerCommand]]:
-    """Sequence a, of 39 computed tokens in three blocks, is swapped out for newcomer n, whose prompt is shorter."""
+    """Return a bench on which sequence `a` (39 computed tokens, three blocks) is swapped out for newcomer `n`."""
     bench = WorkerBench(blocks=3, policy=policy)
     bench.in_place("a", prompt=38)
     bench.iterate(a=51)
@@ -46,14 +46,14 @@ class TestLeaving:
         assert ledger(commands, "swapped_out") == [{"blocks": 3, "known_blocks": 0}]
 
     def test_its_blocks_come_free_when_it_has_left(self) -> None:
-        """And not before: they are read."""
+        """A swapped-out sequence's blocks become free once the copy has ended, since the copy reads them."""
         bench, commands = one_leaves()
         assert (bench.pool.free_blocks, rows(commands)) == (0, [])
         assert rows(bench.swapped("a")) == ["n@1"]
         assert (bench.pool.free_blocks, bench.host.free_blocks) == (2, 17)
 
     def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
-        """Nothing of it stays."""
+        """A sequence cancelled during its swap-out leaves when the copy has ended, and holds nothing after that."""
         bench, _ = one_leaves()
         assert only(bench.feed(m.CancelRequest("a", 1)), c.DropSequence) == []
         commands = bench.swapped("a")
@@ -86,8 +86,8 @@ class TestLeaving:
 class TestReturning:
     """To the device."""
 
-    def test_it_goes_on_where_it_was(self) -> None:
-        """Nothing is computed again, and the host's blocks come free."""
+    def test_it_resumes_where_it_was(self) -> None:
+        """A swapped-in sequence resumes at its last position without recomputation, and its host blocks become free."""
         bench, _ = one_leaves()
         bench.swapped("a")
         commands = bench.iterate(n=2)
@@ -104,7 +104,7 @@ class TestReturning:
         assert len(move.block_ids) < 3
 
     def test_a_failed_copy_is_computed_again(self) -> None:
-        """Its tokens are known."""
+        """A sequence whose swap-in fails is recomputed from its tokens."""
         bench, _ = one_leaves()
         bench.swapped("a")
         bench.iterate(n=2)
@@ -113,7 +113,9 @@ class TestReturning:
         assert bench.host.free_blocks == 20
 
     def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
-        """Both sides come free."""
+        """A sequence cancelled during its swap-in leaves when the copy has ended, and its device and host blocks
+        become free.
+        """
         bench, _ = one_leaves()
         bench.swapped("a")
         bench.iterate(n=2)
@@ -123,7 +125,7 @@ class TestReturning:
         bench.assert_empty()
 
     def test_one_that_is_cancelled_on_the_host_leaves_at_once(self) -> None:
-        """Its blocks there come free."""
+        """A sequence cancelled while it is on the host leaves at once, and its host blocks become free."""
         bench, _ = one_leaves()
         bench.swapped("a")
         bench.feed(m.CancelRequest("a", 1))
@@ -142,7 +144,7 @@ class TestFetching:
         bench.iterate(n=2)
         return bench
 
-    def ask_alike(self, bench: WorkerBench) -> list[c.WorkerCommand]:
+    def submit_the_same(self, bench: WorkerBench) -> list[c.WorkerCommand]:
         """A newcomer p has the prompt of a, and more: it comes last but for a."""
         bench.start("p", prompt=41, new=2, target=HERE)
         return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
@@ -150,7 +152,7 @@ class TestFetching:
     def test_they_are_copied_before_the_rest_is_computed(self) -> None:
         """The client gets that number of cached tokens."""
         bench = self.prompt_is_on_the_host()
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         bench.feed(m.CancelRequest("a", 1))
         commands = bench.iterate(o=2)
         (move,) = only(commands, c.SwapIn)
@@ -164,9 +166,9 @@ class TestFetching:
         bench.assert_empty()
 
     def test_where_that_fails_they_are_computed(self) -> None:
-        """But for what the device has."""
+        """Where the copy of a prefix fails, the prefix is recomputed except for the blocks on the device."""
         bench = self.prompt_is_on_the_host()
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         bench.feed(m.CancelRequest("a", 1))
         bench.iterate(o=2)
         assert row_of(bench.feed(c.SwapFailed("p@1", "a bad page")), "p") == (16, 25)
@@ -177,6 +179,6 @@ class TestFetching:
         """Nine of 41 tokens are to be computed, which is less than another's 20."""
         bench = self.prompt_is_on_the_host()
         bench.in_place("q", prompt=20)
-        self.ask_alike(bench)
+        self.submit_the_same(bench)
         commands = bench.iterate(o=2)
         assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["p@1"]

@@ -27,7 +27,7 @@ class TestReservation:
         assert (load.kv_blocks_free, load.remaining_tokens, load.waiting_for_kv) == (17, 10, 1)
 
     def test_without_room_it_is_refused_and_nothing_is_held(self) -> None:
-        """The reason gives both numbers."""
+        """The refusal has the needed and the available number of blocks."""
         bench = WorkerBench(blocks=2)
         refusal = m.KvRefused("r", 1, 4, "w", "3 blocks may be needed, there are 2")
         assert bench.reserve("r", tokens=40, number=4) == [m.Send("s", refusal)]
@@ -66,7 +66,7 @@ class TestReservation:
 class TestLeases:
     """A reservation that is not renewed is released."""
 
-    def test_expiry_tells_the_gateway_to_try_again_and_frees_the_blocks(self) -> None:
+    def test_expiry_sends_a_retryable_error_and_frees_the_blocks(self) -> None:
         """The transfer is shut first: nothing may be written into blocks that have another owner."""
         bench = WorkerBench()
         bench.reserve("r")
@@ -81,7 +81,7 @@ class TestLeases:
         bench.assert_empty()
 
     def test_renewals_extend_it(self) -> None:
-        """By its whole length, from the moment of the renewal."""
+        """A renewal extends the lease by its whole length from the moment of the renewal."""
         bench = WorkerBench()
         bench.reserve("r")
         bench.feed(m.RenewLeases((("r", 1),)), after_s=2.0)
@@ -165,7 +165,7 @@ class TestArrival:
         assert rows(commands) == ["r@1"]
         assert deltas(bench.iterate(r=51))[0].token_index == 1
 
-    def test_an_attempt_that_goes_on_counts_what_was_committed(self) -> None:
+    def test_a_later_attempt_counts_the_committed_tokens(self) -> None:
         """In either order of arrival: three tokens committed, the fourth from the prompt worker, the fifth from here."""
         for kv_first in (False, True):
             bench = WorkerBench()
@@ -228,7 +228,7 @@ class TestCancel:
         assert bench.feed(m.CancelRequest("r", 4)) == [c.ForgetKv("r"), c.DropSequence("r@3")]
 
     def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self) -> None:
-        """Or the engine would keep it for ever."""
+        """A record loaded after the cancellation is dropped, since the engine would keep it otherwise."""
         bench = WorkerBench()
         bench.reserve("r")
         bench.feed(m.CancelRequest("r", 1))
@@ -252,7 +252,7 @@ class TestMissingRecord:
                 assert (c.ForgetKv("r") in commands) is not arrived
                 bench.assert_empty()
 
-    def test_of_a_sequence_that_is_gone_it_says_nothing(self) -> None:
+    def test_a_gone_sequence_sends_nothing(self) -> None:
         """The record went with the request."""
         assert WorkerBench().feed(c.RecordUnavailable("r", 1, "gone", retryable=True)) == []
 
@@ -275,7 +275,7 @@ class TestReservedAgain:
         bench.assert_empty()
 
     def test_once_it_is_answered_the_attempt_starts_anew(self) -> None:
-        """However the first load ended."""
+        """Once the cancelled load has ended, in success or failure, the same attempt can be reserved and started again."""
         for first_load in (None, c.RecordUnavailable("r", 1, "gone", retryable=True)):
             bench = self.cancelled_while_loading()
             answer = bench.load("r") if first_load is None else bench.feed(first_load)

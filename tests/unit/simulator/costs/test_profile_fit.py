@@ -44,7 +44,7 @@ def test_the_law_behind_a_profile_is_found() -> None:
     assert [cost.decode(batch) for batch in (1, 24, 100)] == pytest.approx([0.0453, 0.0522, 0.075])
 
 
-def test_long_contexts_in_large_batches_cost_what_nobody_measured() -> None:
+def test_long_contexts_in_large_batches_have_an_unmeasured_cost() -> None:
     """The profile has large batches with short contexts only; the fitted law extrapolates."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     shape = BatchShape(decodes=64, decode_context=64 * 4096)
@@ -68,8 +68,8 @@ def test_a_table_that_would_fall_is_levelled() -> None:
     assert cost.decode.seconds == pytest.approx((0.025, 0.025, 0.04))
 
 
-def test_the_published_model_asks_the_table_of_tokens_for_requests() -> None:
-    """So a decode takes as long as behind the shortest prompt, in any batch; and mixed iterations go by all their tokens."""
+def test_the_published_model_reads_the_table_of_tokens_by_requests() -> None:
+    """The published model times decodes as behind the shortest prompt, and mixed iterations by all their tokens."""
     cost = fit_published(ROWS)
     alone, crowd = (cost.iteration_s(BatchShape(decodes=count, decode_context=900 * count)) for count in (1, 64))
     assert crowd == pytest.approx(alone, rel=0.01)
@@ -79,14 +79,14 @@ def test_the_published_model_asks_the_table_of_tokens_for_requests() -> None:
 
 
 def test_one_change_to_the_published_model_times_decodes_by_requests() -> None:
-    """As they were measured, behind prompts of 512 tokens; prompts stay as published."""
+    """Decodes are timed by requests, as measured behind prompts of 512 tokens; prompts stay as published."""
     cost = fit_published_by_batch(ROWS)
     assert cost.iteration_s(BatchShape(decodes=64, decode_context=1)) == pytest.approx(token_s(64, 64 * 576))
     assert cost.prompt == fit_published(ROWS).prompt
 
 
 def test_a_capped_machine_has_slower_prompts(tmp_path: Path) -> None:
-    """By 1.3, attention included, and decodes as fast as before; its own rows are not looked at."""
+    """Prompts of a capped machine take 1.3 times as long, decodes do not; its own rows are ignored."""
     rows = ROWS + [row for hardware in (H100, H100_CAPPED) for row in lines(prompt_s, token_s, hardware)]
     costs = costs_from(write(rows, tmp_path / "profile.csv"), BLOOM_176B, DecodeModel.HONEST)
     prompt = BatchShape(3000, pairs(0, 3000))
@@ -96,14 +96,14 @@ def test_a_capped_machine_has_slower_prompts(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_the_model_is_refused(tmp_path: Path) -> None:
-    """It names what is missing."""
+    """The error has the model and hardware without rows."""
     path = write(lines(prompt_s, token_s), tmp_path / "profile.csv")
     with pytest.raises(ProfileError, match="no rows of bloom-176b on 8 h100-80gb"):
         costs_from(path, BLOOM_176B, DecodeModel.HONEST)
 
 
 def test_too_few_measurements_are_refused() -> None:
-    """A line needs two points."""
+    """A fit needs two sizes, since a line needs two points."""
     with pytest.raises(ProfileError, match="two sizes at least"):
         fit_honest([row(512, 1, 0.1, 0.04), row(512, 2, 0.1, 0.04)], BLOOM_176B, FAST)
     with pytest.raises(ProfileError, match="two sizes at least"):

@@ -1,4 +1,4 @@
-"""Which rows of a profile count."""
+"""Tests of profiles: which of their rows are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOOD = "llama2-70b,a100-80gb,512,4,128,0.9,0.73,196.25,54.75,7168.9,2\n"
 
 
 def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
-    """A profile has milliseconds."""
+    """Durations of a profile are read from milliseconds into seconds."""
     path = tmp_path / "profile.csv"
     path.write_text(HEADER + GOOD)
     (read,) = read_profile(path)
@@ -23,7 +23,7 @@ def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_rows_that_mislead_are_left_out_and_counted() -> None:
-    """Each for its reason; the others stay, in their order."""
+    """Misleading rows are left out and counted by reason; the others keep their order."""
     good = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
     bad = [
         row(512, 1, 0.13, 0.04, hardware="h100-80gb-pcap"),
@@ -38,7 +38,7 @@ def test_rows_that_mislead_are_left_out_and_counted() -> None:
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    """As the other tests rely on it."""
+    """`write` and `read_profile` are inverses, which the other tests rely on."""
     rows = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
     assert read_profile(write(rows, tmp_path / "profile.csv")) == rows
 
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """With its number and what is wrong."""
+    """The error has the line's number and what is wrong."""
     path = tmp_path / "profile.csv"
     path.write_text(text)
     with pytest.raises(ProfileError, match=why):
@@ -61,6 +61,5 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """In a sentence."""
     with pytest.raises(ProfileError, match=r"absent\.csv cannot be read"):
         read_profile(tmp_path / "absent.csv")

@@ -38,7 +38,7 @@ class TestStudies:
     """What is run."""
 
     def test_names_are_of_one_study_each(self) -> None:
-        """They are file names, too."""
+        """Studies have distinct names, which are also their file names."""
         names = [study.name for study in studies(JobScope())]
         assert len(names) == len(set(names))
 
@@ -76,14 +76,14 @@ class TestStudies:
         assert artifact.line(Scheduler.SRPT.value)[1.0,].published_per_token_s is None
 
     def test_a_coarse_scope_keeps_the_last_values(self) -> None:
-        """Where the engine is full."""
+        """A coarse scope keeps each study's last value, at which the engine is full."""
         whole, thin = ({study.name: study for study in studies(JobScope(thin=thin))} for thin in (False, True))
         for name, study in thin.items():
             assert study.points[-1].place == whole[name].points[-1].place
         assert len(thin["v1-rate"].points) < len(whole["v1-rate"].points)
 
     def test_a_trace_is_used_where_there_is_one(self) -> None:
-        """Otherwise its percentiles."""
+        """The study samples the given trace file instead of its percentiles."""
         path = Path("conv.csv")
         (study,) = [study for study in studies(JobScope(conv=path)) if study.name == "azure-conv"]
         case = study.points[0].cases[0]
@@ -106,16 +106,16 @@ class TestFindings:
         ]
 
     def test_a_steady_study_looks_at_the_middle(self) -> None:
-        """Of the same runs."""
+        """The steady study takes the figures of the middle of the same runs."""
         assert FOUND["artifact-long"].line(FAST)[1.0,].jct_s["mean"] == 2.5
         assert FOUND["artifact-steady"].line(FAST)[1.0,].jct_s["mean"] == 5.0
 
     def test_a_ratio_is_of_one_value_each(self) -> None:
-        """FCFS over FastServe."""
+        """The ratio is FCFS's mean JCT over FastServe's, at each value."""
         assert list(jct_ratios(FCFS)(FOUND["v1-theta"])) == [2.6] * 5
 
     def test_headlines_are_ranges(self) -> None:
-        """With a reason each, and whether the upper end is the paper's."""
+        """Each headline has a range, a reason, and whether the upper end is close to the paper's."""
         rows = {row.name: row for row in headlines(FOUND)}
         by_rate = rows["mean JCT of FCFS over FastServe's, by rate"]
         assert (by_rate.paper, by_rate.ours, by_rate.is_close) == ((1.0, 4.3), (2.6, 2.6), False)
@@ -149,7 +149,7 @@ def test_peaks_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_finding_of_one_seed_is_that_run() -> None:
-    """Nothing is averaged."""
+    """With one seed the figures are that run's, without averaging."""
     study = studies(JobScope(seeds=(7,)))[0]
     point = study.points[0]
     (case,) = point.cases

@@ -33,7 +33,7 @@ def jct_s(case: JobCase, scheduler: Scheduler) -> float:
 class TestEngines:
     """What the paper ran on, as machines of a world."""
 
-    def test_a_decode_takes_what_the_artifacts_profile_says(self) -> None:
+    def test_a_decode_takes_the_time_of_the_artifacts_profile(self) -> None:
         """19.9 ms, 0.0385 ms for a sequence, 0.63 us for each token of its context; a prompt of 100: 28.4 ms."""
         queues = Queues().policy(OPT_ON_80GB)
         assert queues.first_quantum_s == pytest.approx(0.0199 + 0.0385e-3 + 0.63e-6)
@@ -41,18 +41,18 @@ class TestEngines:
         assert run.jct_s["mean"] == pytest.approx(0.0181 + 0.102e-3, rel=1e-3)
 
     @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
-    def test_memory_holds_the_tokens_that_it_is_said_to(self, engine: object) -> None:
+    def test_memory_holds_the_configured_tokens(self, engine: object) -> None:
         """To the token on the device; the host has more."""
         assert engine.machine.kv_tokens(engine.model) == engine.kv_tokens  # type: ignore[attr-defined]
         assert engine.host_tokens > engine.kv_tokens  # type: ignore[attr-defined]
 
     def test_a_token_of_opt_13b_is_0_82_mb(self) -> None:
-        """As its artifact has it."""
+        """A token of OPT-13B takes 819,200 bytes of KV, as in FastServe's artifact."""
         assert OPT_ON_80GB.model.kv_token_bytes == 819_200
 
 
 class TestSchedulers:
-    """Each is a policy of the mesh's worker."""
+    """Each scheduler of the paper is a policy of the mesh's worker."""
 
     def test_fcfs_reserves_and_runs_to_completion(self) -> None:
         """In as many batches at once as the pipeline has stages."""
@@ -60,7 +60,7 @@ class TestSchedulers:
         assert (policy.discipline, policy.reserve, policy.max_in_flight) == (Discipline.FCFS, Reserve.MAX_TOKENS, 2)
 
     def test_request_level_has_one_batch_at_a_time(self) -> None:
-        """Whatever the stages."""
+        """Request-level batching has one batch in flight, whatever the number of stages."""
         policy = worker_policy(GPT3_ON_16, Scheduler.REQUEST_LEVEL, Queues())
         assert (policy.batching, policy.max_in_flight) == (Batching.REQUEST_LEVEL, 1)
 
@@ -77,8 +77,8 @@ class TestSchedulers:
         assert (fast.mlfq.quantum_ratio, fast.swap.when_full) == (4.0, WhenFull.REACTIVE)
         assert [interruptions(OPT_ON_40GB, scheduler, queues) is not None for scheduler in Scheduler].count(True) == 1
 
-    def test_nobody_is_promoted_without_a_limit(self) -> None:
-        """It is infinite then."""
+    def test_no_job_is_promoted_without_a_limit(self) -> None:
+        """Without a starvation limit no sequence is promoted: the limit is infinite."""
         assert Queues(starve_limit_s=None).policy(OPT_ON_40GB).starve_limit_s == float("inf")
 
 
@@ -86,7 +86,7 @@ class TestWhatComesOut:
     """Figures of a run."""
 
     def test_the_same_case_is_the_same_run(self) -> None:
-        """But for the time that it took."""
+        """Two simulations of one case have equal summaries; another seed has another one."""
         assert simulate_jobs(CASE) == simulate_jobs(CASE)
         assert simulate_jobs(CASE) != simulate_jobs(replace(CASE, seed=1))
 
@@ -114,23 +114,23 @@ class TestWhatComesOut:
         assert fast < 0.5 * fcfs
         assert oracle < fast
 
-    def test_queues_change_nothing_where_nobody_waits(self) -> None:
-        """The same to a percent."""
+    def test_queues_change_nothing_where_no_job_waits(self) -> None:
+        """Without waiting jobs FastServe's mean JCT is within a percent of FCFS's."""
         idle = replace(CASE, rate=0.2)
         fcfs, fast = (jct_s(idle, scheduler) for scheduler in (Scheduler.FCFS, Scheduler.FASTSERVE))
         assert fast == pytest.approx(fcfs, rel=0.01)
 
     def test_an_interrupted_prompt_costs(self) -> None:
-        """Long prompts and short answers."""
+        """With long prompts and short answers, interrupted prompts increase the mean JCT."""
         prompts = replace(CASE, sizes=ZipfSizes(1024, 4, 0.2), rate=8.0)
         assert jct_s(prompts, Scheduler.MLFQ_PREEMPTION) > 1.2 * jct_s(prompts, Scheduler.FASTSERVE)
 
     def test_a_batch_of_requests_waits_for_its_longest(self) -> None:
-        """So it is slower than one that others may join."""
+        """Request-level batching is slower than iteration-level batching, since a batch waits for its longest job."""
         assert jct_s(CASE, Scheduler.REQUEST_LEVEL) > 1.5 * jct_s(CASE, Scheduler.FCFS)
 
     def test_a_job_that_does_not_fit_is_an_error(self) -> None:
-        """Its figures would be missing."""
+        """A refused job raises an error, since the summary would lack its figures."""
         with pytest.raises(ValueError, match="was refused"):
             simulate_jobs(replace(CASE, kv_tokens=64))
 

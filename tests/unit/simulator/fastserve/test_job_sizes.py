@@ -30,13 +30,13 @@ class TestZipf:
             assert drawn.mean() == pytest.approx(expected, rel=0.05)
 
     def test_all_lengths_within_the_bounds_come_and_no_others(self) -> None:
-        """Both ends included."""
+        """Every length from 1 to the bound is drawn, and no other."""
         prompts, outputs = ZipfSizes(7, 3, 0.5).draw(MANY, rng())
         assert set(prompts.tolist()) == set(range(1, 8))
         assert set(outputs.tolist()) == {1, 2, 3}
 
     def test_the_larger_theta_the_shorter(self) -> None:
-        """And the more skewed: the coefficient of variation grows."""
+        """A larger theta draws shorter lengths with a larger coefficient of variation."""
         drawn = [ZipfSizes(1024, 1024, theta).draw(MANY, rng())[1] for theta in (0.5, 1.0, 1.5)]
         assert [each.mean() for each in drawn] == sorted((each.mean() for each in drawn), reverse=True)
         variations = [each.std() / each.mean() for each in drawn]
@@ -61,7 +61,7 @@ class TestAzure:
     """Sizes of a trace, cut to a context."""
 
     def test_a_line_is_drawn_whole(self, tmp_path: Path) -> None:
-        """Prompt and answer belong together."""
+        """The prompt and the answer of a draw are from the same line of the trace."""
         path = tmp_path / "trace.csv"
         path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01,100,10\n2024-01-02,200,20\n")
         prompts, outputs = AzureSizes("conv", path, 2048).draw(100, rng())
@@ -81,15 +81,14 @@ class TestGammaArrivals:
     SIZES = ZipfSizes(100, 100, 1.0)
 
     @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
-    def test_gaps_have_the_rate_and_the_variation_that_were_asked_for(self, cv: float) -> None:
-        """Measured, not only meant."""
+    def test_gaps_have_the_requested_rate_and_variation(self, cv: float) -> None:
+        """The drawn gaps have the requested mean and coefficient of variation."""
         times = [arrival.at_s for arrival in gamma_arrivals(self.SIZES, 5.0, cv, MANY, 0)]
         gaps = np.array([later - earlier for earlier, later in pairwise(times)])
         assert gaps.mean() == pytest.approx(0.2, rel=0.05)
         assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
 
     def test_the_same_seed_is_the_same_jobs(self) -> None:
-        """And another one others."""
         once, again, other = (list(gamma_arrivals(self.SIZES, 5.0, 2.0, 50, seed)) for seed in (3, 3, 4))
         assert once == again
         assert once != other
@@ -103,6 +102,5 @@ class TestGammaArrivals:
 
     @pytest.mark.parametrize(("rate", "cv"), [(0.0, 1.0), (1.0, 0.0)])
     def test_nothing_comes_without_a_rate_or_a_spread(self, rate: float, cv: float) -> None:
-        """Both must be above 0."""
         with pytest.raises(ValueError, match="above 0"):
             list(gamma_arrivals(self.SIZES, rate, cv, 10, 0))

@@ -29,8 +29,8 @@ class Oracle:
     """Answers with a function whether a case holds, and records the cases."""
 
     holds: Callable[[Case], bool]
-    asked: list[Case] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
 
     def run(self, of: Case) -> RunSummary:
-        self.asked.append(of)
+        self.cases.append(of)
         return summary(of, holds=self.holds(of))

@@ -25,7 +25,7 @@ class TestDesigns:
     """What a design is made of."""
 
     def test_a_split_cluster_has_both_pools(self) -> None:
-        """Prompt machines first."""
+        """A split cluster has its prompt machines first, then its token machines."""
         cluster = SPLITWISE_HA.cluster(Split(2, 1), COSTS)
         assert [(machine.machine_type.name, machine.home_pool) for machine in cluster] == [
             ("dgx-h100", Pool.PROMPT),
@@ -34,7 +34,6 @@ class TestDesigns:
         ]
 
     def test_a_baseline_is_all_mixed(self) -> None:
-        """Every machine does both."""
         assert [machine.home_pool for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
 
     @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
@@ -44,25 +43,24 @@ class TestDesigns:
             design.cluster(split, COSTS)
 
     def test_every_split_of_the_paper_is_one_of_its_design(self) -> None:
-        """All clusters can be made."""
         for splits in PAPER_SPLITS.values():
             for name, split in splits.items():
                 assert len(DESIGNS[name].cluster(split, COSTS)) == split.machines
 
     def test_iso_power_clusters_draw_about_the_same(self) -> None:
-        """As 40 H100 machines do, the paper's budget."""
+        """Each published split draws within 3% of the power of 40 H100 machines, the paper's budget."""
         budget = BASELINE_H100.power(Split(40))
         for workload in ("conv", "code"):
             for name, split in PAPER_SPLITS["iso-power", workload].items():
                 assert DESIGNS[name].power(split) == pytest.approx(budget, rel=0.03)
 
     def test_iso_cost_clusters_cost_about_the_same(self) -> None:
-        """As 40 H100 machines do."""
+        """Each published split costs within 3% of 40 H100 machines, the paper's budget."""
         budget = BASELINE_H100.price_per_hour(Split(40))
         for name, split in PAPER_SPLITS["iso-cost", "conv"].items():
             assert DESIGNS[name].price_per_hour(split) == pytest.approx(budget, rel=0.03)
 
     def test_a_capped_machine_costs_as_much_and_draws_less(self) -> None:
-        """It is bought whole."""
+        """A capped machine costs as much as an uncapped one and draws less power."""
         assert SPLITWISE_HHCAP.price_per_hour(Split(1, 1)) == BASELINE_H100.price_per_hour(Split(2))
         assert SPLITWISE_HHCAP.power(Split(1, 1)) == pytest.approx((44 + 30.8) / 24.8)

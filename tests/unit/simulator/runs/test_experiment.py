@@ -16,7 +16,7 @@ CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 10.0)
 
 @pytest.mark.parametrize("decode_model", DecodeModel)
 def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
-    """And has all figures of them, by whatever model of time."""
+    """Every request is answered, and the run has all latency figures, with each decode model."""
     case = replace(CODE, decode_model=decode_model)
     asked = len(list(case.workload.arrivals(case.rate, case.seconds, case.seed)))
     run = simulate(case)
@@ -29,7 +29,7 @@ def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
 
 
 def test_the_same_case_gives_the_same_summary() -> None:
-    """But for the time it took."""
+    """Two simulations of one case have equal summaries; another seed has another one."""
     assert simulate(CODE) == simulate(CODE)
     assert simulate(CODE) != simulate(replace(CODE, seed=1))
 
@@ -49,7 +49,7 @@ def test_pools_are_those_of_the_design() -> None:
 
 
 def test_price_and_power_are_those_of_the_machines() -> None:
-    """Two DGX-H100 and a DGX-A100."""
+    """Price and power are the sums over two DGX-H100 and one DGX-A100."""
     run = simulate(CODE)
     assert run.price_per_hour == pytest.approx(8 * (2 * 4.76 + 2.21))
     assert run.power == pytest.approx(2 * 44 / 24.8 + 1)
@@ -75,7 +75,7 @@ def test_chunks_bound_what_an_iteration_computes() -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 2.0, 4.0, 6.0, 9.0, 20.0])
 @pytest.mark.parametrize("decode_model", [DecodeModel.HONEST, DecodeModel.PUBLISHED])
-def test_a_run_of_which_only_the_verdict_is_asked_has_the_same_one(rate: float, decode_model: DecodeModel) -> None:
+def test_a_run_for_its_verdict_only_has_the_same_verdict(rate: float, decode_model: DecodeModel) -> None:
     """However early it ends: where the objectives hold it is the whole run, and where they do not none that is longer."""
     case = replace(CODE, rate=rate, decode_model=decode_model)
     whole, early = simulate(case), simulate(replace(case, verdict_only=True))

@@ -37,7 +37,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test reads files and code as a process does that has just begun."""
+    """Make each test read files and code as a new process does."""
     forget()
 
 
@@ -72,7 +72,7 @@ def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Ca
 
 @pytest.mark.parametrize("sizes", [ZipfSizes(20, 5, 1.0), CHATS, AzureSizes("conv", None, 64)])
 def test_runs_of_jobs_are_kept_as_well(tmp_path: Path, sizes: JobSizes) -> None:
-    """Whatever their sizes are from."""
+    """Runs of jobs are kept for every source of sizes."""
     path, made = tmp_path / "runs", []
     case = JobCase(OPT_ON_80GB.name, Scheduler.FASTSERVE, sizes, 2.0, 5, queues=Queues(starve_limit_s=None))
 
@@ -104,7 +104,7 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    """The others are there."""
+    """A truncated line is skipped, and the other lines are read."""
     run, path = Counting(), tmp_path / "runs"
     KeptRuns(path, run, RunSummary)(CODE)
     whole = path.read_bytes()

@@ -39,7 +39,7 @@ def test_latencies_are_kept_as_seconds_and_as_slowdowns() -> None:
     assert run.output_tokens == 10
 
 
-def test_a_single_token_says_nothing_of_the_time_between_tokens() -> None:
+def test_a_single_token_has_no_time_between_tokens() -> None:
     """Counted as 0 it would make a slow run look fast."""
     run = metrics()
     run.request_completed(completed(2.0, 2.0, output_tokens=1))
@@ -68,7 +68,7 @@ def test_a_bound_that_is_reached_is_broken() -> None:
 
 
 def test_a_request_without_answer_breaks_the_objectives() -> None:
-    """However fast the others are."""
+    """A failed request breaks the objectives, however fast the others are."""
     run = metrics()
     run.request_completed(completed(1.0, 10.0))
     run.request_failed(Arrival(6.0, 10, 10), "queue full")

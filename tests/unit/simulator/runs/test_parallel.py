@@ -42,22 +42,21 @@ def test_results_come_back_by_name(jobs: int) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_breaks_a_run_ends_them_all(jobs: int) -> None:
-    """With its own error."""
     with pytest.raises(RuntimeError, match="cannot run Splitwise-HH"):
         drive({"": limit_of(case(), Grid(), (1,))}, jobs, run=fails)
 
 
 def test_a_run_that_two_searches_want_happens_once() -> None:
-    """Both get its summary."""
+    """Two searches for the same run share one simulation."""
     oracle = Oracle(lambda of: (of.rate or 0.0) <= 90.0)
     searches = {name: limit_of(case(), Grid(), (1,)) for name in ("one", "other")}
     one, other = drive(searches, 1, run=oracle.run).values()
     assert one == other
-    assert len(oracle.asked) == len(set(oracle.asked))
+    assert len(oracle.cases) == len(set(oracle.cases))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_a_search_asks_for_again_is_known(jobs: int) -> None:
+def test_a_repeated_case_of_a_search_is_known(jobs: int) -> None:
     """The repeated run is answered from the first, and the search continues."""
     finished: list[Case] = []
     results = drive({"": again(case(), 3)}, jobs, holds_up_to_90, lambda run: finished.append(run.case))

@@ -16,14 +16,14 @@ def filled(values: list[float], exact_entries: int = 100) -> Percentiles:
 
 
 def test_few_values_have_exact_percentiles() -> None:
-    """By nearest rank: a value that was seen."""
+    """Percentiles of few values are by nearest rank: each is a value that was added."""
     percentiles = filled([4.0, 1.0, 3.0, 2.0])
     assert [percentiles.at(percent) for percent in (0, 25, 26, 50, 75, 76, 100)] == [1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0]
     assert (percentiles.mean, percentiles.smallest, percentiles.largest) == (2.5, 1.0, 4.0)
 
 
 def test_nothing_has_no_percentile() -> None:
-    """Nor a mean."""
+    """Without values there is neither a percentile nor a mean."""
     nothing = Percentiles()
     assert (nothing.at(50), nothing.mean, nothing.smallest) == (None, None, None)
 
@@ -46,7 +46,7 @@ def test_percentiles_stay_within_what_was_seen() -> None:
 
 @pytest.mark.parametrize("exact_entries", [1, 1000])
 def test_a_value_may_count_many_times(exact_entries: int) -> None:
-    """As if it had been added so often."""
+    """Adding a value with a count equals adding it so many times."""
     percentiles = Percentiles(exact_entries)
     for value, count in ((1.0, 98), (10.0, 1), (20.0, 1)):
         percentiles.add(value, count)

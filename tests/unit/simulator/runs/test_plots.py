@@ -60,7 +60,7 @@ def test_latencies_have_a_panel_for_each_objective() -> None:
 
 
 def test_batch_sizes_have_a_line_for_each_pool() -> None:
-    """With the share of the time at most so many tokens take."""
+    """Each pool has a line: the share of time with at most so many tokens in a batch."""
     (axes,) = plot_batch_sizes([run("Splitwise-HH", 20.0, 1.0)]).axes
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()}
     assert lines == {
@@ -70,14 +70,14 @@ def test_batch_sizes_have_a_line_for_each_pool() -> None:
 
 
 def test_sizes_have_a_panel_for_prompts_and_one_for_answers() -> None:
-    """As shares of the requests, up to all of them."""
+    """Prompts and answers have a panel each: the cumulative share of requests by size."""
     prompts, outputs = plot_sizes({"code": (np.array([30, 10]), np.array([5, 5]))}).axes
     assert np.asarray(prompts.get_lines()[0].get_xydata()).tolist() == [[10, 0.5], [30, 1.0]]
     assert (prompts.get_xlabel(), outputs.get_xlabel()) == ("prompt tokens", "output tokens")
 
 
 def test_bars_have_a_panel_for_each_figure() -> None:
-    """And a bar for each design."""
+    """Each figure has a panel with a bar for each design."""
     figures = {"throughput": {"Splitwise-HH": 1.2, "Baseline-H100": 1.0}, "cost": {"Splitwise-HH": 0.9}}
     throughput, cost = plot_bars(figures, "equal power").axes
     assert [bar.get_height() for bar in throughput.patches] == [1.2, 1.0]  # type: ignore[attr-defined]

@@ -22,29 +22,29 @@ def needs(split: Split, prompts: float, tokens: float) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 12), st.sampled_from(Objective))
 def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objective: Objective) -> None:
-    """As by trying every split, with far fewer runs."""
+    """The search finds the cheapest split of an exhaustive search, with less than a quarter of its runs."""
     of, most = case("Splitwise-HA"), Split(24, 16)
     design = DESIGNS[of.design]
-    oracle = Oracle(lambda asked: needs(asked.split, prompts, tokens))
+    oracle = Oracle(lambda each: needs(each.split, prompts, tokens))
     found = drive({"": cheapest_split(of, objective, (0,), most)}, 1, run=oracle.run)[""]
     every = [Split(prompt, token) for prompt in range(1, most.prompt + 1) for token in range(1, most.token + 1)]
     least = min(objective.of(design, split) for split in every if needs(split, prompts, tokens))
     assert found.split is not None
     assert objective.of(design, found.split) == pytest.approx(least)
-    assert len(oracle.asked) < len(every) / 4
-    assert dict(found.tried) == {asked.split: needs(asked.split, prompts, tokens) for asked in oracle.asked}
+    assert len(oracle.cases) < len(every) / 4
+    assert dict(found.tried) == {each.split: needs(each.split, prompts, tokens) for each in oracle.cases}
 
 
 def test_a_baseline_has_one_kind_of_machine() -> None:
-    """The fewest that hold."""
-    oracle = Oracle(lambda asked: asked.split.prompt >= 13)
+    """For a baseline the search finds the fewest machines that meet the objectives."""
+    oracle = Oracle(lambda each: each.split.prompt >= 13)
     search = cheapest_split(case("Baseline-A100"), Objective.COST, (0,), Split(40))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(13)
 
 
 def test_a_rate_that_no_split_serves_has_no_answer() -> None:
-    """Rather than a wrong one."""
-    oracle = Oracle(lambda asked: False)
+    """A rate that no split serves has no answer."""
+    oracle = Oracle(lambda each: False)
     found = drive({"": cheapest_split(case(), Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
     assert found.split is None
     assert not any(holds for _, holds in found.tried)
@@ -52,7 +52,7 @@ def test_a_rate_that_no_split_serves_has_no_answer() -> None:
 
 def test_every_seed_must_hold() -> None:
     """A split that fails for one of them is none."""
-    oracle = Oracle(lambda asked: asked.split.prompt >= (10 if asked.seed == 2 else 5))
+    oracle = Oracle(lambda each: each.split.prompt >= (10 if each.seed == 2 else 5))
     search = cheapest_split(case("Baseline-H100"), Objective.MACHINES, (1, 2), Split(30))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(10)
 
@@ -62,7 +62,7 @@ def test_the_split_that_carries_most_is_found(count: int, data: st.DataObject) -
     """Wherever among however many it is."""
     peak = data.draw(st.integers(0, count - 1))
     splits = [Split(number + 1, count - number) for number in range(count)]
-    oracle = Oracle(lambda asked: (asked.rate or 0.0) <= 300 - 10 * abs(asked.split.prompt - 1 - peak))
+    oracle = Oracle(lambda each: (each.rate or 0.0) <= 300 - 10 * abs(each.split.prompt - 1 - peak))
     search = best_split(case(), splits, Grid(), (0,))
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert found.split == splits[peak]
@@ -84,7 +84,7 @@ def test_splits_use_a_budget_up() -> None:
 
 
 def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
-    """And a column for each number of prompt machines."""
+    """The map has a row for each number of token machines and a column for each number of prompt machines."""
     runs = drive({"": heat_map(case(), (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
     assert [[(run.case.split.prompt, run.case.split.token) for run in row] for row in runs] == [
         [(1, 5), (2, 5), (3, 5)],

@@ -21,7 +21,7 @@ def cluster(*home_pools: Pool, break_even: bool = False) -> RecordedCluster:
     return RecordedCluster(home_pools, 256, 16, WorkerPolicy(), PoolPolicy(break_even=break_even))
 
 
-def test_one_worker_takes_what_its_profile_says_and_its_messages_take() -> None:
+def test_one_worker_takes_the_time_of_its_profile_and_its_messages() -> None:
     """A prompt iteration, and so many decodes; beside that the messages on the way to the first token."""
     (times,) = simulate_recorded(cluster(Pool.MIXED), PROFILE, arrivals_of([(1e9, 100, 11)]))
     assert times.tpot_s == pytest.approx(0.012)

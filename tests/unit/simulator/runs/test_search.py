@@ -20,9 +20,9 @@ def test_the_last_rate_that_holds_is_found(last_step: int, guess: int, highest: 
     oracle = Oracle(lambda of: of.rate is not None and of.rate <= 10.0 * last_step)
     rate, runs = drive({"": highest_rate(case(), grid)}, 1, run=oracle.run)[""]
     assert rate == min(10.0 * last_step, grid.highest)
-    assert [run.case for run in runs] == oracle.asked
-    assert len(set(oracle.asked)) == len(oracle.asked)
-    assert len(oracle.asked) <= 2 * math.log2(max(guess, highest) + 1) + 2
+    assert [run.case for run in runs] == oracle.cases
+    assert len(set(oracle.cases)) == len(oracle.cases)
+    assert len(oracle.cases) <= 2 * math.log2(max(guess, highest) + 1) + 2
 
 
 def test_each_seed_has_a_limit_of_its_own() -> None:
@@ -38,7 +38,6 @@ def test_each_seed_has_a_limit_of_its_own() -> None:
 
 
 def test_a_single_seed_has_no_confidence_interval() -> None:
-    """One number has no spread."""
     assert Limit((50.0,), ()).half_width is None
 
 
@@ -49,11 +48,11 @@ def test_the_first_seed_that_fails_spares_the_rest() -> None:
     assert drive({"": holds_for_all(cases)}, 1, run=oracle.run) == {"": True}
     failing = Oracle(lambda of: of.rate != 2.0)
     assert drive({"": holds_for_all(cases)}, 1, run=failing.run) == {"": False}
-    assert [asked.rate for asked in failing.asked] == [1.0, 2.0]
+    assert [each.rate for each in failing.cases] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("grid", [(0.0, 10.0, 5.0), (10.0, 100.0, 5.0), (10.0, 50.0, 60.0)])
 def test_a_grid_that_is_none_is_refused(grid: tuple[float, float, float]) -> None:
-    """Its guess lies on it."""
+    """A grid is refused unless step <= guess <= highest."""
     with pytest.raises(ValueError, match="step <= guess <= highest"):
         Grid(*grid)

@@ -36,6 +36,6 @@ def test_answers_of_a_conversation_have_two_peaks() -> None:
 
 
 def test_prompts_and_answers_are_independent() -> None:
-    """As the paper's simulator draws them."""
+    """Drawn prompt and answer sizes are uncorrelated, as in the paper's simulator."""
     prompts, outputs = SYNTHETIC["code"].draw(100_000, np.random.default_rng(5))
     assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.02

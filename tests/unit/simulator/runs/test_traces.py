@@ -36,13 +36,13 @@ def test_a_trace_keeps_its_own_times(tmp_path: Path) -> None:
 
 
 def test_later_traces_are_read_too(tmp_path: Path) -> None:
-    """Those of 2024 name a time zone, write as many digits as they need, and may have columns of their own."""
+    """Traces of 2024 have a time zone, any number of digits and further columns."""
     text = "X,GeneratedTokens,TIMESTAMP,ContextTokens\n9,3,2024-05-12 00:00:00+00:00,7\n9,4,2024-05-12 00:00:00.25+00:00,8\n"
     assert list(trace_arrivals(write(tmp_path, text))) == [Arrival(0.0, 7, 3), Arrival(0.25, 8, 4)]
 
 
 def test_a_trace_is_read_as_far_as_it_is_used(tmp_path: Path) -> None:
-    """Nothing is collected: the fault of a later line shows when the line is reached."""
+    """A trace is read lazily: an error in a later line is raised when the line is reached."""
     arrivals = trace_arrivals(write(tmp_path, GOOD + "\nnonsense"))
     assert len(list(islice(arrivals, 3))) == 3
     with pytest.raises(TraceError, match="line 5"):
@@ -62,13 +62,13 @@ def test_a_trace_is_read_as_far_as_it_is_used(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """With its number and what is wrong."""
+    """The error has the line's number and what is wrong."""
     with pytest.raises(TraceError, match=why):
         list(trace_arrivals(write(tmp_path, text)))
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
-    """Absent, binary, or without requests."""
+    """An absent file, a binary file and a file without requests are refused."""
     with pytest.raises(TraceError, match=r"absent\.csv cannot be read: No such file"):
         list(trace_arrivals(tmp_path / "absent.csv"))
     binary = tmp_path / "binary.csv"
@@ -112,12 +112,11 @@ def test_another_rate_brings_the_same_requests() -> None:
 
 
 def test_another_seed_brings_other_requests() -> None:
-    """And the same seed the same ones."""
+    """Equal seeds draw equal requests, and another seed draws others."""
     first, again, other = (list(poisson_arrivals(SIZES, 5.0, 20.0, seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_there_is_always_a_request() -> None:
-    """However short the time."""
     assert len(list(poisson_arrivals(SIZES, 1e-6, 1.0, seed=1))) == 1

@@ -43,19 +43,19 @@ def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
 
 
 def test_random_arrivals_have_the_sizes_of_the_trace(trace: Path) -> None:
-    """Drawn anew for another seed."""
+    """Poisson arrivals have the sizes of the trace's requests, drawn in another order for another seed."""
     arrivals = list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=0))
     assert {arrival.prompt_tokens for arrival in arrivals} == {10, 20, 30, 40}
     assert arrivals != list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=1))
 
 
 def test_without_a_file_sizes_have_the_published_percentiles() -> None:
-    """Of either workload."""
+    """Without a trace file the sizes have the workload's published percentiles."""
     outputs = sorted(arrival.output_tokens for arrival in ClusterWorkload("code").arrivals(100.0, 50.0, seed=0))
     assert outputs[len(outputs) // 2] == pytest.approx(13, abs=1)
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_workload_is_refused(tmp_path: Path) -> None:
     """Before a world is made for it."""
     with pytest.raises(ValueError, match="no workload 'poems'"):
         ClusterWorkload("poems")

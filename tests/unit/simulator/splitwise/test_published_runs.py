@@ -52,7 +52,7 @@ def test_runs_are_read_by_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["as_dreamt,conv,Splitwise-HH", "as_shipped,poems,Splitwise-HH", "as_shipped,conv,XX"])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
-    """With the line."""
+    """A malformed file is refused with the number of its line, and an absent one with its name."""
     path = tmp_path / "runs.csv"
     path.write_text(HEADER + f"{what},25,15,130,1,1,1,1,1,1,1,1,1,1,False\n")
     with pytest.raises(ProfileError, match="line 2"):
@@ -70,7 +70,7 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert (found.holds, found.breaks) == (60, 80)
     assert found.ours == (None if ours < 30 else min(ours, 90))
-    assert {case.split for case in oracle.asked} == {CLUSTER.split}
+    assert {case.split for case in oracle.cases} == {CLUSTER.split}
 
 
 @pytest.mark.parametrize(

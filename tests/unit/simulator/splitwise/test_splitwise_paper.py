@@ -46,7 +46,7 @@ def by_name(rows: list[ClusterHeadline], *words: str) -> ClusterHeadline:
 
 
 def test_throughputs_are_ratios_of_limits() -> None:
-    """With their spread over the seeds, seed by seed."""
+    """A ratio of throughputs has its spread over the seeds, computed seed by seed."""
     found = findings({"Splitwise-AA": 215.0, "Baseline-A100": 100.0, "Baseline-H100": 150.0})
     rows = headlines({HONEST: found})
     assert by_name(rows, "equal power", "AA over Baseline-A100").measured[HONEST].value == pytest.approx(2.15)
@@ -69,7 +69,7 @@ def test_prices_and_power_follow_from_the_machines() -> None:
 
 
 def test_numbers_of_machines_come_from_the_search() -> None:
-    """As machines, and as what they draw and cost beside 40 DGX-H100."""
+    """Machines come from the cheapest split, with their power and cost relative to 40 DGX-H100."""
     rows = headlines({HONEST: findings({}, Split(27, 3))})
     assert by_name(rows, "70 requests/s", "prompt machines").measured[HONEST].value == 27
     assert by_name(rows, "70 requests/s", "token machines").measured[HONEST].value == 3
@@ -104,7 +104,7 @@ def test_every_headline_has_its_searches() -> None:
     # 80 requests/s need 40 machines, the fewest of which cost least where half of them may be cheaper ones.
     assert found.cheapest[AA_COST].split is not None
     assert found.cheapest[AA_COST].split.machines == 40
-    assert {case.seed for case in oracle.asked} == {0, 1}
+    assert {case.seed for case in oracle.cases} == {0, 1}
 
 
 def test_designs_that_the_paper_does_not_name_are_the_best() -> None:
@@ -131,8 +131,8 @@ def test_what_differs_has_a_reason_for_each_model_of_time_and_the_rest_has_none(
     assert headlines({PUBLISHED: as_the_paper})[0].why == ""
 
 
-def test_what_was_not_found_says_so() -> None:
-    """Instead of a reason."""
+def test_the_reason_has_what_was_not_found() -> None:
+    """Where a limit or split was not found, the headline's reason is that."""
     rows = headlines({HONEST: findings({"Baseline-A100": 0.0}, None)})
     assert by_name(rows, "equal power", "AA over Baseline-A100").why == "honest: Baseline-A100 carries nothing"
     assert by_name(rows, "cheapest HH: token").why == "honest: no split in reach serves the rate"

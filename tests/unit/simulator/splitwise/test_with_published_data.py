@@ -1,4 +1,4 @@
-"""With the files that were published: SPOTWISE_DATA names a folder with traces/ and profiles/."""
+"""Tests with the published files: `SPOTWISE_DATA` names a folder with traces/ and profiles/."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_traces_are_read_to_their_last_line(data: Path) -> None:
 
 
 def test_arrivals_come_when_the_published_simulators_did(data: Path) -> None:
-    """As many requests at every rate: the gaps are the same."""
+    """Poisson arrivals are as many as in the published runs, since the gaps are the same."""
     runs = read_published_runs(data / "profiles" / "splitwise_sim_replay.csv")
     asked = {run.rate: run.requests for line in runs.values() for run in line}
     assert len(asked) > 10

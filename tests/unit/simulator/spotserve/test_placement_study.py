@@ -79,8 +79,8 @@ class TestWorld:
         assert interrupted.interruptions > interrupted.requests, "some twice"
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
-    def test_nobody_is_placed_where_a_notice_was_given(self) -> None:
-        """With a notice as long as a request none is interrupted; requests wait."""
+    def test_no_request_is_placed_where_a_notice_was_given(self) -> None:
+        """With a notice as long as a request, no request is interrupted, but requests wait longer."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (400.0, "remove", "a"), (400.0, "add", "b"), (500.0, "add", "c")]
         hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 2)
         noticed = place_requests(
@@ -90,8 +90,10 @@ class TestWorld:
         assert noticed.interruptions == 0
         assert noticed.mean_latency_s > hasty.mean_latency_s
 
-    def test_instances_that_stay_are_preferred_by_who_knows_of_them(self) -> None:
-        """With an hour's weight on an interruption all requests go there, and none is interrupted."""
+    def test_aware_placement_prefers_instances_that_stay(self) -> None:
+        """With an hour's weight on an interruption, aware placement uses the instances that stay, and no request
+        is interrupted.
+        """
         hazard = PiecewiseHazard((0.0, 700.0), (1e-4, 1e-2))  # young ones would look better
         setting = replace(ALIKE, rate_per_s=0.01, interruption_s=HOUR_S, steady=2)
         aware, least = (
@@ -101,7 +103,7 @@ class TestWorld:
         assert aware.interruptions == 0 < least.interruptions
 
     def test_a_full_fleet_makes_requests_wait(self) -> None:
-        """For a slot."""
+        """With one slot per instance requests wait for a slot."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "add", "b")]
         few = place_requests(events, 0.0, NEVER, replace(ALIKE, slots=1, rate_per_s=0.02), PlacementRule.RANDOM, 1)
         many = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.02), PlacementRule.RANDOM, 1)
@@ -115,7 +117,6 @@ class TestWorld:
             place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 1)
 
     def test_the_same_seed_is_the_same_run(self) -> None:
-        """And another one is another."""
         events = churning(1)
         setting = PlacementSetting(rate_per_s=0.2)
         one, again, other = (
@@ -135,12 +136,12 @@ class TestFit:
         (60.0, "add", "c"),
     ]
 
-    def test_who_lives_on_is_censored(self) -> None:
+    def test_a_running_life_is_censored(self) -> None:
         """b was 30 s old at 40 s, the end of the observation."""
         assert lives_until(self.EVENTS, 40.0) == [Life(30.0, True), Life(30.0, False)]
 
     def test_what_comes_later_has_no_part(self) -> None:
-        """Whatever it is."""
+        """Events after the given time do not change the lives up to it."""
         other = [*self.EVENTS[:3], (41.0, "remove", "b"), (42.0, "add", "z")]
         assert lives_until(other, 40.0) == lives_until(self.EVENTS, 40.0)
 
@@ -179,7 +180,7 @@ class TestFindings:
         assert aware.mean < least.mean * 1.1
 
     def test_each_trace_is_served_on_by_its_own_lives_and_by_others(self) -> None:
-        """And once with instances that stay."""
+        """Each trace is served with lives fitted on its own half and on other traces, with and without steady instances."""
         traces = {"one": churning(2), "two": churning(2, old=3)}
         found = list(study_placements(traces, replace(ALIKE, rate_per_s=1e-3), [1, 2], steady=3))
         assert [(each.trace, each.fitted_on, each.steady) for each in found] == [
@@ -228,7 +229,7 @@ class TestPublished:
 
     @pytest.mark.parametrize(("name", "ended", "alive"), [("g4dn", 74, 5), ("p3", 167, 10)])
     def test_their_lives_are_as_counted(self, name: str, ended: int, alive: int) -> None:
-        """Those still there at the end have not ended, and half of all live about an hour."""
+        """The counts of ended and running lives are those of the trace, and the median life is about an hour."""
         events = self.events(name)
         lives = lives_until(events, events[-1][0])
         assert sum(life.ended for life in lives) == ended

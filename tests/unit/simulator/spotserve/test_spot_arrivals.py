@@ -47,8 +47,8 @@ def test_a_list_of_the_artifact_is_read(tmp_path: Path) -> None:
         ("0,1,512,0\n1,2,256,0\n", "line 2: 256 input tokens, where line 1 has 512"),
     ],
 )
-def test_a_wrong_list_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    """Whatever is wrong in it."""
+def test_a_malformed_list_is_an_error_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    """The error of a malformed list has the number of its line."""
     with pytest.raises(TraceError, match=said):
         read_spot_arrivals(written(tmp_path, text))
 
@@ -61,7 +61,7 @@ def test_rates_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cv", [0.1, 1.0, 6.0])
-def test_gaps_have_the_cv_that_was_asked_for(cv: float) -> None:
+def test_gaps_have_the_requested_cv(cv: float) -> None:
     """Also 6, where most gaps are next to nothing and a few are long."""
     arrivals = gamma_spot_arrivals(2.0, cv, 60_000.0, np.random.default_rng(3))
     assert arrivals.cv == pytest.approx(cv, rel=0.1)
@@ -69,8 +69,6 @@ def test_gaps_have_the_cv_that_was_asked_for(cv: float) -> None:
 
 
 def test_the_same_seed_brings_the_same_arrivals() -> None:
-    """And another one others."""
-
     def drawn(seed: int) -> SpotArrivals:
         return gamma_spot_arrivals(0.5, 6.0, 2000.0, np.random.default_rng(seed))
 
@@ -85,7 +83,7 @@ def test_the_same_seed_brings_the_same_arrivals() -> None:
     st.floats(1, 200),
     st.integers(0, 5),
 )
-def test_nobody_comes_while_the_rate_is_zero_or_after_the_end(
+def test_no_request_arrives_while_the_rate_is_zero_or_after_the_end(
     pieces: list[tuple[float, float]], cv: float, until_s: float, seed: int
 ) -> None:
     """Times are in order whatever the rates are."""
@@ -101,7 +99,7 @@ def test_nobody_comes_while_the_rate_is_zero_or_after_the_end(
         assert [rate for from_s, rate in rates if from_s <= time_s + 1e-9][-1] > 0
 
 
-def test_as_many_come_in_each_while_as_its_rate_says() -> None:
+def test_each_interval_has_as_many_arrivals_as_its_rate() -> None:
     """Over many whiles of both rates."""
     rates = [(0.0, 1.0), (10_000.0, 4.0), (20_000.0, 0.5)]
     times = np.array(changing_arrivals(rates, 1.0, 40_000.0, np.random.default_rng(0)).times_s)
@@ -122,13 +120,12 @@ def test_as_many_come_in_each_while_as_its_rate_says() -> None:
     ],
 )
 def test_rates_that_make_no_sense_are_refused(rates: list[tuple[float, float]], cv: float, until_s: float) -> None:
-    """Before anything is drawn."""
     with pytest.raises(ValueError, match=r"rates begin|arrivals need"):
         changing_arrivals(rates, cv, until_s, np.random.default_rng(0))
 
 
 def test_arrivals_made_by_hand_are_in_order() -> None:
-    """And have sizes; few of them have no CV."""
+    """Arrivals must be in order and have tokens; without two gaps they have no coefficient of variation."""
     with pytest.raises(ValueError, match="not in order"):
         SpotArrivals("back", (2.0, 1.0))
     with pytest.raises(ValueError, match="at least one token"):

@@ -60,7 +60,7 @@ def gone_early(gone_s: float | None, grace_s: float) -> SpotOutcome:
 class TestLosses:
     """An instance that goes while others wait for what it sends."""
 
-    def test_who_waits_for_weights_from_a_lost_instance_has_not_got_them(self) -> None:
+    def test_a_target_of_a_lost_instance_lacks_its_weights(self) -> None:
         """The two that have them go while they send them to two others: storage has to send them, all."""
         whole = slowly((0.0, "add", "a b"), (20.0, "add", "c d"))
         assert [change.storage_bytes for change in whole.changes] == [0, 0]
@@ -92,7 +92,7 @@ class TestLosses:
 class TestEarly:
     """An instance that goes before its deadline."""
 
-    def test_while_it_sends_its_requests_go_on_from_their_tokens_and_the_pipeline_is_planned_again(self) -> None:
+    def test_while_it_sends_its_requests_resume_from_their_tokens_and_the_pipeline_is_planned_again(self) -> None:
         """What its successor lacks then comes from the others that have it; without the early end nothing is lost."""
         on_time = gone_early(None, 2.5)
         assert pipelines(on_time) == [2, 2] and on_time.recomputed_tokens == 0
@@ -103,7 +103,9 @@ class TestEarly:
         assert 0 < early.recomputed_tokens <= SHAPE.max_batch * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
 
     def test_before_pipelines_have_stopped_there_is_nothing_left_to_wait_for(self) -> None:
-        """The change begins at once."""
+        """An instance that goes before the pipelines have stopped starts the change at once, since no stop is left to
+        wait for.
+        """
         assert gone_early(16.5, 4.0).changes[1].time_s == pytest.approx(16.5)
 
 
@@ -118,22 +120,24 @@ class TestPatience:
         assert change.time_s > 13.0 and change.time_s + change.migration_s <= 20.0
         assert result.recomputed_tokens == 0
 
-    def test_a_newcomer_that_was_known_of_first_takes_the_place_of_who_leaves(self) -> None:
+    def test_a_newcomer_announced_first_takes_the_place_of_a_leaving_instance(self) -> None:
         """The newcomer replaces the leaving machine, so that no request is without a pipeline."""
         result = outcome((0.0, "add", "a b c d"), (18.0, "add", "e"), (20.0, "remove", "a"))
         assert pipelines(result) == [2, 2]
         assert 18.0 < result.changes[1].time_s < 20.0
         assert result.recomputed_tokens == 0
 
-    def test_a_newcomer_that_was_heard_of_later_waits_until_the_interruption_is_settled(self) -> None:
-        """Though it is there before pipelines have to stop, and before the deadline (the artifact knows nothing later)."""
+    def test_a_newcomer_announced_later_waits_until_the_interruption_is_settled(self) -> None:
+        """A newcomer announced during the change waits until the interruption is settled, although it is ready
+        before the deadline.
+        """
         result = outcome((0.0, "add", "a b c d"), (19.0, "add", "e"), (20.0, "remove", "a"), announced_s=1.0)
         assert pipelines(result) == [2, 1, 2]
         settling, joining = result.changes[1:]
         assert 19.0 < settling.time_s <= joining.time_s
         assert settling.moved_bytes == 0 and joining.moved_bytes > 0
 
-    def test_who_is_not_there_when_pipelines_stop_joins_later(self) -> None:
+    def test_an_instance_not_ready_when_pipelines_stop_joins_later(self) -> None:
         """It was known of before the notice, and comes after the last moment for what has to move."""
         result = outcome(
             (0.0, "add", "a b c d"),
@@ -147,8 +151,8 @@ class TestPatience:
         assert settling.time_s + settling.migration_s <= 20.0 and joining.time_s >= 19.9
         assert settling.moved_bytes == 0 and joining.moved_bytes > 0
 
-    def test_who_is_needed_is_waited_for(self) -> None:
-        """Nothing could stand without it."""
+    def test_a_change_waits_for_a_necessary_instance(self) -> None:
+        """A change waits for a newcomer without which no pipeline would be complete."""
         result = outcome(
             (0.0, "add", "a b"),
             (19.9, "add", "e"),
@@ -189,8 +193,8 @@ def plan() -> MigrationPlan:
     return plan_migration(device_map, tiny.SHAPE, Links(1e7, 1e6, 1e6))
 
 
-def test_who_lacks_something_is_who_was_still_sent_to() -> None:
-    """By an instance, when it goes; not by others, and not what has been sent."""
+def test_the_targets_of_pending_transfers_lack_something() -> None:
+    """When an instance goes, the devices that it still sends to lack a part; devices with all their parts do not."""
     moving = plan()
     assert lacking(moving, 0.5, "a") == [Device("c", 0)]
     assert lacking(moving, 0.5, "b") == [Device("d", 0)]
@@ -198,7 +202,7 @@ def test_who_lacks_something_is_who_was_still_sent_to() -> None:
     assert lacking(moving, moving.done_s, "a") == []
 
 
-def test_who_is_to_get_it_from_somebody_who_has_not_got_it_lacks_it_too() -> None:
+def test_a_target_whose_source_lacks_a_part_lacks_it_too() -> None:
     """Two devices of one instance need the same layers: the second has them from the first."""
     before = Deployment(
         ParallelConfig(1, 1, 1),

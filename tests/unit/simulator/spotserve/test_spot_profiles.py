@@ -46,7 +46,7 @@ def test_a_profile_becomes_tables_in_seconds(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_profile_is_refused_with_its_file(tmp_path: Path, content: bytes, said: str) -> None:
-    """Also one of another model."""
+    """A file that is no profile, or one of another model, is refused by its path."""
     path = written(tmp_path, content)
     with pytest.raises(TraceError, match=said) as refused:
         read_model_tables(tmp_path, GPT_20B)
@@ -62,7 +62,7 @@ def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "billions"), [("OPT-6.7B", 6.7), ("GPT-20B", 20.0), ("LLaMA-30B", 30.0)], ids=list(PAPER_MODELS)
 )
-def test_shapes_have_as_many_weights_as_the_names_say(name: str, billions: float) -> None:
-    """In single precision."""
+def test_shapes_have_as_many_weights_as_their_names_state(name: str, billions: float) -> None:
+    """Each model's shape has as many single-precision weights as its name states."""
     model: PaperModel = PAPER_MODELS[name]
     assert model.shape.weight_bytes / 4 / 1e9 == pytest.approx(billions, rel=0.06)

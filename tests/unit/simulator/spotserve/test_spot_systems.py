@@ -50,7 +50,7 @@ def test_without_notice_tokens_are_computed_again_and_none_is_decoded_twice() ->
     assert 0 < result.recomputed_tokens <= 4 * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
 
 
-def test_pipelines_that_lose_nobody_run_on_while_the_fleet_changes() -> None:
+def test_pipelines_that_lose_no_instance_run_on_while_the_fleet_changes() -> None:
     """Requests that come one after the other to the first pipelines are not held up by the loss of the last one."""
     trace = tiny.trace((0.0, "add", "a b c d"), (20.0, "remove", "d"), end_s=60.0)
     times_s = tuple(4.0 * number for number in range(10))

@@ -51,7 +51,7 @@ def test_a_segment_lasts_as_long_as_its_lines(tmp_path: Path) -> None:
 
 
 def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
-    """As long as they stand together and are of one kind."""
+    """Consecutive events of one time and kind are one event."""
     trace = read_spot_trace(written(tmp_path, EVENTS))
     assert trace.name == "trace"
     assert trace.events == (
@@ -87,8 +87,7 @@ def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
         ('[0, "no-op", {"nodes": []}]\n', "nothing happens"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
-    """A reader finds the place."""
+def test_an_error_has_its_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as refused:
         read_spot_trace(path)
@@ -115,8 +114,8 @@ def test_traces_made_by_hand_keep_the_same_rules() -> None:
         SpotTrace("stray", (SpotEvent(5.0, REMOVE, ("b",)),))
 
 
-def test_a_part_begins_with_who_was_there(tmp_path: Path) -> None:
-    """Who goes at its first moment is not; what happens at its end is not in it."""
+def test_a_part_begins_with_the_instances_of_that_time(tmp_path: Path) -> None:
+    """A part begins with the instances of that time and ends before the events of its last moment."""
     trace = read_spot_trace(written(tmp_path, "0,add,a\n1000,add,b\n2000,remove,a\n3000,add,c\n4000,remove,b\n"))
     part = trace.part(2.0, 4.0)
     assert part.events == (SpotEvent(0.0, ADD, ("b",)), SpotEvent(1.0, ADD, ("c",)), SpotEvent(2.0, DONE))
@@ -132,7 +131,7 @@ def test_a_part_begins_with_who_was_there(tmp_path: Path) -> None:
 def test_a_part_has_as_many_instances_as_the_whole_at_that_time(
     moves: list[tuple[int, bool]], from_s: int, seconds: int
 ) -> None:
-    """At every moment inside."""
+    """A part has as many instances as the whole trace at every moment."""
     here: set[str] = set()
     events = []
     for at, (node, comes) in enumerate(moves):
@@ -161,8 +160,7 @@ def test_counts_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["1,2,3,4", "x,1", "1,-1", "1,1.5", "2021-13-10, 00:00:00, 5"])
-def test_a_wrong_count_is_said_with_its_line(tmp_path: Path, line: str) -> None:
-    """Whatever is wrong in it."""
+def test_a_wrong_count_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(TraceError, match=r"trace\.txt, line 2: "):
         read_counts(written(tmp_path, f"0,1\n{line}\n"))
 
@@ -170,7 +168,7 @@ def test_a_wrong_count_is_said_with_its_line(tmp_path: Path, line: str) -> None:
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
 def test_a_trace_of_counts_has_these_counts(counts: list[int]) -> None:
-    """The oldest leaves first."""
+    """A trace made of counts has these counts, and the oldest instance leaves first."""
     curve = tuple((float(at), count) for at, count in enumerate(counts))
     trace = trace_of_counts("cloud", curve)
     at_s = dict(trace.counts())

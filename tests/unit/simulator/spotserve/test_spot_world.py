@@ -45,7 +45,7 @@ def test_of_a_prompt_nothing_counts_before_its_end() -> None:
     assert busy.boundary_s(0.2) == pytest.approx(0.5)
 
 
-def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_goes_on() -> None:
+def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_continues() -> None:
     busy, job = pipeline(), Job(0, 0.0, decoded=10, kv_tokens=20)
     job.lose_kv(keep_answer=True)
     assert (job.decoded, job.kv_tokens, job.recomputed_tokens) == (10, 0, 20)
@@ -92,7 +92,7 @@ def test_requests_join_between_iterations_where_batches_are_made_anew() -> None:
     assert second.finished_s < 1.5 * lone_s
 
 
-def test_a_trace_gives_notice_before_an_instance_goes_and_says_who_comes() -> None:
+def test_a_trace_gives_notice_of_departures_and_arrivals() -> None:
     trace = tiny.trace((0.0, "add", "a"), (40.0, "add", "b"), (60.0, "remove", "a"))
     moments = [
         (event.time_s, event.stage, [m.id for m in event.machines]) for event in fleet_events(trace, 5, 10, frozenset())
@@ -126,7 +126,7 @@ def test_the_bill_has_the_prices_of_both_markets() -> None:
     assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
 
 
-def test_a_fleet_that_cannot_serve_what_is_left_is_said() -> None:
+def test_a_fleet_that_cannot_serve_what_is_left_is_reported() -> None:
     trace = tiny.trace((0.0, "add", "a b"), (10.0, "remove", "b"), end_s=30.0)
     with pytest.raises(ValueError, match=r"1 requests of 2 stay unanswered.*use a trace with more"):
         serve(tiny.run(trace, (1.0, 20.0)))

@@ -1,4 +1,4 @@
-"""With SpotServe's published files: SPOTWISE_DATA names a folder with spot-traces/."""
+"""Tests with SpotServe's published files: `SPOTWISE_DATA` names a folder with spot-traces/."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_every_answer_of_the_optimizer_is_the_published_one(tables: dict[str, La
     assert [answer for answer in answers if not answer.is_exact] == []
 
 
-def test_one_request_alone_takes_what_table_1_says(tables: dict[str, LayerTables]) -> None:
-    """To the millisecond."""
+def test_one_request_alone_takes_the_time_of_table_1(tables: dict[str, LayerTables]) -> None:
+    """The latencies of a single request equal those of table 1 to the millisecond."""
     assert [answer.is_exact for answer in alone_answers(tables)] == [True, True, True]
 
 
@@ -59,7 +59,7 @@ def test_one_request_alone_takes_what_table_1_says(tables: dict[str, LayerTables
         (CHANGING["B'_S+O"], 15, 5, 12, 190.5),
     ],
 )
-def test_segments_have_the_instances_that_are_told_of_them(
+def test_segments_have_their_published_instances(
     data: Path, file: str, acquired: int, preempted: int, most: int, node_minutes: float
 ) -> None:
     """Acquired, preempted, the most at a time, and minutes of all."""
@@ -79,7 +79,7 @@ def test_loads_that_change_are_in_their_segments(data: Path) -> None:
         assert loads == [(300.0, 0.8), (600.0, 0.6)]
 
 
-def test_whole_traces_have_the_instances_that_are_told_of_them(data: Path) -> None:
+def test_whole_traces_have_their_published_instances(data: Path) -> None:
     """One g4dn collection under two names; p3 in two forms."""
     g4dn = read_spot_trace(data / "bamboo" / "g4dn-trace.csv", "g4dn")
     again = read_spot_trace(data / "spotserve" / "availability" / "g4dn_full_12h.csv", "g4dn")

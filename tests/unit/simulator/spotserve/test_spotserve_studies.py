@@ -85,7 +85,7 @@ class TestStudies:
         assert set(LATENCY_S) <= looked_at
 
     def test_a_case_names_what_it_reads(self) -> None:
-        """So that a run is not found again where a file has changed."""
+        """A case has the files that it reads, so that a run is not reused after a file has changed."""
         point = STUDIES["llama-30b"].points[0]
         assert [path and path.name for path in point.cases[0].files] == [
             SEGMENTS["A_S"],
@@ -100,7 +100,7 @@ class TestFindings:
     """What is made of runs."""
 
     def test_figures_are_means_over_seeds(self) -> None:
-        """Of each seed's own figures."""
+        """Each figure is the mean of the seeds' own figures."""
         findings = answered(STUDIES["gpt-20b"])
         bursty = findings.line("SpotServe")["A_S", BURSTY]
         assert bursty.latency_s["mean"] == 11.0
@@ -134,7 +134,7 @@ class TestFindings:
         assert within({}) == (0, 0)
 
     def test_headlines_are_the_papers_ratios(self) -> None:
-        """Each with both ends and a reason."""
+        """Each headline has the lower and upper end of the paper's ratio and a reason."""
         found = {name: answered(study) for name, study in STUDIES.items()}
         rows = {row.name: row for row in headlines(found)}
         assert rows["LLaMA-30B: P99 of Rerouting over SpotServe's"].ours == (2.0, 2.0)
@@ -178,7 +178,9 @@ class TestRuns:
         return point.cases[0]
 
     def test_every_request_that_comes_in_the_trace_is_counted(self, case: SpotCase) -> None:
-        """With its whole latency; the bill is of the machines that were there."""
+        """Every request that arrives within the trace is counted with its whole latency, and the bill is of the
+        instances held.
+        """
         run = simulate_spot(case)
         assert run.requests == 39  # the fortieth comes at the very end
         assert sum(run.histogram) == run.requests
@@ -190,7 +192,7 @@ class TestRuns:
         assert run == simulate_spot(case)
 
     def test_a_run_is_kept_as_json(self, case: SpotCase) -> None:
-        """And is the same when it is read again."""
+        """A summary survives a round trip through JSON."""
         run, adapter = simulate_spot(case), TypeAdapter(SpotSummary)
         assert adapter.validate_json(adapter.dump_json(run)) == run
 
@@ -201,7 +203,7 @@ class TestRuns:
         assert run.cost_usd == pytest.approx(0.1 * 3.912)
 
     def test_requests_in_time_are_those_within_the_deadline(self, case: SpotCase) -> None:
-        """Which the histogram bounds from both sides."""
+        """The requests in time lie between the histogram's cumulative counts below and above the deadline."""
         run = simulate_spot(case)
         below = [bound for bound in HISTOGRAM_S if bound <= run.deadline_s]
         assert sum(run.histogram[: len(below)]) <= run.in_time <= sum(run.histogram[: len(below) + 1])
@@ -230,7 +232,7 @@ class TestRuns:
 
 
 def test_nothing_has_no_figures() -> None:
-    """And something has all of them."""
+    """An empty list has no figures; otherwise mean, percentiles and maximum are given."""
     assert figures_of([]) == {}
     assert figures_of([1.0, 3.0]) == {
         "mean": 2.0,

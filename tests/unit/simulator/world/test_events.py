@@ -23,7 +23,7 @@ class TestEventQueue:
         assert queue.now == 2.0
 
     def test_what_an_event_schedules_for_now_comes_after_what_was_scheduled_for_now_before(self) -> None:
-        """So nothing happens in the middle of something else."""
+        """An event scheduled for the current time runs after those scheduled for it before."""
         queue = EventQueue()
         happened: list[str] = []
 

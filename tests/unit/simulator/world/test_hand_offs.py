@@ -19,7 +19,7 @@ TARGET = KvTarget("t", 1, "t", (0, 1))
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
-def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: float) -> None:
+def test_a_cancelled_push_is_reported_once_and_frees_its_links(after_s: float) -> None:
     """Cancelled at once or half-way: the sender gets one failure, the receiver nothing, and the next push the whole link."""
     queue = EventQueue()
     told: list[Any] = []

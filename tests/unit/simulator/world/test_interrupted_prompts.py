@@ -15,14 +15,14 @@ QUEUES = MlfqPolicy(2.0, queues=4, starve_limit_s=1000.0)
 
 
 def test_a_prompt_loses_what_each_quantum_has_room_for() -> None:
-    """8 tokens take 3 s and 20 tokens 6 s; in Q3, whose quantum is 8 s, the latter is computed whole."""
+    """8 tokens take 3 s and 20 tokens 6 s; in Q3, whose quantum is 8 s, the latter are computed whole."""
     interrupted = InterruptedPrompts(COST, QUEUES)
     assert interrupted.lost_parts(4) == ()
     assert interrupted.lost_parts(8) == (4,)
     assert interrupted.lost_parts(20) == (4, 12)
 
 
-def test_the_last_queue_interrupts_nobody() -> None:
+def test_the_last_queue_interrupts_no_prompt() -> None:
     """However long the prompt: it would never end."""
     assert InterruptedPrompts(COST, QUEUES).lost_parts(10_000) == (4, 12, 28)
 
@@ -33,7 +33,7 @@ def test_a_quantum_without_room_for_a_token_loses_nothing() -> None:
 
 
 def test_a_client_waits_for_the_lost_parts_and_then_for_its_answer() -> None:
-    """Which begins when all of them have been computed: 2 s, 4 s, and then 6 s."""
+    """The answer begins once all lost parts have been computed: 2 s, 4 s, and then 6 s."""
     interrupted = InterruptedPrompts(COST, QUEUES)
     policy = WorkerPolicy(prefix_caching=False, discipline=Discipline.MLFQ, mlfq=QUEUES, cost=COST)
     alone = settings(policy, interrupted=interrupted, through_scheduler=False)

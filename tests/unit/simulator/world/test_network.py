@@ -26,10 +26,9 @@ class Wires:
 
 
 class TestNetwork:
-    """Who gets how much of a link."""
+    """The network divides a link's bandwidth among transfers."""
 
     def test_alone_a_transfer_goes_at_the_rate_of_the_slower_end(self) -> None:
-        """Whichever that is."""
         wires = Wires()
         wires.send("up", Link(100.0), Link(50.0), 100.0)
         wires.send("down", Link(25.0), Link(50.0), 100.0)
@@ -37,14 +36,16 @@ class TestNetwork:
         assert wires.sent == {"up": 2.0, "down": 4.0}
 
     def test_two_from_one_sender_share_its_link(self) -> None:
-        """And the longer one has it for itself when the shorter is done: 2 s at half, the rest at full rate."""
+        """Two transfers share the sender's link, and the longer one has the full rate after the shorter: 2 s at
+        half, 1 s at full.
+        """
         wires, sender = Wires(), Link(100.0)
         wires.send("short", sender, Link(100.0), 100.0)
         wires.send("long", sender, Link(100.0), 200.0)
         wires.queue.run()
         assert wires.sent == {"short": pytest.approx(2.0), "long": pytest.approx(3.0)}
 
-    def test_private_links_are_shared_with_nobody(self) -> None:
+    def test_private_links_are_not_shared(self) -> None:
         """Transfers pass through one another at one rate, whatever their ends carry; what was carried is counted."""
         wires, sender, receiver = Wires(50.0), Link(100.0), Link(10.0)
         wires.send("first", sender, receiver, 100.0)
@@ -72,7 +73,7 @@ class TestNetwork:
         assert transfer.sender.carried_bytes == pytest.approx(250.0)
 
     def test_a_last_part_without_bytes_ends_it_at_once(self) -> None:
-        """All had gone before."""
+        """A transfer whose last part is empty ends at once if all earlier bytes were sent."""
         wires = Wires()
         transfer = LinkTransfer("dry", Link(100.0), Link(100.0), wires._note)
         wires.queue.at(0.0, lambda _: wires.network.add(transfer, 100.0, is_last=False))

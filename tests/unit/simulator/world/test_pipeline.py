@@ -8,12 +8,12 @@ from spotwise.simulator.world.pipeline import Pipeline
 
 
 def test_an_iteration_that_is_alone_takes_its_whole_time() -> None:
-    """However many stages there are."""
+    """One iteration alone takes its whole time, whatever the number of stages."""
     assert Pipeline(4).entered(8.0, 100.0) == pytest.approx(108.0)
 
 
 def test_a_new_one_leaves_every_stage_time() -> None:
-    """As long as there is one: two stages compute two batches in the time of one and a half."""
+    """A batch enters every stage time: two stages compute two batches in the time of one and a half."""
     pipeline = Pipeline(2)
     assert [pipeline.entered(2.0, 0.0) for _ in range(3)] == pytest.approx([2.0, 3.0, 4.0])
 

@@ -49,7 +49,7 @@ def alone(kind: MachineType, policy: WorkerPolicy, arrivals: list[Arrival]) -> t
 
 
 class TestSwapping:
-    """A long answer, whose 8 blocks are all there are, and a short one that comes in the middle of it."""
+    """A long answer that holds all 8 blocks, and a short one that arrives in the middle of it."""
 
     LONG, SHORT = Arrival(0.0, 120, 4), Arrival(1.5, 120, 1)
 
@@ -65,7 +65,7 @@ class TestSwapping:
         assert machine.preemptions == 0
 
     def test_a_full_host_leaves_it_to_be_computed_again(self) -> None:
-        """Nothing is copied, and one iteration more is run."""
+        """With a full host the sequence is recomputed in one more iteration, without any copy."""
         result, diary = alone(with_host(128, 64), mlfq(), [self.LONG, self.SHORT])
         (machine,) = result.machines
         assert (machine.swapped_out_bytes, machine.preemptions) == (0, 1)
@@ -90,7 +90,7 @@ class TestSwapping:
         assert ends[WhenFull.REACTIVE] > ends[WhenFull.PROACTIVE]
 
     def test_the_peak_counts_blocks_on_both_sides(self) -> None:
-        """Those on the host are KV, too."""
+        """The peak of KV tokens counts blocks on the device and on the host."""
         result, _ = alone(with_host(128, 128), mlfq(), [self.LONG, self.SHORT])
         assert result.machines[0].peak_kv_tokens == 256
 
@@ -99,8 +99,8 @@ class TestSwapping:
         with pytest.raises(ValueError, match="host's memory"):
             alone(with_host(128, 0), mlfq(), [self.LONG])
 
-    def test_host_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As those of the device are."""
+    def test_leaked_host_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A leaked host block is an error, like a leaked device block."""
         free = CountedBlockPool.free
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, id_: 0 if pool.num_blocks == 63 else free(pool, id_))
         with pytest.raises(SimulationError, match="KV blocks are held"):
@@ -113,7 +113,7 @@ class TestPipelines:
     POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, max_in_flight=2)
 
     def test_two_batches_are_computed_in_turn(self) -> None:
-        """Each has a token every second, the second half a second later."""
+        """Each of two batches has a token every second, the second batch half a second after the first."""
         _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3), Arrival(0.0, 10, 3)])
         assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 3.5])
 
@@ -167,13 +167,12 @@ class TestWithoutScheduler:
         assert most >= 9
 
     def test_what_could_never_fit_is_refused(self) -> None:
-        """With the worker's reason."""
         _, diary = alone(machine_type(kv_tokens=64), WorkerPolicy(prefix_caching=False), [Arrival(0.0, 200, 20)])
         ((_, reason),) = diary.failed
         assert reason.startswith("never_fits")
 
-    def test_two_machines_need_somebody_who_chooses(self) -> None:
-        """So that is refused."""
+    def test_two_machines_need_a_scheduler(self) -> None:
+        """Without a scheduler only one machine is accepted."""
         with pytest.raises(ValueError, match="one machine"):
             serve(machines(mixed=2), [Arrival(0.0, 10, 1)], settings(through_scheduler=False))
 

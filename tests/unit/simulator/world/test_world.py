@@ -46,8 +46,8 @@ class TestOneRequest:
         assert (result.completed, result.failed) == (1, 0)
         assert result.ended_s == pytest.approx(5.0 + served.e2e_s)
 
-    def test_a_machine_says_what_it_did(self) -> None:
-        """Time and bytes."""
+    def test_a_machine_reports_time_and_bytes(self) -> None:
+        """A machine's result has its bytes sent and its busy time."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 100, 3)])
         prompt, token = result.machines
         assert (prompt.home_pool, token.home_pool) == (Pool.PROMPT, Pool.TOKEN)
@@ -68,12 +68,11 @@ class TestOneRequest:
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) / 10 + 0.2 + decode_s(1001))
 
     def test_without_overlap_all_of_a_transfer_is_seen(self) -> None:
-        """The crossover is a setting."""
+        """Without overlap the whole transfer adds to the latency."""
         _, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 1000, 2)], settings(overlap=Overlap(None)))
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) + 0.1 + decode_s(1001))
 
     def test_a_mixed_machine_does_both_and_sends_nothing(self) -> None:
-        """The baseline."""
         result, diary = serve(machines(mixed=1), [Arrival(0.0, 1000, 3)])
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) + decode_s(1001) + decode_s(1002))
         assert result.machines[0].sent_bytes == 0
@@ -116,7 +115,7 @@ class TestManyRequests:
         assert longest[1] < prefill_s(128)
 
     def test_without_an_oracle_blocks_are_given_as_tokens_come(self) -> None:
-        """So more requests run at once than would fit with all that they may ask for."""
+        """Blocks allocated as tokens come admit more requests at once than blocks reserved for `max_tokens`."""
         kind = machine_type(kv_tokens=512)
         arrivals = [Arrival(0.0, 16, 8) for _ in range(8)]
         _, unknown = serve(machines(mixed=1, kind=kind), arrivals, settings(max_new_tokens=240))
@@ -173,7 +172,7 @@ class TestManyRequests:
         serve(machines(mixed=101), [Arrival(10.0, 10, 1)])
         assert len(planned) - few == few + 100
 
-    def test_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaked_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run whose memory leaks shows nothing about the mesh, so it is an error."""
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, owner: 0)
         with pytest.raises(SimulationError, match="KV blocks are held"):
@@ -194,7 +193,6 @@ class TestManyRequests:
         assert read == [(0, 0.0), (1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
 
     def test_arrivals_that_go_back_in_time_are_an_error(self) -> None:
-        """A trace is sorted."""
         with pytest.raises(ValueError, match="nothing can happen"):
             serve(machines(mixed=1), [Arrival(1.0, 10, 1), Arrival(0.5, 10, 1)])
 
@@ -210,7 +208,7 @@ class TestManyRequests:
 
 
 @pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
-def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: float, machine: str) -> None:
+def test_a_machine_that_has_computed_a_prompt_reports_it_at_once(news_interval_s: float, machine: str) -> None:
     """The first is free when the third request comes, the second is not; only that heartbeat shows it."""
     arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
@@ -229,7 +227,7 @@ def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, 
     assert served == {1000: "m0", 500: "m1", 300: machine}
 
 
-def test_one_request_at_a_time_waits_as_long_as_queueing_theory_says() -> None:
+def test_one_request_at_a_time_waits_as_in_queueing_theory() -> None:
     """Poisson arrivals at a server with a constant time of service: M/D/1, mean wait = rho / (2 (1 - rho)) services."""
     service_s, load, count = 0.1, 0.6, 20_000
     rng = np.random.default_rng(7)

@@ -27,7 +27,7 @@ def machine_type(kv_tokens: int = 4096, link_bytes_per_s: float = 1e7, cost: Ite
 def machines(
     prompt: int = 0, token: int = 0, mixed: int = 0, kind: MachineType | None = None
 ) -> list[SimulatedMachine]:
-    """So many of each."""
+    """Return machines of one type, as many of each pool as given."""
     pools = [Pool.PROMPT] * prompt + [Pool.TOKEN] * token + [Pool.MIXED] * mixed
     return [SimulatedMachine(kind or machine_type(), pool) for pool in pools]
 

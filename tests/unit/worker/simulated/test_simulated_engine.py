@@ -128,7 +128,7 @@ async def test_a_part_of_a_prompt_brings_no_token() -> None:
 
 
 async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
-    """As the real engine's; the next one runs."""
+    """A batch with an unknown sequence or row fails as in the real engine, and the next batch runs."""
     results = Results(engine())
     await results.engine.add_sequence(record())
     assert isinstance(await results.run(BatchRow("x@1", 0, 1, (0,))), ValueError)
@@ -136,7 +136,7 @@ async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
     assert len(await results.run(BatchRow("r@1", 0, 3, (0,)))) == 1
 
 
-async def test_who_was_in_a_batch_that_failed_is_as_before() -> None:
+async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
     """Its rows, run again without the one that failed it, bring the tokens that they would have brought."""
     results = Results(engine())
     await results.engine.add_sequence(record())
@@ -163,7 +163,7 @@ async def test_iterations_end_one_after_the_other_in_their_order() -> None:
 
 
 async def test_an_iteration_lasts_as_long_as_it_costs() -> None:
-    """Not less, but for what the one before it came late."""
+    """An iteration takes its cost at least, less what the one before it was late."""
 
     class Slow:
         def iteration_s(self, shape: BatchShape) -> float:

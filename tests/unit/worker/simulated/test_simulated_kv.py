@@ -89,7 +89,7 @@ async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) 
     assert receiver.handoffs == []
 
 
-async def test_a_hand_off_that_nobody_takes_is_refused(peers: tuple[Peer, Peer]) -> None:
+async def test_a_hand_off_without_a_receiver_is_refused(peers: tuple[Peer, Peer]) -> None:
     """The receiver's loop gets the reason."""
     sender, receiver = peers
     told: list[object] = []
@@ -101,7 +101,7 @@ async def test_a_hand_off_that_nobody_takes_is_refused(peers: tuple[Peer, Peer])
     assert told == [receiver.refuses]
 
 
-async def test_who_is_not_there_cannot_be_reached(peers: tuple[Peer, Peer]) -> None:
+async def test_an_absent_worker_cannot_be_reached(peers: tuple[Peer, Peer]) -> None:
     """An unknown id, a member with real KV, one that has left: all are errors; and a closed transport pushes nothing."""
     sender, receiver = peers
     unknown = KvTarget("x", 1, "simulated:x", (3,))

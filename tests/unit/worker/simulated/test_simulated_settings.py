@@ -23,7 +23,7 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_process_is_one_worker_unless_told_of_more(model_dir: Path) -> None:
+def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
     """Its own id is that one's; each id counts once."""
     assert SimulatedWorkerSettings(service_id="token-3", model_dir=model_dir).member_ids == ("token-3",)
     several = SimulatedWorkerSettings(service_id="group", members="a,b,a,c", model_dir=model_dir)
@@ -56,14 +56,14 @@ def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: 
 
 @pytest.mark.parametrize("pool", [None, Pool.MIXED])
 def test_a_mixed_worker_needs_none(model_dir: Path, pool: Pool | None) -> None:
-    """So it runs by what a worker measured of itself."""
+    """A mixed worker needs no link cost, so it runs by a profile that a worker measured of itself."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     settings = SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
     assert settings.link(settings.costs()).transfer_s(10**9) < 1e-6
 
 
-def test_kv_room_is_the_profiles_unless_bytes_were_asked_for(model_dir: Path) -> None:
+def test_kv_memory_is_the_profiles_unless_bytes_are_set(model_dir: Path) -> None:
     """Counted in blocks; there is always one."""
     plain = SimulatedWorkerSettings(model_dir=model_dir)
     assert plain.num_blocks(BUILT_IN) == BUILT_IN.kv_tokens // 16
@@ -103,7 +103,7 @@ def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
     assert mlfq.starve_limit_s == pytest.approx(0.05)
 
 
-def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_were_asked_for(model_dir: Path) -> None:
+def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_are_set(model_dir: Path) -> None:
     """None where nothing is swapped; moves take the profile's times, or the usual ones, at the speed."""
     plain = SimulatedWorkerSettings(model_dir=model_dir)
     assert plain.num_host_blocks(BUILT_IN) == 0

@@ -27,19 +27,18 @@ def test_words_behind_a_blank_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_unigram_vocabulary_is_a_list(tmp_path: Path) -> None:
-    """Of pieces and scores, whose places are the ids; a text model's size may stand deeper."""
+    """A unigram vocabulary lists pieces and scores in the order of their ids; a text model's size may be nested."""
     tokenizer = {"model": {"vocab": [["<unk>", 0.0], ["▁hello", -1.0], ["▁world", -2.0], ["s", -3.0]]}}
     assert read_words(model(tmp_path, tokenizer, {"text_config": {"vocab_size": 4}})) == (1, 2)
 
 
 def test_a_tokenizer_without_words_gives_all_it_has(tmp_path: Path) -> None:
-    """But its special tokens."""
+    """Without words every token but the special ones is used."""
     tokenizer = {"model": {"vocab": {"a": 0, "b": 1, "</s>": 2}}, "added_tokens": [{"id": 2, "special": True}]}
     assert read_words(model(tmp_path, tokenizer)) == (0, 1)
 
 
 def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
-    """By the name of what is missing."""
     with pytest.raises(ValueError, match="cannot be read"):
         read_words(tmp_path)
     with pytest.raises(ValueError, match=r"tokenizer\.json has no tokens"):
