@@ -107,7 +107,7 @@ class KvTransportContract:
             await each.transport.close()
 
     async def test_the_first_reserved_blocks_get_the_senders_bytes(self, peer: StartPeer) -> None:
-        """In all layers; nothing else changes, and both sides report the bytes."""
+        """The blocks are written in all layers and no others change, and both sides report the bytes."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         expected = receiver.memory.cells.copy()
         expected[:, (9, 2)] = sender.memory.cells[:, (4, 7)]

@@ -115,7 +115,7 @@ async def test_a_registration_is_renewed_as_long_as_the_member_lives(
 
 
 async def test_what_a_member_posts_leaves_in_order(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """To one inbox, all of it, what was posted at the very end too."""
+    """All messages to one inbox arrive in order, including those sent just before the end."""
     orders = [CancelRequest(f"r{number}", number) for number in range(200)]
     heard: list[object] = []
 

@@ -77,7 +77,7 @@ class Peer:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_two_processes_hand_over_both_ways_and_end_cleanly(run: Callable[[Any], None]) -> None:
-    """Over either event loop (the peer's is uvloop): bytes arrive in both directions, and both processes exit with 0."""
+    """Over either event loop (the peer's is uvloop) bytes arrive in both directions, and both processes exit with 0."""
 
     async def both_ways() -> None:
         with Peer() as peer:

@@ -83,7 +83,7 @@ class SwappingMesh(LiveMesh):
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Of 41 to 96 tokens, so that all are worth about the same; every third begins like the one before it."""
+    """Return prompts of 41 to 96 tokens, worth about the same each; every third begins like the one before it."""
     text = mixed_prompts(1, 200)[0]
     return [text[8 * (number - (number % 3 == 2)) :][: 41 + 5 * number] for number in range(REQUESTS)]
 

@@ -151,7 +151,7 @@ def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Pa
 
 
 def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
-    """Over UCX between two processes of simulated workers, with a profile of the user's and its speed."""
+    """Real KV bytes travel over UCX between two processes of simulated workers, with a given profile and speed."""
     profile = {
         "format": "spotwise-cost-profile/1",
         "name": "tiny",

@@ -42,7 +42,7 @@ SHAPES = st.builds(
 def test_no_cost_falls_when_work_is_added(
     cost: IterationCost, shape: BatchShape, tokens: int, context: float, decodes: int, decode_context: int
 ) -> None:
-    """In each direction alone and in all together, from any shape of iteration to any larger one, mixed or not."""
+    """The cost rises or stays in each dimension alone and in all together, from any shape, mixed or not."""
     prompt_tokens, all_decodes = shape.prompt_tokens + tokens, shape.decodes + decodes
     larger = BatchShape(
         prompt_tokens,

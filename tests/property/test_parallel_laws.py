@@ -43,7 +43,7 @@ def costs(draw: st.DrawFn) -> ExecutionCost:
 
 @st.composite
 def supplies(draw: st.DrawFn, most_types: int = 2, most_instances: int = 3) -> list[Supply]:
-    """Up to so many types of a few instances each, some of which are held."""
+    """Draw up to so many types of a few instances each, some of which are held."""
     found = []
     for number in range(draw(st.integers(1, most_types))):
         prices = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))

@@ -66,7 +66,7 @@ class Play:
         self.prefilled_tick = {entry.choice_id: tick for tick, entry in entries if entry.stage == "prefilled"}
 
     def place(self, name: str) -> int:
-        """Of a request, in order of arrival."""
+        """Return the place of a request in order of arrival."""
         return int(name[1:])
 
 

@@ -24,7 +24,9 @@ def test_a_schedule_is_its_seed(rate: float, seconds: float, seed: int) -> None:
 
 @given(st.floats(0.1, 50), st.floats(1, 20), seeds)
 def test_arrivals_are_in_order_and_in_bounds(rate: float, seconds: float, seed: int) -> None:
-    """At least one; times ascend and, but for a lone first, lie in the window; lengths keep their bounds."""
+    """There is at least one arrival, times ascend within the window (a single first one may lie after it), lengths
+    keep their bounds.
+    """
     arrivals = poisson_arrivals(rate, seconds, seed, UniformSizes((3, 9), (2, 4)))
     assert arrivals
     times = [arrival.at_s for arrival in arrivals]

@@ -84,7 +84,7 @@ async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
 
 
 def test_cpu_time_is_shared_by_all_tokens() -> None:
-    """Of all processes together; a load without tokens has a figure, too."""
+    """CPU time per token is that of all processes together; a load without tokens counts as one token."""
     assert StreamResult(cpu_s={"a": 0.5, "b": 0.25}).cpu_us_per_token == 750_000
 
 

@@ -190,7 +190,7 @@ def test_a_policy_reaches_the_workers_only(engine: str) -> None:
 
 
 def test_simulated_workers_live_many_to_a_process() -> None:
-    """Of one pool each, about equally many, at most fifty; every worker has its name."""
+    """A process has workers of one pool, about equally many and at most fifty; every worker has its name."""
     services = plan(engine="simulated", prompt_workers=60, token_workers=100, mixed_workers=1, speed=4.0)
     processes = [service for service in services.values() if service.stop_order is StopOrder.WORKER]
     assert {service.service_id: len(service.members) for service in processes} == {

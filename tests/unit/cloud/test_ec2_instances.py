@@ -82,7 +82,7 @@ class Nothing:
 
 @pytest.fixture
 def empty() -> Ec2StandIn:
-    """For what comes to no instance: without moto, which takes its time."""
+    """A stand-in for EC2 without instances, which spares the time of moto."""
     return Ec2StandIn(cast(Ec2Client, Nothing()), 4, (TYPE, OTHER))
 
 
@@ -123,12 +123,12 @@ def order(
 
 
 def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
-    """Of one mesh."""
+    """Return a provider of one mesh."""
     return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Connection(ec2))
 
 
 async def test_boto3_itself_is_called(moto_client: Any, ec2: Ec2StandIn) -> None:
-    """From opening the client to terminating, with nothing between it and moto."""
+    """boto3 is called with only moto behind it, from opening the client to terminating."""
     template = moto_client.describe_launch_templates()["LaunchTemplates"][0]["LaunchTemplateId"]
     subnet = moto_client.describe_subnets()["Subnets"][0]
     mine = await Ec2Instances.connect("mesh-a", Ec2Options(template, subnets=(subnet["SubnetId"],), region=REGION))

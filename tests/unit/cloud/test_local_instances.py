@@ -102,7 +102,7 @@ class Hours:
 
 @pytest.fixture
 async def provider(options: LocalOptions) -> AsyncIterator[LocalInstances]:
-    """Of one mesh."""
+    """Return a provider of one mesh."""
     yield LocalInstances("mesh-a", options)
 
 

@@ -51,7 +51,7 @@ def test_nothing_takes_no_time(cost: LinearIterationCost | TableIterationCost) -
 
 
 def test_a_table_continues_as_its_first_and_last_line() -> None:
-    """At its points, between them and beyond them; but never below nothing."""
+    """Beyond its points the table continues its first and last line, but not below 0."""
     assert [PROMPT(at) for at in (100, 150, 200, 300, 400, 600)] == [1.0, 1.5, 2.0, 3.5, 5.0, 8.0]
     assert (PROMPT(50), PROMPT(0)) == (0.5, 0.0)
     assert PiecewiseLinear((10, 20), (1.0, 5.0))(1) == 0.0

@@ -169,7 +169,7 @@ class TestLostWorkers:
             assert len(submitted(leave(bench, TOKEN))) == 1
 
     def test_silence_is_a_loss(self) -> None:
-        """Of a worker that just stopped."""
+        """A silent worker counts as lost after the timeout."""
         bench = bench_with_members()
         bench.feed(PROMPT, after_s=1.5)
         commands = bench.tick(after_s=1.0)
@@ -196,7 +196,7 @@ class TestLostWorkers:
         assert bench.tick() == []
 
     def test_every_request_of_a_lost_worker_is_recovered(self) -> None:
-        """In the order in which they came."""
+        """The requests of a lost worker are submitted again in the order of their arrival."""
         bench = bench_with_members()
         bench.open("b")
         assert [order.choice_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]

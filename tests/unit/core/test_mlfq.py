@@ -189,13 +189,13 @@ class TestNextRuns:
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
     def test_no_job_waits_longer_than_for_promotion(self) -> None:
-        """From the time that it waits already."""
+        """The wait for promotion counts from the start of the current wait."""
         ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
         assert queues(starve_limit_s=math.inf).next_runs_s(ordered, 1, 100.0)[-1] == 50 * 7.0
 
     def test_quanta_that_are_left_add_up(self) -> None:
-        """Of a class of jobs that all come first."""
+        """The rest of the quanta is summed over jobs, which all run first."""
         assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
 
 

@@ -15,7 +15,7 @@ def test_ends_are_close_at_first_and_grow() -> None:
 
 
 def test_prompts_that_begin_alike_have_the_first_names_in_common() -> None:
-    """Up to the last span that ends before they part."""
+    """The names are shared up to the last span before the prompts differ."""
     shared = list(range(200))
     one, other = prefix_spans("m", [*shared, *[1] * 100]), prefix_spans("m", [*shared, *[2] * 100])
     assert len(one) == len(other) == 4

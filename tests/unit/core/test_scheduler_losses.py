@@ -164,7 +164,7 @@ class TestSilenceInPlace:
         assert sent(bench.feed(accepted(epoch=2, number=2)), "g") == [m.RequestAssigned("r", 2, "t", "t")]
 
     def test_an_accepted_order_does_not_time_out(self) -> None:
-        """From there on the gateway watches the worker."""
+        """An accepted order has no timeout, since the gateway watches the worker after it."""
         bench = SchedulerBench(TOKEN, limits=PATIENT)
         bench.assign()
         assert bench.feed(m.Tick(), after_s=30.0) == []

@@ -80,7 +80,7 @@ class TestPrefixes:
         assert only(bench.feed(reserved("other", number=5)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_what_a_worker_holds_does_not_lengthen_its_queue(self) -> None:
-        """Of 200 tokens, 8 are to be computed behind those of the first."""
+        """Of 200 tokens only the 8 after the shared prefix add to the queue."""
         bench = SchedulerBench()
         bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))

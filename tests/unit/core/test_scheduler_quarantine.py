@@ -28,7 +28,7 @@ def bench_after_failures(*choice_ids: str) -> SchedulerBench:
 
 
 def test_the_next_attempt_is_served_in_place_with_its_reason() -> None:
-    """On the token worker; its ledger names the rule."""
+    """The attempt is served on the token worker, and its ledger has the rule."""
     bench = SchedulerBench()
     (start,) = fail(bench, "r")
     assert start.target.worker_id == "t"

@@ -43,7 +43,7 @@ class TestProductLimit:
         assert kaplan_meier([life for life in lives if life.ended])(50) == 0.0
 
     def test_a_life_first_seen_late_does_not_count_for_early_ends(self) -> None:
-        """At 10 only one was watched."""
+        """At age 10 only two lives were observed, of which one ended, so that half survive."""
         lives = [Life(10, True), Life(20, True), Life(30, True, first_seen_s=15), Life(40, True, first_seen_s=15)]
         assert kaplan_meier(lives)(10) == 0.5
 

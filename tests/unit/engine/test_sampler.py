@@ -90,7 +90,7 @@ def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: 
     spread=st.sampled_from([0.01, 1.0, 6.0, 60.0]),
 )
 def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float], seed: int, spread: float) -> None:
-    """Up to rounding: its token's stretch of the cumulative weights holds the uniform number, or ends within a millionth."""
+    """The kernel's token covers the uniform number on the cumulative weights, or misses it by a millionth at most."""
     kernels = load_kernels()
     if kernels is None:
         pytest.skip("no C++ compiler here")

@@ -31,7 +31,7 @@ from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 
 def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_kernels: Kernels) -> None:
-    """In a file of their own, and the old one goes; another number format's stays, and another model's."""
+    """Changed weights get a file of their own and the old one is removed; other formats' and models' files stay."""
     load(folder, cache)
     load(folder, cache, "bfloat16")
     load(save_model(llama_config(), folder.parent / "other" / "llama"), cache)

@@ -49,7 +49,7 @@ def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
 
 
 def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
-    """Of all workers together; what each had moved before is not counted."""
+    """The metrics are sums over all workers, and count moves only from the first report."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, "m")
     for moved in (3, 8):

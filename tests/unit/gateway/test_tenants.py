@@ -109,7 +109,7 @@ class TestTenant:
     async def test_it_goes_with_every_sequence(
         self, make_app: MakeApp, mesh: FakeMesh, path: str, body: dict[str, Any]
     ) -> None:
-        """Of a named key and of one without; the key itself goes nowhere."""
+        """Every sequence has the tenant of its key or user, and the key itself is in none."""
         app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("key-2")))
         for key, user, tenant in (("key-1", "bob", "acme"), ("key-2", "bob", "user:bob"), ("key-2", None, "")):
             mesh.specs.clear()

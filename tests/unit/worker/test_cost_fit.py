@@ -30,7 +30,7 @@ def shapes() -> list[BatchShape]:
 
 
 def test_costs_are_found_again() -> None:
-    """From times without noise: what each size takes, bends included, and what attention takes."""
+    """From noiseless times the fit finds the cost of each size, bends included, and of attention."""
     fit = fit_iterations([IterationTime(shape, COST.iteration_s(shape)) for shape in shapes()])
     for shape in shapes():
         assert fit.cost.iteration_s(shape) == pytest.approx(COST.iteration_s(shape), rel=1e-3), shape

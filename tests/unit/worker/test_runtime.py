@@ -64,7 +64,7 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
 
 
 async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
-    """In the middle of its iteration: the push is called off, and both workers hold nothing."""
+    """A request cancelled during its iteration has its push cancelled, and both workers hold nothing."""
     mesh.policy = WorkerPolicy(kv_push=ConfiguredPushMode.LAYERWISE)
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         worker.engine.gate.clear()
@@ -246,7 +246,7 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 async def test_a_cancelled_request_is_dropped_wherever_it_is(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and send nothing."""
+    """A request cancelled during its prefill is dropped on both workers, which send nothing."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)

@@ -27,7 +27,7 @@ async def measured(engine: TimedEngine, allowed_s: float = 10.0, max_num_seqs: i
 
 
 async def test_the_cost_behind_the_iterations_is_found() -> None:
-    """Also of sizes and mixtures that were not measured."""
+    """The fit is right also for sizes and mixtures that were not measured."""
     engine = TimedEngine(COST)
     fit = fit_iterations((await measured(engine)).times)
     assert fit.mape < 1e-3
@@ -100,7 +100,7 @@ async def test_a_step_that_the_engine_cannot_run_ends_its_kind() -> None:
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 8), (13, 1), (40, 8), (3, 256), (512, 16)])
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 256])
 async def test_every_step_fits_into_the_engine(num_blocks: int, block_size: int, max_num_seqs: int) -> None:
-    """Into its blocks, its context and its batches, however small; the engine refuses what does not."""
+    """Every step fits the engine's blocks, context and batch size, however small."""
     engine = TimedEngine(COST, num_blocks, block_size)
     found = await measured(engine, 10.0, max_num_seqs)
     assert max(len(batch.rows) for batch in engine.batches) <= max_num_seqs

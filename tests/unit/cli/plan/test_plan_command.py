@@ -11,7 +11,7 @@ from tests.unit.cli.command_line import CommandLine
 
 
 def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_path: Path) -> None:
-    """For people, and for programs in a file: every transfer, every stage."""
+    """The plan is printed, and its file has every transfer and every stage."""
     file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
     assert ended.status == 0, ended.stderr

@@ -27,7 +27,7 @@ class TestShortestQueue:
         assert choice(prompt_worker("p"), busy, idle) == ("p", "t2")
 
     def test_ties_go_to_the_smaller_id(self) -> None:
-        """In whatever order the workers are listed."""
+        """Of equal workers those with the smaller ids are chosen, in whatever order the workers are listed."""
         workers = [prompt_worker("p2"), worker_member("t2"), worker_member("t1"), prompt_worker("p1")]
         assert choice(*workers) == ("p1", "t1")
 
@@ -197,7 +197,7 @@ class TestBreakEven:
         assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
     def test_it_can_be_switched_off(self) -> None:
-        """To measure what a split costs, for instance."""
+        """The comparison of a push with a prompt can be disabled, which measures the cost of a split."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME_POOL
 

@@ -63,7 +63,7 @@ class TestCounts:
                 assert view.tokens_to_wait_behind == expected
 
     def test_intended_prompts_count_until_they_are_ordered_or_given_up(self) -> None:
-        """Over reports, which know nothing of them; meant twice is meant once."""
+        """Intended prompts count across reports, which do not contain them, and a repeated intent counts once."""
         view = WorkerView(worker_member("w", pending=7))
         view.intend("r", 10)
         view.intend("r", 12)

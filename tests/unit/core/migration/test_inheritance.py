@@ -153,7 +153,7 @@ class TestRunningOn:
         assert {len(requests) for requests in inheritance.running.values()} == {1, 3, 4}
 
     def test_it_goes_there_even_if_there_is_more_kv_already(self) -> None:
-        """To run on is worth more than to be even."""
+        """Continuing a pipeline counts more than an even distribution."""
         inheritance = after(deployed("3,1,1,4", [900], [5], [9, 8, 7, 6], leaves=(0,)), "3,1,1,3")
         assert ids(inheritance) == {0: "0a 2d", 1: "1a", 2: "2a 2b 2c"}
         assert inheritance.running_on == {1: 1}

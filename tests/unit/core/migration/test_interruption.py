@@ -63,7 +63,7 @@ class TestChoice:
         assert found.wait_s < prompt_s(500)
 
     def test_a_request_computed_faster_than_copied_is_recomputed(self) -> None:
-        """At once, so that its prompt grows no longer."""
+        """The request stops at once, so that its prompt does not grow."""
         assert arrange(NOW, SLOW, [running("long", 500)]) == (
             Arrangement("long", Disposition.RECOMPUTE, 0, NOW, wait_s=5.0),
         )
@@ -85,7 +85,7 @@ class TestChoice:
         assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Disposition.MOVE}
 
     def test_without_notice_all_are_computed_elsewhere(self) -> None:
-        """Also when the deadline is over, and for those with one step to go."""
+        """After the deadline every request is recomputed, even with one step to go."""
         requests = [running("last step", 9, 1), running("long", 500)]
         for now in (NOTICE.deadline_s, NOTICE.deadline_s + 7.0):
             found = arrange(now, NOTICE, requests)

@@ -176,7 +176,7 @@ class TestIdle:
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
 
     def test_of_equals_the_later_is_idle(self) -> None:
-        """Of instances, and of the devices of one."""
+        """Of equal instances, and of equal devices of one instance, the later ones are idle."""
         before = Deployment(ParallelConfig(1, 1, 1), fleet(2, 2, 2, 2))
         mapped = after(before, "1,2,1")
         assert sorted(mapped.positions) == [Device("i0", 0), Device("i0", 1)]

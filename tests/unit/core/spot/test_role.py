@@ -148,7 +148,7 @@ def test_a_cloud_that_answers_is_polled_in_step(watching: Watching) -> None:
 
 
 def test_a_cloud_that_does_not_answer_is_polled_ever_more_rarely(watching: Watching) -> None:
-    """Up to a bound; the first good answer ends that."""
+    """The delay doubles up to a bound, and the first good answer resets it."""
     watching.start()
     pauses = []
     for _ in range(7):

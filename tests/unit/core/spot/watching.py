@@ -77,7 +77,7 @@ def reports(commands: list[c.SpotWatcherCommand]) -> list[InterruptionReported]:
 
 
 def left(member: Member) -> Member:
-    """Its goodbye."""
+    """Return the worker's goodbye."""
     return replace(member, state=MemberState.LEFT)
 
 

@@ -202,7 +202,7 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
 
 
 def test_a_profile_gives_the_token_cost_before_any_was_computed() -> None:
-    """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
+    """The cost is that of a prompt of usual length, with its iteration's fixed cost and half of its context."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
     pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
     assert pace.prompt_token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)

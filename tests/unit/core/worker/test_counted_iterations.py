@@ -22,7 +22,7 @@ def counted(bench: WorkerBench, steps: int = 1, *, ended: bool = True) -> list[c
 
 
 def steps(commands: list[c.WorkerCommand]) -> int:
-    """Of the one order."""
+    """Return the number of iterations in the only order."""
     (order,) = only(commands, c.RunIteration)
     return order.steps
 

@@ -32,7 +32,7 @@ def test_an_idle_worker_leaves_after_lingering() -> None:
 
 
 def test_a_short_notice_leaves_no_time_to_linger() -> None:
-    """At its deadline the machine is gone."""
+    """A worker whose deadline is shorter than the linger time leaves at the deadline."""
     bench = WorkerBench()
     drain(bench, grace_s=0.2)
     assert bench.tick(after_s=0.2) == [c.Leave()]

@@ -177,6 +177,6 @@ CONTRADICTIONS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
 def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
-    """At the worker's start, and not when memory is short."""
+    """An impossible policy is refused at the start, before memory is short."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         WorkerPolicy(**settings)  # type: ignore[arg-type]

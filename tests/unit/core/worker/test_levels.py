@@ -157,7 +157,7 @@ class TestLaterAttempts:
 
 
 def record(choice_id: str, priority: int = 0, tenant: str = "") -> RequestRecord:
-    """Of a prompt of four tokens."""
+    """Return a record with a prompt of four tokens."""
     criteria = StopCriteria(10, (STOP_TOKEN,))
     return RequestRecord(
         choice_id, 1, "g", 1, "model", (1, 2, 3, 4), (), SamplingParams(), criteria, 0.0, priority, tenant

@@ -34,7 +34,7 @@ def hand_off(bench: WorkerBench, choice_id: str) -> list[c.WorkerCommand]:
 
 
 class TestReuse:
-    """On the worker that computes prompts."""
+    """Prefix reuse on a worker that computes prompts."""
 
     def test_full_blocks_of_a_prompt_that_began_alike_are_not_computed_again(self) -> None:
         """Two blocks of 16 are shared; the hand-off pushes them all, and gateway and ledger get the cached count."""
@@ -115,7 +115,7 @@ class TestReuse:
 
 
 class TestInPlace:
-    """On a worker that does both phases."""
+    """Prefix reuse on a worker with both phases."""
 
     def begin(self, bench: WorkerBench, choice_id: str, tokens: tuple[int, ...], max_new: int = 20) -> c.RunIteration:
         bench.start(choice_id, prompt=len(tokens), new=max_new, target=HERE)

@@ -139,7 +139,7 @@ class TestHandoff:
         bench.assert_empty()
 
     def test_news_of_a_push_that_is_not_under_way_changes_nothing(self) -> None:
-        """Of an unknown request, or of one still waiting."""
+        """The end of a push of an unknown or waiting request is ignored."""
         bench = WorkerBench()
         assert bench.delivered("unknown") == []
         bench.start("r")

@@ -36,7 +36,7 @@ def one_leaves(policy: WorkerPolicy = POLICY) -> tuple[WorkerBench, list[c.Worke
 
 
 class TestLeaving:
-    """To the host."""
+    """Copies to the host."""
 
     def test_what_is_computed_is_copied_and_nothing_else(self) -> None:
         """Its first blocks on the device into as many of the host."""
@@ -84,7 +84,7 @@ class TestLeaving:
 
 
 class TestReturning:
-    """To the device."""
+    """Copies to the device."""
 
     def test_it_resumes_where_it_was(self) -> None:
         """A swapped-in sequence resumes at its last position without recomputation, and its host blocks become free."""

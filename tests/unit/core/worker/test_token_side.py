@@ -89,7 +89,7 @@ class TestLeases:
         assert error_delta(bench.tick(after_s=0.2)).retryable
 
     def test_renewals_of_what_is_not_here_change_nothing(self) -> None:
-        """Of another epoch, or of a request that is gone."""
+        """A renewal of another epoch, or of an absent request, extends no lease."""
         bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 2), ("gone", 1))), after_s=2.0) == []

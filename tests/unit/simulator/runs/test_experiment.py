@@ -57,7 +57,7 @@ def test_price_and_power_are_those_of_the_machines() -> None:
 
 
 def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
-    """On the machine that slowdowns are measured against, by the honest model: the reference is the simulator's own."""
+    """On the reference machine, with the honest model, a lone request has a slowdown of 1."""
     alone = Case("Baseline-A100", Split(1), ClusterWorkload("code"), 0.001, 1.0)
     run = simulate(alone)
     assert run.completed == 1

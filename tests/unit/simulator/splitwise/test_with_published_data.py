@@ -46,7 +46,7 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 def test_what_comes_along_is_the_fit(
     profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
 ) -> None:
-    """To the digits that were kept."""
+    """The packaged costs equal a fit of the published profile to the kept digits."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
     (built_in,) = [
         entry.cost

@@ -152,7 +152,6 @@ class TestFindings:
 
     @pytest.mark.parametrize("name", ["on-demand", "whole"])
     def test_a_study_is_drawn(self, tmp_path: Path, name: str) -> None:
-        """Into a file that is an image."""
         pytest.importorskip("matplotlib")
         save(plot_study(answered(STUDIES[name])), tmp_path / "figure.png")
         assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -197,7 +196,7 @@ class TestRuns:
         assert adapter.validate_json(adapter.dump_json(run)) == run
 
     def test_a_fleet_that_stays_is_billed_as_on_demand(self, case: SpotCase) -> None:
-        """For as long as it is looked at."""
+        """A fixed fleet is billed on demand for the simulated time."""
         run = simulate_spot(replace(case, availability=Availability(fixed_nodes=4, fixed_s=90.0)))
         assert (run.spot_s, run.on_demand_s) == (0.0, 360.0)
         assert run.cost_usd == pytest.approx(0.1 * 3.912)
@@ -210,7 +209,7 @@ class TestRuns:
         assert run.goodput_per_dollar == pytest.approx(run.in_time / run.cost_usd)
 
     def test_a_part_of_a_trace_is_run(self, case: SpotCase) -> None:
-        """From a time on, to another."""
+        """A run can cover a part of a trace only, and is billed for it."""
         run = simulate_spot(replace(case, availability=replace(case.availability, from_s=100.0, until_s=200.0)))
         assert run.trace_s == 100.0
         assert run.spot_s == 6 * 100.0 - 80.0

@@ -19,7 +19,7 @@ def test_a_new_one_leaves_every_stage_time() -> None:
 
 
 def test_a_short_one_waits_for_the_long_one_ahead_of_it() -> None:
-    """In the first stage, until it is through there, and in the second."""
+    """A short batch waits for the long one ahead of it in every stage."""
     pipeline = Pipeline(2)
     assert pipeline.entered(10.0, 0.0) == pytest.approx(10.0)
     assert pipeline.entered(2.0, 1.0) == pytest.approx(11.0)

@@ -32,7 +32,7 @@ def decode_s(*contexts: int) -> float:
 
 
 class TestOneRequest:
-    """Its time line."""
+    """The times of one request's phases."""
 
     def test_a_prompt_is_computed_handed_over_and_decoded(self) -> None:
         """A small one's KV, 100,000 bytes at 10 MB/s, leaves when all of it is there."""

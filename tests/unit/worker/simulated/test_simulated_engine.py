@@ -149,7 +149,7 @@ async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
 
 
 async def test_iterations_end_one_after_the_other_in_their_order() -> None:
-    """Also where they are ordered at once; each costs what its shape costs."""
+    """Iterations ordered at once end in their order, each after its own cost."""
     cost = NoCost()
     results = Results(engine(cost))
     for name in ("a", "b", "c"):
