@@ -94,7 +94,7 @@ class KvTransportContract:
 
     @pytest.fixture
     async def peer(self, make: MakeTransport) -> AsyncIterator[StartPeer]:
-        """Starts workers."""
+        """Start workers of the contract."""
         peers: list[Peer] = []
 
         async def start(name: str, incarnation: int, **memory: Any) -> Peer:
@@ -177,7 +177,7 @@ class KvTransportContract:
         assert np.array_equal(receiver.memory.cells[:, (7, 8)], sender.memory.cells[:, (3, 4)])
 
     async def test_a_worker_hands_over_to_itself(self, peer: StartPeer) -> None:
-        """Its own address is a peer like any other."""
+        """A worker's own address is a peer like any other."""
         worker = await peer("m", 1)
         source = worker.memory.cells[:, (0, 1)].copy()
         worker.transport.expect("r", 1, (8, 9))

@@ -60,7 +60,7 @@ class SwappingMesh(LiveMesh):
         super().__init__(home, *policy, *LITTLE_KV, *options, env=few | (env or {}))
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """What each worker holds now."""
+        """The current load of each worker."""
         now = [status.member_now for status in self.members()]
         return {member.id: member.load for member in now if member.load is not None}
 
@@ -169,7 +169,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 
 
 def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> None:
-    """Their streams resume at their next token on the other worker, or on its successor; no client sees an error."""
+    """The streams resume at their next token on the other worker or the successor, and no client sees an error."""
     with SwappingMesh(tmp_path, *TWO_MIXED) as mesh:
 
         def kill() -> None:

@@ -184,7 +184,7 @@ def test_every_message_of_the_mesh_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_every_message_survives_the_wire(kind: type) -> None:
-    """What is decoded is what was encoded, to the bit of each number, and of the very types of core."""
+    """A decoded message equals the encoded one, to the bit of each number and with the types of core."""
 
     @settings(max_examples=40, deadline=None)
     @given(MESSAGES[kind])

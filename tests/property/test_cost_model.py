@@ -14,7 +14,7 @@ SECONDS = st.floats(0.0, 1.0)
 
 @st.composite
 def tables(draw: st.DrawFn) -> PiecewiseLinear:
-    """Any table."""
+    """Draw any table."""
     steps = draw(st.lists(st.tuples(st.integers(1, 4000), SECONDS), min_size=2, max_size=6))
     at, seconds = [0.0], [draw(st.floats(0.001, 1.0))]
     for step, rise in steps:

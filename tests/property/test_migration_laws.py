@@ -179,7 +179,7 @@ def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | N
 @FEW
 @given(cases())
 def test_a_restart_loads_everything_and_loses_all_kv(case: Case) -> None:
-    """It is what others are compared with."""
+    """The restart is the baseline of the other plans."""
     plan = plan_of(case, restart=True)
     asked = [request.id for pipeline in sorted(case.map.running) for request in case.map.running[pipeline]]
     assert [each.id for each in plan.recomputed] == asked

@@ -51,7 +51,7 @@ def test_lengths_are_uniform_as_in_orca() -> None:
 
 
 def test_another_rate_brings_the_same_lengths_but_other_prompts() -> None:
-    """What differs between two rates is when requests come; no prompt comes twice, so that no prefix cache answers it."""
+    """Two rates differ in arrival times only; no prompt repeats, so that no prefix cache answers it."""
 
     def lengths(arrivals: list[TimedRequest]) -> list[tuple[int, int]]:
         return [(arrival.input_tokens, arrival.output_tokens) for arrival in arrivals]

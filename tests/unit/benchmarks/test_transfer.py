@@ -54,7 +54,7 @@ def test_medians_are_those_of_one_length() -> None:
 
 
 def test_a_mode_that_has_no_effect_is_an_error() -> None:
-    """What was left to the worker may go either way."""
+    """A configured mode without effect is an error; with the worker's choice either mode is right."""
     measured = [hand_off(128, "serial", 0.1, 0.01)]
     require_mode(ConfiguredPushMode.SERIAL, measured)
     require_mode(ConfiguredPushMode.AUTO, measured)

@@ -134,7 +134,7 @@ def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
 
 
 def test_services_without_a_model_keep_to_one_thread() -> None:
-    """They must not take cores from the workers."""
+    """A service without a model must not take cores from the workers."""
     assert plan(cores=8)["gateway-0"].env["OMP_NUM_THREADS"] == "1"
 
 
@@ -169,7 +169,7 @@ def test_workers_keep_their_costs_where_there_is_a_folder_for_them() -> None:
 
 
 def test_options_reach_the_workers() -> None:
-    """What the user gave is not overridden by a default."""
+    """A default does not override the user's option."""
     env = plan(dtype="float32", device="cuda:1", kv_cache_bytes=123456, threads=3)["prompt-0"].env
     assert env["SPOTWISE_DTYPE"] == "float32"
     assert env["SPOTWISE_DEVICE"] == "cuda:1"

@@ -141,7 +141,7 @@ def test_what_the_mesh_can_do_without_never_ends_it(
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs and gives no sign of life while another one does: it is ended and started again."""
+    """A process that gives no sign of life while another one does is ended and started again."""
     monkeypatch.setattr(liveness, "_PERIOD_S", 0.02)
     world = World(tmp_path, ["exec sleep 600"], others=1)
     world.state.options = world.state.options.model_copy(update={"hang_timeout_s": 0.2})

@@ -108,7 +108,7 @@ def test_one_document_that_fails_leaves_the_other() -> None:
 
 @pytest.mark.parametrize("written", ['"soon"', "null", "17", '"2026-13-45T00:00:00Z"'])
 def test_an_action_without_a_readable_time_is_a_sign_still(written: str) -> None:
-    """It must go; the shortest notice of all clouds counts from now on."""
+    """The instance must go, so the shortest notice of all clouds counts from the first sight."""
     body = f'{{"action": "terminate", "time": {written}}}'.encode()
     found, _ = answered(Aws().query(NOW), [TOKEN_GIVEN, HttpAnswer(200, body), NONE])
     assert found.problem is None

@@ -28,7 +28,7 @@ def event(**fields: Any) -> dict[str, Any]:
 
 
 def answer_to(*events: Any) -> MetadataAnswered:
-    """What a machine named `vm` makes of these events."""
+    """Return the reading of these events by a machine named `vm`."""
     body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
     found, _ = answered(Azure("vm").query(NOW), [HttpAnswer(200, body)])
     return found

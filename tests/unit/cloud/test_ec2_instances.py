@@ -76,7 +76,7 @@ class Nothing:
     """An account that never has instances."""
 
     def describe_instances(self, **_: Any) -> dict[str, Any]:
-        """None."""
+        """Describe no instances."""
         return {"Reservations": []}
 
 
@@ -87,7 +87,7 @@ def empty() -> Ec2StandIn:
 
 
 class Ec2Site:
-    """An account."""
+    """An EC2 account as a site of the contract."""
 
     instance_type = TYPE
     room = 4
@@ -118,7 +118,7 @@ class TestRunInstances(InstanceProviderContract):
 def order(
     count: int = 2, token: str = "one", market: Market = Market.SPOT, types: tuple[str, ...] = (TYPE,)
 ) -> AcquireRequest:
-    """An order."""
+    """Return an order of some instances."""
     return AcquireRequest(token, types, market, count)
 
 
@@ -202,7 +202,7 @@ async def test_what_the_first_pool_lacks_comes_from_the_next(ec2: Ec2StandIn) ->
 
 
 async def test_a_pool_that_may_have_been_bought_from_ends_the_order(ec2: Ec2StandIn) -> None:
-    """Its answer was lost: instances from the next pool might be too many. What the same token brings later is one order."""
+    """The pool's answer was lost, so instances from the next pool might be too many; a retry with the token is one order."""
     lost = boto.ReadTimeoutError(endpoint_url="https://ec2")
     ec2.failing += [("run_instances", error("InsufficientInstanceCapacity")), ("run_instances", lost)]
     mine = provider(ec2, use_fleet=False)
@@ -233,14 +233,14 @@ async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn)
 
 
 async def test_a_fleet_without_errors_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
-    """It was filled before, and its instances do not show yet: patience."""
+    """The fleet was filled before and its instances do not show yet, so the order can be retried."""
     empty.create_fleet = lambda **_: {"FleetId": "fleet-1"}  # type: ignore[method-assign]
     with pytest.raises(ProviderUnavailable, match="same token"):
         await provider(empty).acquire(order())
 
 
 async def test_what_was_bought_counts_before_ec2_shows_it(ec2: Ec2StandIn) -> None:
-    """It is listed as starting, its order is known, and it can be released."""
+    """A bought instance is listed as starting with its order, and can be released."""
     ec2.hidden = True
     mine = provider(ec2)
     acquired = await mine.acquire(order())

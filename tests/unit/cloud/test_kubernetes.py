@@ -20,7 +20,7 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
 
 
 def answer_to(spec: Any) -> MetadataAnswered:
-    """What is made of a node with this spec."""
+    """Return the reading of a node with this spec."""
     found, _ = answered(cloud().query(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
 

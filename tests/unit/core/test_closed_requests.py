@@ -20,7 +20,7 @@ LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservat
 
 
 class TestGateway:
-    """It knows what is open."""
+    """The gateway's side: it knows the open requests."""
 
     def test_it_reports_which_attempts_are_over(self) -> None:
         """Attempts are over that ended, were never here, or are earlier ones of a running request."""
@@ -35,7 +35,7 @@ class TestGateway:
         assert bench.feed(m.ConfirmAttempts("w", named)) == [m.Send("w", answer)]
 
     def test_a_lost_attempt_is_over_before_the_next_begins(self) -> None:
-        """Its tokens would change nothing any more."""
+        """Tokens of a lost attempt change nothing once the next one begins."""
         bench = GatewayBench()
         bench.open()
         bench.error()
@@ -46,7 +46,7 @@ class TestGateway:
 
 
 class TestScheduler:
-    """It forgets what its gateway has closed, whichever message was lost."""
+    """The scheduler's side: it drops what the gateway has closed, whichever message was lost."""
 
     def test_a_submission_after_its_closing_is_refused(self) -> None:
         """A submission of a closed attempt is ignored, and a newer attempt is placed."""

@@ -29,7 +29,7 @@ def test_a_batch_has_the_shape_of_its_rows() -> None:
 
 
 def test_a_prompt_of_one_token_is_no_decode() -> None:
-    """Its first token has nothing before it."""
+    """A prompt of one token has no context, unlike a decode."""
     assert BatchShape.of(Batch((BatchRow("a", 0, 1, ()),))) == BatchShape(1, 0.5, 0, 0)
 
 
@@ -108,7 +108,7 @@ def test_a_table_that_is_none_is_refused(at: tuple[float, ...], seconds: tuple[f
 
 
 def test_costs_below_nothing_are_refused() -> None:
-    """They would let time run backwards."""
+    """Costs below 0 would let time run backwards."""
     with pytest.raises(ValueError, match="less than 0 s"):
         LinearIterationCost(0.0, 0.0, 0.0, -1.0, 0.0)
     with pytest.raises(ValueError, match="less than 0 s"):

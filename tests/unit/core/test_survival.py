@@ -82,7 +82,7 @@ class TestHazard:
         assert self.HAZARD.ends(7, 0) == 0.0
 
     def test_a_constant_hazard_forgets_its_age(self) -> None:
-        """It expects the same at any age."""
+        """With a constant hazard the expected remaining life is the same at any age."""
         constant = PiecewiseHazard((0.0, 50.0), (0.01, 0.01))
         assert constant.expected_s(0) == pytest.approx(100)
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)

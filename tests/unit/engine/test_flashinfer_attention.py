@@ -54,7 +54,7 @@ CONFIGS = {
 
 @pytest.fixture(autouse=True)
 def small_heads_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the library in its place computes and FlashInfer does not."""
+    """Let the stand-in compute small heads in float32, which FlashInfer does not."""
     monkeypatch.setattr(flashinfer_attention, "_HEAD_DIMS", (16,))
     monkeypatch.setattr(flashinfer_attention, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(flashinfer_attention, "_WORKSPACE_BYTES", 1 << 10)

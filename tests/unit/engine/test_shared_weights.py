@@ -171,7 +171,7 @@ def test_a_process_that_maps_a_file_keeps_its_weights_when_it_is_replaced(
 def test_a_process_that_dies_before_the_rename_leaves_nothing_that_counts(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """What it wrote has no name that anyone believes, its lock is free, and the next one clears up."""
+    """The unfinished file has no valid name, its lock is free, and the next process removes it."""
     with sharing_worker(folder, cache, "import os, pathlib; pathlib.Path.replace = lambda *_: os._exit(9)") as process:
         assert process.wait(60) == 9
     assert weights_files(cache) == []

@@ -20,7 +20,7 @@ def stream() -> TokenStream:
 
 
 def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> GeneratedTokens:
-    """Some tokens."""
+    """Return a batch of tokens."""
     return GeneratedTokens(tuple(SampledToken("r", token_id) for token_id in ids), reason, cached)
 
 

@@ -36,7 +36,7 @@ BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 
 
 class TestListedKeys:
-    """`SPOTWISE_API_KEYS`."""
+    """The setting `SPOTWISE_API_KEYS`."""
 
     @pytest.mark.parametrize(
         ("listed", "keys"),
@@ -128,7 +128,7 @@ class TestTenant:
 
 
 class TestPriority:
-    """vLLM's parameter."""
+    """vLLM's parameter `priority`."""
 
     @pytest.mark.parametrize(("path", "body"), BOTH)
     @pytest.mark.parametrize(

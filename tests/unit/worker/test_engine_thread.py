@@ -29,7 +29,7 @@ BATCH = Batch((BatchRow("r@1", 0, 3, (0,)),))
 
 @pytest.fixture
 def engine() -> SummingEngine:
-    """An engine."""
+    """Return an engine of the summing kind."""
     return SummingEngine()
 
 

@@ -199,7 +199,7 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
 
 
 async def test_an_iteration_that_fails_once_costs_no_token(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It is run again, and the tokens are those of an engine that never failed."""
+    """The iteration runs again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
@@ -322,7 +322,7 @@ async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
 
 
 async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It reports DRAINING, refuses new work, and stops serving once nothing is left."""
+    """The worker reports DRAINING, refuses new work, and stops serving once nothing is left."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 4, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)

@@ -52,7 +52,7 @@ async def test_nothing_stays_behind() -> None:
 
 
 async def test_the_first_run_of_a_step_does_not_count() -> None:
-    """It pays for what is done once."""
+    """A step's first run includes one-time costs."""
     engine = TimedEngine(COST)
     engine.first_run_s = 0.5
     found = await measured(engine, allowed_s=100.0)
@@ -75,7 +75,7 @@ async def test_decodes_attend_to_what_prompts_have_written() -> None:
 
 
 async def test_measuring_ends_when_its_time_is_spent() -> None:
-    """What a slow machine does not come to is left out; the smallest prompt and the smallest decode are there."""
+    """Steps beyond the time are left out, except for the smallest prompt and the smallest decode."""
     slow = LinearIterationCost(0.05, 0.002, 0.0, 0.01, 0.0)
     found = await measured(TimedEngine(slow), allowed_s=10.0)
     assert found.seconds < 10.0

@@ -49,7 +49,7 @@ def test_pipelines_that_stay_in_place_do_not_stop(spotwise: CommandLine, tmp_pat
 
 
 def test_the_most_decoded_requests_continue(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Where there is room for half of them: the first of each pipeline, and the KV that is elsewhere moves."""
+    """Where half of the requests fit, the most decoded of each pipeline continue, and KV on other devices moves."""
     file = tmp_path / "plan.json"
     ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --json {file}".split())
     assert ended.status == 0, ended.stderr

@@ -85,14 +85,14 @@ class TestPrefixes:
 
 
 class TestMeshesOfFewPools:
-    """Where a pool has no workers, the others do its work."""
+    """The pools with workers do the work of an empty pool."""
 
     def test_the_mixed_pool_takes_tokens_where_there_is_no_token_pool(self) -> None:
-        """Its workers take KV in as those of the token pool do."""
+        """Mixed workers receive KV like workers of the token pool."""
         assert choice(prompt_worker("p"), mixed_worker("m")) == ("p", "m")
 
     def test_the_mixed_pool_serves_in_place_where_there_is_no_prompt_pool(self) -> None:
-        """It is what it is for; token workers come next."""
+        """Mixed workers serve in place first, and token workers come next."""
         assert choice(worker_member("t"), mixed_worker("m", owed=50)) == ("m", "m")
         assert choice(worker_member("t"), mixed_worker("m", pending=90)) == ("t", "t")
 

@@ -85,7 +85,7 @@ def test_a_trial_that_goes_well_ends_it() -> None:
 
 
 def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
-    """Its successor has a link of its own; other pairs stay."""
+    """The worker's successor has a link of its own, and other pairs stay in quarantine."""
     quarantine = resting()
     quarantine.failed(("p", "u"), 100.0)
     quarantine.failed(("p", "u"), 100.0)

@@ -21,7 +21,7 @@ class TestCounts:
     """A queue is the last report plus what was assigned since."""
 
     def test_assignments_count_until_a_report_includes_them(self) -> None:
-        """They are matched by number, for this scheduler alone."""
+        """Assignments are matched with reports by number, for this scheduler alone."""
         view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
         view.assign(Assignment(3, SENT_S, prompt_tokens=10))
         view.assign(Assignment(4, SENT_S, remaining_tokens=20, kv_blocks=5))
@@ -42,7 +42,7 @@ class TestCounts:
         assert view.free_tokens == 16 * 95
 
     def test_an_order_that_no_report_shows_in_time_was_lost_and_counts_no_more(self) -> None:
-        """Its blocks would else be promised for ever; orders sent since still count."""
+        """The lost order's blocks would otherwise stay promised; orders sent since still count."""
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.assign(Assignment(2, SENT_S + 1.0, kv_blocks=7))

@@ -99,7 +99,7 @@ class TestOrder:
         assert [cut.load for cut in order] == [0, 3, 2, 1]
 
     def test_a_machine_that_only_receives_needs_no_buffer(self) -> None:
-        """Its regions are empty: things go where they stay."""
+        """The machine's regions are empty, so parts are written where they stay."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [({5: 100}, {}), ({5: 100}, {})]
         assert order_loads(range(2), flows_of(loads), rooms_for(loads), 1) == [Cut(0), Cut(1)]
 

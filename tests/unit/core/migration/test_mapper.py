@@ -211,7 +211,7 @@ class TestRunningOn:
     """Pipelines that nothing happens to."""
 
     def test_they_keep_their_devices_and_only_new_ones_load(self) -> None:
-        """What they hold is all kept, KV too."""
+        """The running pipelines keep weights and KV."""
         running = {n: [RunningRequest(f"r{n}", 10, 1)] for n in range(2)}
         before = deployed("2,2,2,4", 4, 4, come=(4,), running=running)
         mapped = after(before, "3,2,2,4")

@@ -30,7 +30,7 @@ def best(written: str, *devices: int) -> list[Groups]:
 
 
 class TestWays:
-    """What is tried."""
+    """The ways to group positions."""
 
     def test_instances_that_fit_tensor_groups_have_one_way(self) -> None:
         """Neighbours, as many as an instance has devices."""

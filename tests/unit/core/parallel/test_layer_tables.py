@@ -48,7 +48,7 @@ def test_micro_batches_can_be_set() -> None:
 
 
 def test_prompts_of_other_lengths_are_taken_in_proportion() -> None:
-    """Their layers are; hops and embeddings are as measured."""
+    """A layer's time scales with the prompt's length; hops and embeddings are as measured."""
     config = ParallelConfig.parse("1,1,1,1")
     assert TABLES.prompt_s(config, 1024) == pytest.approx(2 * (2 * 40 * 10 + 2) / 1000)
 
@@ -128,7 +128,7 @@ def test_a_bad_profile_is_refused_with_the_name_of_the_field(field: str, value: 
 
 
 def test_a_profile_without_measurements_is_refused() -> None:
-    """It would know no time at all."""
+    """A profile without measurements has no times."""
     document = {key: value for key, value in round_profile().items() if not key.startswith("tp-")}
     with pytest.raises(ValueError, match="has no `tp-N`"):
         LayerTables.from_profile(document)

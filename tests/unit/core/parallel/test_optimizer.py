@@ -158,7 +158,7 @@ def test_either_is_no_worse_than_both() -> None:
 
 
 def test_a_type_that_is_too_small_gives_nothing() -> None:
-    """Its pipelines would not fit; the other's do."""
+    """Pipelines of the small type would not fit, those of the other type do."""
     supplies = [Supply(machine("small", memory_bytes=1_000_000), 9), Supply(machine("large"), 2)]
     choice = choose(ServiceDemand(1000.0, 1.0, 100, 20), supplies, RealMemory(MODEL, 100, prompt_tokens=1), small())
     assert choice is not None

@@ -12,7 +12,7 @@ NOW = 1000.0
 def seen(
     standing: ActiveSigns, *signs: Sign, now: float = NOW, problem: str | None = None
 ) -> list[tuple[str, float | None]]:
-    """What an answer brings."""
+    """Return the deadlines that an answer changes."""
     changes = standing.observe(MetadataAnswered(signs, problem), now)
     return [(each.sign.event_id, each.deadline_s) for each in changes.seen]
 

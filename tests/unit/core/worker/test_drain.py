@@ -80,7 +80,7 @@ def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
 
 
 def test_at_the_deadline_it_waits_for_the_iteration_in_flight() -> None:
-    """It gives the sequence back once and leaves when the engine is at rest."""
+    """The worker gives the sequence back once, and leaves when the engine is idle."""
     bench = WorkerBench()
     bench.decode("r")
     drain(bench, grace_s=2.0)

@@ -77,7 +77,7 @@ class TestForgetting:
         assert bench.role.load().running == 1
 
     def test_a_gateway_that_is_back_after_all_gets_the_errors(self) -> None:
-        """It was only away for long; its next batch is number 1 again."""
+        """A gateway that was away for long gets the errors of its streams, and batches are numbered from 1 again."""
         bench = decoding("r")
         (batch,) = batches(bench.feed(REPLACED))
         assert (batch.deltas[0].retryable, batch.number) == (True, 2)

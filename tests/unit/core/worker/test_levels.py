@@ -76,7 +76,7 @@ class TestHandOff:
         assert handoff(worker.iterate(r=50)).level is None
 
     def test_a_hand_off_that_was_begun_before_has_the_level_at_its_end(self) -> None:
-        """When the prompt is computed, and charged."""
+        """The level is that after the prompt was computed and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
@@ -165,7 +165,7 @@ def record(choice_id: str, priority: int = 0, tenant: str = "") -> RequestRecord
 
 
 class TestRecords:
-    """What the client gave is in the record."""
+    """Priority and tenant come from the client's record."""
 
     def test_priority_and_tenant_are_taken_over(self) -> None:
         """Before the record there are none."""

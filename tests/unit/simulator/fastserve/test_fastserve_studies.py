@@ -35,7 +35,7 @@ FOUND = {study.name: answered(study) for study in studies(JobScope())}
 
 
 class TestStudies:
-    """What is run."""
+    """The studies and their points."""
 
     def test_names_are_of_one_study_each(self) -> None:
         """Studies have distinct names, which are also their file names."""

@@ -31,7 +31,7 @@ def jct_s(case: JobCase, scheduler: Scheduler) -> float:
 
 
 class TestEngines:
-    """What the paper ran on, as machines of a world."""
+    """The paper's engines as machines of a world."""
 
     def test_a_decode_takes_the_time_of_the_artifacts_profile(self) -> None:
         """19.9 ms, 0.0385 ms for a sequence, 0.63 us for each token of its context; a prompt of 100: 28.4 ms."""

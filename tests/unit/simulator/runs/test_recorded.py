@@ -57,6 +57,6 @@ def test_requests_come_when_they_came() -> None:
 
 
 def test_a_request_that_would_fail_is_not_left_out() -> None:
-    """It was served when it was recorded, so the copy of the cluster is none."""
+    """The recorded request was served, so a failing one means that the copy of the cluster is wrong."""
     with pytest.raises(ValueError, match="a recorded request of 5000 tokens failed in the simulation: never_fits"):
         simulate_recorded(cluster(Pool.MIXED), PROFILE, arrivals_of([(5.0, 5000, 2)]))

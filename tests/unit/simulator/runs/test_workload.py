@@ -31,7 +31,7 @@ def test_a_traces_own_arrivals_keep_their_times(trace: Path) -> None:
 
 
 def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
-    """Their gaps keep their proportions: bursts stay bursts."""
+    """The gaps keep their proportions, so bursts stay bursts."""
     own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert mean_rate(trace) == 0.5
     assert list(own.arrivals(1.0, None, seed=0)) == [

@@ -57,7 +57,7 @@ class TestWorld:
 
     @pytest.mark.parametrize("placement", PlacementRule)
     def test_all_of_an_instance_that_goes_are_interrupted_and_end_elsewhere(self, placement: PlacementRule) -> None:
-        """Its tokens so far are computed again: 512 of the prompt, and as many as there were iterations."""
+        """The tokens so far are computed again: 512 of the prompt, and one per iteration."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (150.0, "remove", "a"), (150.0, "add", "b"), (200.0, "add", "c")]
         setting = replace(ALIKE, rate_per_s=0.1, prompt_tokens=512)
         outcome = place_requests(events, 0.0, NEVER, setting, placement, 3)
@@ -126,7 +126,7 @@ class TestWorld:
 
 
 class TestFit:
-    """What is known when the first request comes."""
+    """The fit of the lives known when the first request comes."""
 
     EVENTS: Sequence[NodeEvent] = [
         (0.0, "add", "a"),

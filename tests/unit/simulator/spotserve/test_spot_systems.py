@@ -32,7 +32,7 @@ def configs(result: SpotOutcome) -> list[int]:
 
 
 def test_spotserve_stops_just_in_time_and_recomputes_nothing() -> None:
-    """It serves until what must move can just still move before 20 s, and what is there at 60 s takes part."""
+    """The old deployment serves as long as the transfers end before 20 s, and an instance of 60 s joins."""
     result = outcome(FIXED)
     assert configs(result) == [3, 2, 3]
     _, going, coming = result.changes

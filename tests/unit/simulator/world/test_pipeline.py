@@ -33,7 +33,7 @@ def test_a_long_one_leaves_the_stages_behind_it_idle() -> None:
 
 
 def test_a_pipeline_that_has_run_dry_begins_at_once() -> None:
-    """What was free long ago is free now."""
+    """An empty pipeline starts the next batch at once."""
     pipeline = Pipeline(3)
     pipeline.entered(3.0, 0.0)
     assert pipeline.entered(3.0, 50.0) == pytest.approx(53.0)

@@ -157,7 +157,7 @@ async def test_a_push_that_takes_too_long_has_failed() -> None:
 
 
 def test_memory_without_kv_has_its_size() -> None:
-    """What it exports fits what it imports, layer by layer; other sizes are refused."""
+    """An export has the size of an import, layer by layer, and other sizes are refused."""
     memory = NoKv(block_bytes=64_000)
     assert memory.num_layers * memory.layer_block_bytes == 64_000
     data = memory.export_layers(4, 2, (9, 8, 7))

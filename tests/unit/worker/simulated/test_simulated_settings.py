@@ -24,7 +24,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
-    """Its own id is that one's; each id counts once."""
+    """By default the process has one worker of its own id, and each id counts once."""
     assert SimulatedWorkerSettings(service_id="token-3", model_dir=model_dir).member_ids == ("token-3",)
     several = SimulatedWorkerSettings(service_id="group", members="a,b,a,c", model_dir=model_dir)
     assert several.member_ids == ("a", "b", "c")
@@ -33,7 +33,7 @@ def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
 
 
 def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
-    """What is no profile is refused by its name."""
+    """Costs are read from the file or built in, and a file that is no profile is refused by its name."""
     assert SimulatedWorkerSettings(model_dir=model_dir).costs() == BUILT_IN
     document = {**profile_as_dict(BUILT_IN), "name": "mine"}
     path = model_dir / "profile.json"
