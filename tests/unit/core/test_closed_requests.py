@@ -35,7 +35,7 @@ class TestGateway:
         assert bench.feed(m.ConfirmAttempts("w", named)) == [m.Send("w", answer)]
 
     def test_a_lost_attempt_is_over_before_the_next_begins(self) -> None:
-        """Tokens of a lost attempt change nothing once the next one begins."""
+        """A lost attempt is closed before the next one begins, since its tokens would change nothing."""
         bench = GatewayBench()
         bench.open()
         bench.error()

@@ -137,7 +137,7 @@ async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
 
 
 async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
-    """Its other rows run again and yield the same tokens."""
+    """The other rows of a failed batch run again and yield the same tokens."""
     results = Results(engine())
     await results.engine.add_sequence(record())
     row = BatchRow("r@1", 0, 3, (0,))
