@@ -189,9 +189,9 @@ def test_every_message_survives_the_wire(kind: type) -> None:
     @settings(max_examples=40, deadline=None)
     @given(MESSAGES[kind])
     def survives(message: m.Message) -> None:
-        heard = codec.decode(codec.encode(message))
-        assert heard == message
-        assert repr(heard) == repr(message)
+        received = codec.decode(codec.encode(message))
+        assert received == message
+        assert repr(received) == repr(message)
 
     survives()
 
@@ -210,10 +210,10 @@ def test_every_record_survives_the_store(record: RequestRecord) -> None:
 def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
     """Any bytes decode to a message or raise `MalformedMessageError`."""
     try:
-        heard = codec.decode(payload)
+        received = codec.decode(payload)
     except codec.MalformedMessageError:
         return
-    assert isinstance(heard, get_args(m.Message))
+    assert isinstance(received, get_args(m.Message))
 
 
 @settings(max_examples=200, deadline=None)
@@ -227,7 +227,7 @@ def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: s
     else:
         del payload[at:]
     try:
-        heard = codec.decode(bytes(payload))
+        received = codec.decode(bytes(payload))
     except codec.MalformedMessageError:
         return
-    assert isinstance(heard, get_args(m.Message))
+    assert isinstance(received, get_args(m.Message))

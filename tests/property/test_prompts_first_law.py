@@ -15,7 +15,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.timeline import BLOCK_SIZE, TICKS_PER_S, Arrival, Timeline
 
-#: Everything is ready at once: who comes first is ready first.
+#: Everything is ready at once, so the first arrival is ready first.
 ARRIVALS = st.builds(
     Arrival,
     st.sampled_from(["hand_off", "in_place"]),

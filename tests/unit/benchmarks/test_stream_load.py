@@ -63,7 +63,9 @@ def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
         pass
     after = ProcessUsage.of_mesh(mesh)
     assert 0.03 <= after.cpu_since(before)["gateway-0"] <= after.cpu_s["gateway-0"]
-    assert after.cpu_since(replace(before, cpu_s={})) == after.cpu_s  # who was not there yet had used nothing
+    assert (
+        after.cpu_since(replace(before, cpu_s={})) == after.cpu_s
+    )  # a process that was not there yet had used nothing
     with pytest.raises(CommandError, match="no mesh named"):
         ProcessUsage.of_mesh("elsewhere")
 

@@ -153,18 +153,18 @@ def test_kv_memory_is_a_quarter_of_what_is_available_shared_up_to_a_limit(
 def test_workers_share_weights_where_there_is_a_folder_for_them() -> None:
     """All of them in one; no other service knows of it."""
     services = plan(shared_weights=Path("/cache/weights"), token_workers=2)
-    told = {name for name, service in services.items() if "SPOTWISE_SHARED_WEIGHTS" in service.env}
-    assert told == {"prompt-0", "token-0", "token-1"}
-    assert {services[name].env["SPOTWISE_SHARED_WEIGHTS"] for name in told} == {"/cache/weights"}
+    reported = {name for name, service in services.items() if "SPOTWISE_SHARED_WEIGHTS" in service.env}
+    assert reported == {"prompt-0", "token-0", "token-1"}
+    assert {services[name].env["SPOTWISE_SHARED_WEIGHTS"] for name in reported} == {"/cache/weights"}
     assert "SPOTWISE_SHARED_WEIGHTS" not in plan()["token-0"].env
 
 
 def test_workers_keep_their_costs_where_there_is_a_folder_for_them() -> None:
     """All of them in one, so that a machine's are measured once; no other service knows of it."""
     services = plan(cost_profiles=Path("/cache/profiles"))
-    told = {name: service.env.get("SPOTWISE_COST_PROFILES") for name, service in services.items()}
-    assert {name for name, folder in told.items() if folder} == {"prompt-0", "token-0"}
-    assert told["token-0"] == "/cache/profiles"
+    reported = {name: service.env.get("SPOTWISE_COST_PROFILES") for name, service in services.items()}
+    assert {name for name, folder in reported.items() if folder} == {"prompt-0", "token-0"}
+    assert reported["token-0"] == "/cache/profiles"
     assert "SPOTWISE_COST_PROFILES" not in plan()["token-0"].env
 
 

@@ -96,9 +96,9 @@ def test_a_worker_with_other_weights_is_shown_as_such() -> None:
 
     def member(name: str, kind: MemberKind, digest: str | None) -> MemberStatus:
         status = status_of(name, kind, None if kind is MemberKind.CLUSTER_SCHEDULER else "an engine")
-        told = dataclasses.replace(status.member, model_digest=digest)
-        engine = None if status.engine is None else dataclasses.replace(status.engine, member=told)
-        return MemberStatus(told, True, engine)
+        reported = dataclasses.replace(status.member, model_digest=digest)
+        engine = None if status.engine is None else dataclasses.replace(status.engine, member=reported)
+        return MemberStatus(reported, True, engine)
 
     workers = [member("token-0", MemberKind.TOKEN_WORKER, "A"), member("stray", MemberKind.TOKEN_WORKER, "B")]
     for served, strays in (("A", {"stray"}), (None, set())):

@@ -409,18 +409,18 @@ async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: s
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
     """While a call to EC2 waits, other tasks run."""
-    asked, answer = threading.Event(), threading.Event()
+    began, answer = threading.Event(), threading.Event()
     described = empty.describe_instances
 
     def slow(**parameters: Any) -> dict[str, Any]:
-        asked.set()
+        began.set()
         assert answer.wait(20)
         return described(**parameters)
 
     empty.describe_instances = slow  # type: ignore[method-assign]
     looking = asyncio.create_task(provider(empty).instances())
     async with asyncio.timeout(20):
-        while not asked.is_set():  # noqa: ASYNC110 - a thread's event
+        while not began.is_set():  # noqa: ASYNC110 - a thread's event
             await asyncio.sleep(0.001)
     answer.set()
     assert await looking == []

@@ -71,8 +71,8 @@ class TestScheduler:
         bench.feed(submission("waits"))
         bench.feed(submission("next"))
         assert bench.role.queued == 2
-        asked = bench.feed(m.Tick(), after_s=EVERY_S)
-        assert sent(asked, "g") == [m.ConfirmAttempts("s", (("runs", 1), ("waits", 1), ("next", 1)))]
+        commands = bench.feed(m.Tick(), after_s=EVERY_S)
+        assert sent(commands, "g") == [m.ConfirmAttempts("s", (("runs", 1), ("waits", 1), ("next", 1)))]
         bench.feed(worker_member("t", blocks=3, free=3, seen=(("s", 1),)))
         bench.feed(submission("late"))
         commands = bench.feed(m.AttemptsConfirmed((("runs", 1), ("waits", 1))))
@@ -96,8 +96,8 @@ class TestWorker:
         bench = WorkerBench(policy=ASKING)
         bench.reserve("a")
         bench.reserve("b", epoch=2)
-        asked = bench.tick(after_s=EVERY_S)
-        assert sent(asked, "g") == [m.ConfirmAttempts("w", (("a", 1), ("b", 2)))]
+        commands = bench.tick(after_s=EVERY_S)
+        assert sent(commands, "g") == [m.ConfirmAttempts("w", (("a", 1), ("b", 2)))]
         commands = bench.feed(m.AttemptsConfirmed((("a", 1), ("b", 1))))
         assert only(commands, c.DropSequence) == [c.DropSequence("a@1")]
         assert bench.role.load().waiting_for_kv == 1

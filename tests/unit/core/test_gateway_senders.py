@@ -53,8 +53,8 @@ class TestSenders:
             bench.feed(worker_member("t"))
             bench.open(workers=None)
             batches = [batch(1, (1, 0, 50), worker="p"), batch(1, (1, 1, 51))]
-            told = [delivered(bench.feed(batches[number])) for number in order]
-            assert [*told[0], *told[1]] == [50, 51]
+            reported = [delivered(bench.feed(batches[number])) for number in order]
+            assert [*reported[0], *reported[1]] == [50, 51]
             assert bench.feed(worker_member("p", state=m.MemberState.LEFT)) == []
             assert submitted(bench.feed(worker_member("t", state=m.MemberState.LEFT))) == [(2, 2, (50, 51))]
 

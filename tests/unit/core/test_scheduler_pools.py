@@ -127,16 +127,16 @@ class TestRestart:
 
     def test_reports_restore_every_workers_pool(self) -> None:
         """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
-        told = [
+        reported = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),
             worker_member("t", prompts_in_place=1, pending=5, owed=9, free=50, seen=(("s", 901),)),
             worker_member("u", Pool.PROMPT, decoding=2, owed=20),
         ]
         old = SchedulerBench(PROMPT, TOKEN, worker_member("u"), policy=TIGHT)
         old.assign("before")
-        for member in told:
+        for member in reported:
             old.feed(member)
-        new = SchedulerBench(*told, policy=TIGHT)
+        new = SchedulerBench(*reported, policy=TIGHT)
         for role in (old.role, new.role):
             assert {view.id: (view.home_pool, view.is_off_pool) for view in role.pools} == {
                 "p": (Pool.PROMPT, False),

@@ -158,7 +158,7 @@ class TestFit:
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:
         """The error contains what to give."""
-        with pytest.raises(ValueError, match="watched"):
+        with pytest.raises(ValueError, match="observed lifetimes"):
             fit_hazard([])
         with pytest.raises(ValueError, match="pieces"):
             fit_hazard([Life(1, True)], pieces=0)

@@ -153,11 +153,11 @@ def test_what_would_not_be_computed_is_named(
     geometry: KvGeometry, layers: tuple[LayerAttention, ...], query_heads: int | None, reason: str | None
 ) -> None:
     """Each unsupported layer type is refused with its reason; windows and soft caps are supported."""
-    said = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
+    refused = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
     if reason is None:
-        assert said is None
+        assert refused is None
     else:
-        assert said is not None and reason in said
+        assert refused is not None and reason in refused
 
 
 def test_a_type_that_it_does_not_multiply_is_named() -> None:

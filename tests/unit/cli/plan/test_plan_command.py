@@ -15,7 +15,7 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
     file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
     assert ended.status == 0, ended.stderr
-    for said in (
+    for text in (
         "longest pause",
         "restart",
         "positions of devices",
@@ -23,7 +23,7 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
         "when stages may start",
         "i6, i7 join",
     ):
-        assert said in ended.stdout
+        assert text in ended.stdout
     assert "<svg" in picture.read_text()
     plan = orjson.loads(file.read_bytes())
     assert (plan["from"], plan["to"]) == ("2,3,4,1", "2,2,8,1")

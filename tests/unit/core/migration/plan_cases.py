@@ -229,13 +229,13 @@ def cases(draw: st.DrawFn) -> Case:
     before = Deployment(old, tuple(instances), positions, running)
     leaving = {instance.id for instance in instances if instance.is_leaving}
     able = [device for device in shuffled.sample(devices, len(devices)) if device.instance not in leaving]
-    asked = [each for those in running.values() for each in those]
-    shuffled.shuffle(asked)
+    requested = [each for those in running.values() for each in those]
+    shuffled.shuffle(requested)
     places = [pipeline for pipeline in range(new.pipelines) for _ in range(new.max_batch)]
     goes_on: dict[int, tuple[RunningRequest, ...]] = {}
-    for pipeline, request in zip(places, asked, strict=False):
+    for pipeline, request in zip(places, requested, strict=False):
         goes_on[pipeline] = (*goes_on.get(pipeline, ()), request)
-    waiting = tuple(asked[len(places) :])
+    waiting = tuple(requested[len(places) :])
     mapped = DeviceMap(before, new, dict(zip(able, new.positions(), strict=False)), goes_on, waiting, 0, 0, {})
     return Case(mapped, model)
 

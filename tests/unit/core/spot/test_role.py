@@ -34,7 +34,7 @@ def watching() -> Watching:
     return Watching()
 
 
-# --- who receives notices ----------------------------------------------------------------------------------------------
+# --- recipients of notices ---------------------------------------------------------------------------------------------
 
 
 def test_every_worker_of_the_machine_receives_the_deadline(watching: Watching) -> None:

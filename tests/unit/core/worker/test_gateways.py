@@ -58,8 +58,8 @@ class TestCounting:
         bench.prompt_tokens["r"] = 30
         bench.feed(m.StartPrefill("r", 1, stream, "s", 1, 30, HERE, LEASE_S, 10))
         bench.load("r")
-        told = [command for command in bench.iterate(r=50) if isinstance(command, m.Send)]
-        assert [(command.recipient_id, command.incarnation) for command in told] == [("g", 7)]
+        reported = [command for command in bench.iterate(r=50) if isinstance(command, m.Send)]
+        assert [(command.recipient_id, command.incarnation) for command in reported] == [("g", 7)]
 
 
 class TestForgetting:

@@ -95,7 +95,7 @@ def test_traces_are_read_to_their_last_line(data: Path) -> None:
 def test_arrivals_come_when_the_published_simulators_did(data: Path) -> None:
     """Poisson arrivals are as many as in the published runs, since the gaps are the same."""
     runs = read_published_runs(data / "profiles" / "splitwise_sim_replay.csv")
-    asked = {run.rate: run.requests for line in runs.values() for run in line}
-    assert len(asked) > 10
-    for rate, requests in asked.items():
+    requested = {run.rate: run.requests for line in runs.values() for run in line}
+    assert len(requested) > 10
+    for rate, requests in requested.items():
         assert sum(1 for _ in ClusterWorkload("conv").arrivals(rate, SECONDS, SEED)) == requests

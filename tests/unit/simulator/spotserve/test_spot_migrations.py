@@ -175,8 +175,8 @@ class TestPatience:
     def test_a_load_that_changes_does_not_wait_for_a_newcomer(self) -> None:
         """The change is made at once with the machines that are there; the newcomers join when they come."""
         trace = tiny.trace((0.0, "add", "a b c d e f"), (34.0, "add", "g h"), end_s=60.0)
-        said = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
-        trace = replace(trace, events=(trace.events[0], said, *trace.events[1:]))
+        load = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
+        trace = replace(trace, events=(trace.events[0], load, *trace.events[1:]))
         result = serve(tiny.run(trace, (1.0, 40.0), SPOTSERVE, required_rate=0.1))
         assert [change.time_s for change in result.changes[1:]] == pytest.approx([30.0, 34.0])
 

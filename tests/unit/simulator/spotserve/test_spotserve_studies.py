@@ -120,8 +120,8 @@ class TestFindings:
     def test_how_many_of_the_papers_latencies_are_found_again(self) -> None:
         """24 on segments; the mean of SpotServe on B_S+O is 20.7 s, and so are others' means about as long."""
         found = {"gpt-20b": answered(STUDIES["gpt-20b"], 20.7, 30.0)}
-        close, said = within(found)
-        assert said == 24
+        close, count = within(found)
+        assert count == 24
         ratios = [
             finding.latency_s[figure] / finding.paper_s[figure]
             for finding in found["gpt-20b"].points
