@@ -41,7 +41,7 @@ def test_compose_sets_only_what_its_service_reads(service: str) -> None:
 
 
 def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None:
-    """For all kinds of processor, beside the sources; libraries of the machine that builds stay out of the context."""
+    """Kernels are compiled for every processor kind beside the sources, and the host's libraries are not in the context."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
     folder = "spotwise/engine/native/_build"
     assert f"libs/{folder}" in (ROOT / ".dockerignore").read_text().splitlines()

@@ -162,7 +162,7 @@ class BusContract:
             assert await bus.request(subject, question, 10.0) == question
 
     async def test_nobody_listening_is_known_at_once(self, connect: Connect, subject: str) -> None:
-        """Where none ever listened, and where the only one has stopped."""
+        """A request fails at once where no subscriber ever existed, and where the only one has unsubscribed."""
         bus = await connect()
         with pytest.raises(NoResponderError, match=subject):
             await bus.request(subject, b"", 60.0)

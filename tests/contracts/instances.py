@@ -46,7 +46,7 @@ async def eventually(true: Callable[[], Awaitable[bool]]) -> None:
 
 
 def ids(instances: list[AcquiredInstance]) -> list[str]:
-    """Their ids, sorted."""
+    """Return the instances' ids, sorted."""
     return sorted(each.id for each in instances)
 
 
@@ -204,7 +204,7 @@ class InstanceProviderContract:
         assert await self.here(provider) == acquired[1:]
 
     async def test_another_mesh_is_left_alone(self, site: Site, provider: InstanceProvider) -> None:
-        """Its instances are not shown, and not released even where their ids are known."""
+        """Another mesh's instances are not listed, and not released even where their ids are known."""
         other = await site.open("mesh-b")
         mine, theirs = await provider.acquire(self.order(site, "a")), await other.acquire(self.order(site, "b"))
         assert ids(await provider.instances()) == ids(mine)

@@ -94,7 +94,7 @@ class KvTransportContract:
 
     @pytest.fixture
     async def peer(self, make: MakeTransport) -> AsyncIterator[StartPeer]:
-        """Starts workers."""
+        """Start workers of the contract."""
         peers: list[Peer] = []
 
         async def start(name: str, incarnation: int, **memory: Any) -> Peer:
@@ -107,7 +107,7 @@ class KvTransportContract:
             await each.transport.close()
 
     async def test_the_first_reserved_blocks_get_the_senders_bytes(self, peer: StartPeer) -> None:
-        """In all layers; nothing else changes, and both sides report the bytes."""
+        """The blocks are written in all layers and no others change, and both sides report the bytes."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         expected = receiver.memory.cells.copy()
         expected[:, (9, 2)] = sender.memory.cells[:, (4, 7)]
@@ -177,7 +177,7 @@ class KvTransportContract:
         assert np.array_equal(receiver.memory.cells[:, (7, 8)], sender.memory.cells[:, (3, 4)])
 
     async def test_a_worker_hands_over_to_itself(self, peer: StartPeer) -> None:
-        """Its own address is a peer like any other."""
+        """A worker's own address is a peer like any other."""
         worker = await peer("m", 1)
         source = worker.memory.cells[:, (0, 1)].copy()
         worker.transport.expect("r", 1, (8, 9))

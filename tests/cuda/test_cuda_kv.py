@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cuda
 
 @pytest.mark.parametrize("direct", [True, False], ids=["direct", "staged"])
 def test_blocks_travel_bit_for_bit(device: torch.device, direct: bool) -> None:
-    """Also while the model's stream is busy with something else."""
+    """Blocks arrive bit for bit, also while the model's stream is busy."""
     source, target = filled(device, 0), filled(device, 1)
     sender, receiver = DeviceKv(source, direct=direct), DeviceKv(target, direct=direct)
     busy = torch.randn(4096, 4096, device=device)

@@ -36,7 +36,7 @@ def test_what_comes_back_is_what_went(monkeypatch: pytest.MonkeyPatch, device: t
 
 
 def test_a_move_does_not_wait_for_the_model(device: torch.device) -> None:
-    """It has come back before the model's stream, with seconds of work in it, is done."""
+    """The copy has ended before the model's stream, with seconds of work queued, is done."""
     cache = filled(device, 0)
     swap = HostSwap(cache, BLOCKS)
     done = torch.cuda.Event()

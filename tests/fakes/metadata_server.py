@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What is sent back."""
+    """The answer to a request."""
 
     status: int
     body: bytes = b""
@@ -130,7 +130,7 @@ class MetadataServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL on which the server listens."""
         assert self._server is not None
         return f"http://{LOOPBACK}:{self._server.sockets[0].getsockname()[1]}"
 
@@ -146,12 +146,12 @@ class MetadataServer:
         return self.deadline_s
 
     def withdraw(self) -> None:
-        """It stays after all."""
+        """Withdraw the announcement: the machine stays."""
         self.deadline_s, self._event_id, self._started = None, "", False
         self._change()
 
     def recommend_rebalance(self) -> None:
-        """It may have to go."""
+        """Recommend a rebalance: the machine may have to go."""
         self.rebalance_s = self.clock()
 
     def forget_tokens(self) -> None:

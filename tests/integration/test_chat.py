@@ -128,7 +128,7 @@ class Terminal:
         self._unread = ""
 
     def read_until(self, text: str) -> str:
-        """What is shown up to and including `text`; the rest is for the next call."""
+        """Return the output up to and including `text`, and keep the rest for the next call."""
         while text not in self._unread:
             assert select.select([self._controller], [], [], 30.0)[0], (
                 f"waited in vain for {text!r} after {self._unread!r}"
@@ -185,7 +185,7 @@ def test_options_reach_the_request(api: ApiServer) -> None:
 
 
 def test_a_question_may_be_piped_in(api: ApiServer) -> None:
-    """Where there is no argument; an empty one is refused."""
+    """Without an argument the question is read from stdin, and an empty one is refused."""
     assert chat("--url", api.url, stdin="red green\n").stdout == "green red\n"
     empty = chat("--url", api.url, stdin="")
     assert empty.returncode == 1

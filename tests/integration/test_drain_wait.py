@@ -21,7 +21,7 @@ pytestmark = pytest.mark.mesh
 
 
 def worker(state: MemberState) -> bytes:
-    """A heartbeat."""
+    """Return a worker's heartbeat."""
     return encode(Member("token-0", MemberKind.TOKEN_WORKER, 7, state, "host", os.getpid(), "127.0.0.1:1"))
 
 
@@ -43,7 +43,7 @@ async def test_a_worker_that_beats_has_not_left_whatever_the_store_says(nats_url
 async def test_a_worker_that_is_neither_heard_nor_registered_is_gone(
     nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It left before the wait began; one that stays registered is waited for until its deadline is well over."""
+    """A worker that left before the wait is gone; a registered one is waited for until well after its deadline."""
     monkeypatch.setattr(drain, "_SILENCE_S", 0.3)
     mesh = MeshAddresses(nats_url, redis_url)
     await drain._wait(mesh, "token-0", 60.0)

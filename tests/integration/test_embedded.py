@@ -53,7 +53,7 @@ async def test_the_broker_carries_messages_up_to_its_default_limit(nats_url: str
 
 
 def test_the_store_is_empty_at_the_start_of_a_test(redis_url: str) -> None:
-    """What one test writes, the next does not find."""
+    """A test does not find what another one wrote."""
     with redis.Redis.from_url(redis_url) as store:
         assert store.dbsize() == 0
         store.set("left", "behind")

@@ -199,7 +199,7 @@ def test_whoever_comes_first_and_wherever_kv_goes_no_token_changes(
     max_num_batched_tokens: int | None,
     prefix_caching: bool,
 ) -> None:
-    """In a cache that holds two of them, and moves that end some iterations later."""
+    """In a cache for two of the sequences, with moves that end some iterations later, the tokens are the same."""
     policy = WorkerPolicy(
         BatchLimits(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens),
         watermark=0.0,

@@ -75,7 +75,7 @@ async def test_an_id_in_use_is_refused(settings: ServiceSettings, onlooker: Onlo
 
 
 async def test_a_member_that_still_loads_has_its_id(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """It is registered for as long as that takes, though it does not beat yet."""
+    """A loading member is registered for as long as it takes, although it sends no heartbeats yet."""
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
         await asyncio.sleep(settings.member_timeout_s * 2.5)
         assert await onlooker.registered() == [MemberState.STARTING]

@@ -30,10 +30,10 @@ class NoEngines:
     """A process without engines."""
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Nothing."""
+        """Describe no engine."""
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """Nothing."""
+        """Return no times."""
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ async def test_a_registration_is_renewed_as_long_as_the_member_lives(
 
 
 async def test_what_a_member_posts_leaves_in_order(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """To one inbox, all of it, what was posted at the very end too."""
+    """All messages to one inbox arrive in order, including those sent just before the end."""
     orders = [CancelRequest(f"r{number}", number) for number in range(200)]
     heard: list[object] = []
 
@@ -149,7 +149,7 @@ async def test_a_message_too_large_is_refused_where_it_is_posted(settings: Servi
 async def test_ledger_entries_are_written_with_the_next_beat_and_at_the_end(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """What was recorded before leaving is not lost."""
+    """Entries recorded before the departure are not lost."""
     early, late = (LedgerEntry("r", 1, stage, "member-1", at_s, ()) for stage, at_s in (("early", 1.0), ("late", 2.0)))
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host:
         async with serving(host):

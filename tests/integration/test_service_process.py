@@ -40,7 +40,7 @@ async def start_planner(**variables: str) -> asyncio.subprocess.Process:
 
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
-    """Its exit code and what it wrote to standard error."""
+    """Return the process's exit code and its standard error."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             _, errors = await process.communicate()

@@ -161,7 +161,7 @@ def test_only_blocks_are_received_into_payload_memory() -> None:
 
 
 def test_ucx_says_whether_it_reaches_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no CUDA driver it does not, though its transports for CUDA are installed."""
+    """Without a CUDA driver UCX reaches no device, although its transports for CUDA are installed."""
     monkeypatch.setenv("UCX_MEMTYPE_CACHE", "n")  # what it would set, so that it is set no longer than this test runs
     try:
         ctypes.CDLL("libcuda.so.1")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mesh
 
 
 def listening() -> set[tuple[str, int]]:
-    """Where this process listens."""
+    """The address on which this process listens."""
     connections = psutil.Process().net_connections(kind="tcp")
     return {connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN}
 

@@ -77,7 +77,7 @@ class Peer:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_two_processes_hand_over_both_ways_and_end_cleanly(run: Callable[[Any], None]) -> None:
-    """Over either event loop (the peer's is uvloop): bytes arrive in both directions, and both processes exit with 0."""
+    """Over either event loop (the peer's is uvloop) bytes arrive in both directions, and both processes exit with 0."""
 
     async def both_ways() -> None:
         with Peer() as peer:
@@ -158,7 +158,7 @@ async def test_a_peer_restarted_between_pushes_is_reconnected() -> None:
 
 
 async def test_a_sender_killed_in_the_middle_frees_the_window() -> None:
-    """What the dead process began is given up: no hand-off, nothing kept for it, and another worker may push."""
+    """The dead process's push is abandoned without a hand-off or kept state, and another worker may push."""
     gate = threading.Event()
     receiver, other = Worker("t", 1, gate), Worker("q", 3)
     async with running(receiver, other):

@@ -42,7 +42,7 @@ class Damage(HostPayloads):
 
 @pytest.mark.parametrize("stream_bytes", [0, 4 * CELL_BYTES])
 async def test_layers_arrive_while_later_ones_are_computed(stream_bytes: int) -> None:
-    """What is written is there before the next layer is; a chunk that is too small waits for company."""
+    """A layer's KV arrives before the next layer is computed; a chunk that is too small waits for the next."""
     sender, receiver = Worker("p", 1, stream_bytes=stream_bytes), Worker("t", 2)
     final = held_back(sender, SOURCE)
     async with running(sender, receiver):

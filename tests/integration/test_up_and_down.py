@@ -75,13 +75,13 @@ class Home:
         return self._run([sys.executable, "-m", "spotwise.cli", *arguments], {})
 
     def state(self) -> RunState:
-        """What the supervisor recorded."""
+        """The state that the supervisor recorded."""
         state = read_state(self.path / "run" / "test" / "state.json")
         assert state is not None
         return state
 
     def service(self, service_id: str) -> RecordedService:
-        """What the supervisor recorded of one process."""
+        """The supervisor's record of one process."""
         return self.state().services[service_id]
 
     def pid(self, service_id: str) -> int:

@@ -46,7 +46,7 @@ def connect(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:
-    """What the gateway still sends before it closes; a reset is an end, too."""
+    """Return the bytes that the gateway sends before it closes or resets the connection."""
     said = bytearray()
     try:
         while part := connection.recv(65536):

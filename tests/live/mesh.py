@@ -84,7 +84,7 @@ class LiveMesh:
 
     @property
     def state(self) -> RunState:
-        """What its supervisor recorded."""
+        """The state that the mesh's supervisor recorded."""
         state = read_state(self.home / "run" / "default" / "state.json")
         assert state is not None
         return state
@@ -95,7 +95,7 @@ class LiveMesh:
         return self.state.options.url
 
     def drain(self, worker: str, seconds: float) -> None:
-        """What `spotwise drain` does, without the second or two that a process takes to start: streams end meanwhile."""
+        """Drain like `spotwise drain`, without the second or two that a process takes to start, during which streams end."""
         asyncio.run(send_notice(self.state.nats_url, worker, seconds))
 
     def pid(self, service_id: str) -> int:

@@ -33,7 +33,7 @@ class SimulatedMesh(LiveMesh):
     """A mesh of simulated workers."""
 
     def up(self) -> None:
-        """Start it."""
+        """Start the mesh."""
         done = self.command("up", "--detach", "--port", "0", "--engine", "simulated", *self.options)
         assert done.returncode == 0, done.stdout + done.stderr
 

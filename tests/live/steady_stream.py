@@ -42,7 +42,7 @@ class SteadyStream:
         self._reader.communicate()
 
     def lap(self) -> Lap:
-        """What was read since the last lap."""
+        """Return the events since the last lap."""
         assert self._reader.stdin is not None
         assert self._reader.stdout is not None
         self._reader.stdin.write(_LAP)

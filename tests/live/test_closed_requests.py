@@ -33,7 +33,7 @@ class ClosingMesh(SimulatedMesh):
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[Redis]:
-        """Its store."""
+        """The store of the mesh."""
         with contextlib.closing(Redis.from_url(self.state.redis_url)) as redis:
             yield redis
 

@@ -69,7 +69,7 @@ def test_the_mesh_is_whole_with_passwords(mesh: SimulatedMesh) -> None:
 
 
 def test_no_password_is_shown(mesh: SimulatedMesh) -> None:
-    """In no command line, no log, no answer of a command; files that hold them or what clients sent are private."""
+    """No password is in a command line, log or output; files with passwords or clients' content are private."""
     shown = [mesh.command(*words) for words in (("status",), ("drain", "token-9"), ("explain", "no-such-request"))]
     text = "".join(done.stdout + done.stderr for done in shown)
     run = mesh.home / "run" / "default"

@@ -91,13 +91,13 @@ def kill(mesh: LiveMesh, service_id: str) -> None:
 
 
 def test_a_token_worker_is_killed(mesh: LiveMesh) -> None:
-    """Its streams resume at their next token on the other token worker."""
+    """The worker's streams resume at their next token on the other token worker."""
     retries = stream_through(mesh, STREAMS * 10, lambda: kill(mesh, "token-0"))
     assert 1 <= retries < STREAMS  # its streams and no others
 
 
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:
-    """Its prompts are computed again, by the restarted worker or by another that can."""
+    """The worker's prompts are computed again, by the restarted worker or by another one."""
     stream_through(mesh, 2, lambda: kill(mesh, "prompt-0"), longest=700)
 
 

@@ -146,7 +146,7 @@ def calm_s(stream: SteadyStream) -> float:
 def test_a_stream_goes_on_beside_hostile_connections(
     guarded: LiveMesh, calm_s: float, stream: SteadyStream, attack: Callable[[LiveMesh], None]
 ) -> None:
-    """They are cut off, the stream's gaps stay as they were, the next request is answered, and memory within its limit."""
+    """Hostile connections are closed, the stream's gaps stay, the next request is answered, and memory keeps its limit."""
     stream.lap()
     attack(guarded)
     lap = stream.lap()

@@ -72,7 +72,7 @@ def test_a_folder_that_is_not_whole_is_refused_by_name(
 
 
 def test_a_detached_start_says_it_in_one_line_too(refusing: LiveMesh, tmp_path: Path) -> None:
-    """What the worker found out reaches the terminal through the supervisor's log."""
+    """The worker's error reaches the terminal through the supervisor's log."""
     folder = write_tiny_model(tmp_path / "tiny")
     lacks_a_tensor(folder)
     assert UP_PROJECTION in refusal(refusing, folder, "--detach")

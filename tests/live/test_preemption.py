@@ -60,7 +60,7 @@ class SwappingMesh(LiveMesh):
         super().__init__(home, *policy, *LITTLE_KV, *options, env=few | (env or {}))
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """What each worker holds now."""
+        """The current load of each worker."""
         now = [status.member_now for status in self.members()]
         return {member.id: member.load for member in now if member.load is not None}
 
@@ -83,7 +83,7 @@ class SwappingMesh(LiveMesh):
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Of 41 to 96 tokens, so that all are worth about the same; every third begins like the one before it."""
+    """Return prompts of 41 to 96 tokens, worth about the same each; every third begins like the one before it."""
     text = mixed_prompts(1, 200)[0]
     return [text[8 * (number - (number % 3 == 2)) :][: 41 + 5 * number] for number in range(REQUESTS)]
 
@@ -168,7 +168,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 
 
 def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> None:
-    """Their streams resume at their next token on the other worker, or on its successor; no client sees an error."""
+    """The streams resume at their next token on the other worker or the successor, and no client sees an error."""
     with SwappingMesh(tmp_path, *TWO_MIXED, env={"SPOTWISE_WHEN_FULL": "reactive"}) as mesh:
 
         def kill() -> None:

@@ -21,7 +21,7 @@ WORKERS = ("--prompt-workers", "12", "--token-workers", "12")
 
 @pytest.fixture(scope="module")
 def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the shared mesh writes its journals."""
+    """The folder of the shared mesh's journals."""
     return tmp_path_factory.mktemp("journals")
 
 
@@ -70,7 +70,7 @@ def test_hand_offs_are_in_the_ledger(simulated: SimulatedMesh) -> None:
 
 
 def test_a_clients_own_request_id_leads_to_the_ledger(simulated: SimulatedMesh) -> None:
-    """It comes back with the answer, and `explain` finds the answer's id by it, and it by the answer's."""
+    """The answer has the client's id, and `explain` finds either id by the other."""
     headers = {"X-Request-Id": "ticket-42"}
     body = {"model": MODEL, "prompt": QUESTION, "max_tokens": 3}
     answer = simulated.post("/v1/completions", body, headers=headers)
@@ -151,7 +151,7 @@ def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Pa
 
 
 def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
-    """Over UCX between two processes of simulated workers, with a profile of the user's and its speed."""
+    """Real KV bytes travel over UCX between two processes of simulated workers, with a given profile and speed."""
     profile = {
         "format": "spotwise-cost-profile/1",
         "name": "tiny",

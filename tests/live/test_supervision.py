@@ -79,7 +79,7 @@ def test_a_worker_that_hangs_is_replaced(mesh: SimulatedMesh) -> None:
 
 
 def test_a_pause_of_three_seconds_is_no_hang(mesh: SimulatedMesh) -> None:
-    """Of one process after the other: nothing is replaced."""
+    """One process after the other is suspended for three seconds, and none is replaced."""
     before = {service_id: mesh.pid(service_id) for service_id in mesh.state.services}
     for service_id in (TOKEN_WORKERS, "scheduler-0"):
         os.kill(before[service_id], signal.SIGSTOP)

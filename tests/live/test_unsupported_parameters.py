@@ -50,7 +50,7 @@ def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str, value: Any) ->
 
 @pytest.mark.parametrize(("name", "value"), [("echo", True), ("best_of", 2)])
 def test_a_chat_refuses_what_only_completions_have(mesh: LiveMesh, name: str, value: Any) -> None:
-    """They are parameters there, so that a client may well expect them here."""
+    """The parameters exist for completions, so a client may expect them for chats."""
     with pytest.raises(openai.BadRequestError) as raised:
         mesh.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2, extra_body={name: value})
     assert (raised.value.code, raised.value.param) == ("unsupported_parameter", name)

@@ -53,7 +53,7 @@ def change_tensors(folder: Path, change: Callable[[Tensors], object]) -> None:
 
 
 def greedy_tokens(folder: Path, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
-    """What transformers gives, alone, in float32."""
+    """Return the greedy tokens of transformers for a single prompt in float32."""
     torch.set_num_threads(1)  # the mesh under test has the cores
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([prompt])

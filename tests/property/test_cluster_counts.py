@@ -66,7 +66,7 @@ class Reconciliation(RuleBasedStateMachine):
     @precondition(lambda self: self.orders)
     @rule(granted=st.booleans())
     def the_worker_gets_an_order(self, granted: bool) -> None:
-        """It may refuse one; it has seen it all the same."""
+        """The worker may refuse the order, but has seen it."""
         assignment = self.orders.pop(0)
         self.seen = assignment.number
         if granted:

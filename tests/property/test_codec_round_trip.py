@@ -184,14 +184,14 @@ def test_every_message_of_the_mesh_is_tried() -> None:
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_every_message_survives_the_wire(kind: type) -> None:
-    """What is decoded is what was encoded, to the bit of each number, and of the very types of core."""
+    """A decoded message equals the encoded one, to the bit of each number and with the types of core."""
 
     @settings(max_examples=40, deadline=None)
     @given(MESSAGES[kind])
     def survives(message: m.Message) -> None:
-        heard = codec.decode(codec.encode(message))
-        assert heard == message
-        assert repr(heard) == repr(message)
+        received = codec.decode(codec.encode(message))
+        assert received == message
+        assert repr(received) == repr(message)
 
     survives()
 
@@ -210,10 +210,10 @@ def test_every_record_survives_the_store(record: RequestRecord) -> None:
 def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
     """Any bytes decode to a message or raise `MalformedMessageError`."""
     try:
-        heard = codec.decode(payload)
+        received = codec.decode(payload)
     except codec.MalformedMessageError:
         return
-    assert isinstance(heard, get_args(m.Message))
+    assert isinstance(received, get_args(m.Message))
 
 
 @settings(max_examples=200, deadline=None)
@@ -227,7 +227,7 @@ def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: s
     else:
         del payload[at:]
     try:
-        heard = codec.decode(bytes(payload))
+        received = codec.decode(bytes(payload))
     except codec.MalformedMessageError:
         return
-    assert isinstance(heard, get_args(m.Message))
+    assert isinstance(received, get_args(m.Message))

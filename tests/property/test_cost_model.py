@@ -14,7 +14,7 @@ SECONDS = st.floats(0.0, 1.0)
 
 @st.composite
 def tables(draw: st.DrawFn) -> PiecewiseLinear:
-    """Any table."""
+    """Draw any table."""
     steps = draw(st.lists(st.tuples(st.integers(1, 4000), SECONDS), min_size=2, max_size=6))
     at, seconds = [0.0], [draw(st.floats(0.001, 1.0))]
     for step, rise in steps:
@@ -42,7 +42,7 @@ SHAPES = st.builds(
 def test_no_cost_falls_when_work_is_added(
     cost: IterationCost, shape: BatchShape, tokens: int, context: float, decodes: int, decode_context: int
 ) -> None:
-    """In each direction alone and in all together, from any shape of iteration to any larger one, mixed or not."""
+    """The cost rises or stays in each dimension alone and in all together, from any shape, mixed or not."""
     prompt_tokens, all_decodes = shape.prompt_tokens + tokens, shape.decodes + decodes
     larger = BatchShape(
         prompt_tokens,

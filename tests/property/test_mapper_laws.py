@@ -127,7 +127,7 @@ def test_every_position_has_one_device_that_stays_and_what_is_kept_is_what_it_ho
 def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor_groups(
     change: tuple[Deployment, ParallelConfig],
 ) -> None:
-    """What keeping tensor groups on an instance costs, nothing else; pipelines that run on cost nothing."""
+    """The difference is the cost of keeping tensor groups on an instance; pipelines that run on cost nothing."""
     mapped = map_devices(*change, MODEL)
     places = list(mapped.config.positions())
     gains = np.array(

@@ -19,9 +19,9 @@ LIMITS = st.sampled_from([None, 200, 60, 25])
 
 
 def plan_of(case: Case, limit_bytes: int | None = None, **policy: bool) -> MigrationPlan:
-    asked = PlanPolicy(buffer_bytes=limit_bytes, **policy)
+    chosen = PlanPolicy(buffer_bytes=limit_bytes, **policy)
     try:
-        return plan_migration(case.map, case.model, case.links, asked, NOW_S)
+        return plan_migration(case.map, case.model, case.links, chosen, NOW_S)
     except ValueError as error:
         # so few bytes are lost in the rounding of cuts
         assert "buffer_bytes" in str(error) and limit_bytes == 25
@@ -179,10 +179,10 @@ def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | N
 @FEW
 @given(cases())
 def test_a_restart_loads_everything_and_loses_all_kv(case: Case) -> None:
-    """It is what others are compared with."""
+    """The restart is the baseline of the other plans."""
     plan = plan_of(case, restart=True)
-    asked = [request.id for pipeline in sorted(case.map.running) for request in case.map.running[pipeline]]
-    assert [each.id for each in plan.recomputed] == asked
+    chosen = [request.id for pipeline in sorted(case.map.running) for request in case.map.running[pipeline]]
+    assert [each.id for each in plan.recomputed] == chosen
     assert plan.kept_bytes == 0
     assert plan.moved_bytes + plan.storage_bytes == plan.naive_bytes
     assert plan_of(case).naive_bytes == plan.naive_bytes

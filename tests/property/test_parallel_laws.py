@@ -43,7 +43,7 @@ def costs(draw: st.DrawFn) -> ExecutionCost:
 
 @st.composite
 def supplies(draw: st.DrawFn, most_types: int = 2, most_instances: int = 3) -> list[Supply]:
-    """Up to so many types of a few instances each, some of which are held."""
+    """Draw up to so many types of a few instances each, some of which are held."""
     found = []
     for number in range(draw(st.integers(1, most_types))):
         prices = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
@@ -91,7 +91,7 @@ def latency_of(choice: ConfigChoice, policy: Policy) -> float:
 def test_the_choice_is_as_good_as_trying_everything(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
 ) -> None:
-    """It keeps up if any does, is as fast, and as few or as cheap as the preference wants; some loads only some can meet."""
+    """The choice meets the load if any does, is as fast, and as few or as cheap as the preference requires."""
     if load is not None:
         most = max((one.throughput for one in every(demand, had, memory, policy)), default=0.0)
         demand = replace(demand, arrival_rate=load * most)
@@ -133,7 +133,7 @@ def test_among_many_mixes_the_fastest_is_found(demand: ServiceDemand, had: list[
 @settings(max_examples=60, deadline=None)
 @given(demands, supplies(3), policies)
 def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
-    """What is passed over for its bounds could not have won; with phases together the greatest throughput is the bound."""
+    """A mix skipped for its bounds could not have won; with phases together the greatest throughput is the bound."""
     for shape in shapes(demand, had, LeastDevices(1), policy):
         for is_split in (False, True) if shape.can_split else (False,):
             mixes = evaluate(shape, is_split, demand, had, policy)
@@ -148,7 +148,7 @@ def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list
 def test_a_choice_is_consistent_with_its_figures(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
 ) -> None:
-    """Its shares make its configuration, fit what can be had, and cost what it costs; a single type's phi is as defined."""
+    """The shares form the configuration, fit the supply and cost the price; a single type's phi is as defined."""
     choice = choose(demand, had, memory, policy)
     if choice is None:
         return
@@ -173,7 +173,7 @@ def test_a_choice_is_consistent_with_its_figures(
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(), policies, st.integers(0, 1))
 def test_more_to_be_had_is_never_worse(demand: ServiceDemand, had: list[Supply], policy: Policy, which: int) -> None:
-    """It keeps up if less did, at no longer a latency; where it cannot, with no less throughput."""
+    """With more supply the choice meets what it met before at no longer latency, or has no less throughput."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     which = min(which, len(had) - 1)
     more = [replace(one, spot=one.spot + 1) if number == which else one for number, one in enumerate(had)]

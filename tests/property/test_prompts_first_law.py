@@ -15,7 +15,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.timeline import BLOCK_SIZE, TICKS_PER_S, Arrival, Timeline
 
-#: Everything is ready at once: who comes first is ready first.
+#: Everything is ready at once, so the first arrival is ready first.
 ARRIVALS = st.builds(
     Arrival,
     st.sampled_from(["hand_off", "in_place"]),
@@ -66,7 +66,7 @@ class Play:
         self.prefilled_tick = {entry.choice_id: tick for tick, entry in entries if entry.stage == "prefilled"}
 
     def place(self, name: str) -> int:
-        """Of a request, in order of arrival."""
+        """Return the place of a request in order of arrival."""
         return int(name[1:])
 
 

@@ -65,7 +65,7 @@ def traces(draw: st.DrawFn) -> SpotTrace:
 
 
 def fastest_s(outcome: SpotOutcome, system: SpotSystem) -> float:
-    """What a request takes alone; the mesh's roles make its first token with its prompt."""
+    """Return a lone request's latency; in the mesh's roles the prompt yields the first token."""
     configs = [change.config for change in outcome.changes if change.config is not None]
     steps = [tiny.SimpleCost().step_s(replace(config, max_batch=1)) * system.uses_roles for config in configs]
     return min(tiny.lone_s(config) - step_s for config, step_s in zip(configs, steps, strict=True))

@@ -74,7 +74,7 @@ SCRIPTS = st.lists(st.tuples(st.integers(0, 20), ARRIVALS), min_size=5, max_size
 
 
 class Kv:
-    """What each position of each block holds; an iteration must find its own, and a move must not be written into."""
+    """The contents of every block position: an iteration must find its own, and a copy must not be overwritten."""
 
     def __init__(self, seed: int, failing: float) -> None:
         self.device: dict[int, list[object]] = {}

@@ -55,7 +55,7 @@ class Arrival:
 
 @dataclass
 class EngineOrder:
-    """In flight at the engine."""
+    """An order that the engine is running."""
 
     batch: Batch
     steps: int

@@ -31,7 +31,7 @@ def expected_token(choice_id: str, index: int) -> int:
 
 
 class Surroundings(Protocol):
-    """What workers have around them."""
+    """The surroundings of workers."""
 
     rng: random.Random
     policy: WorkerPolicy
@@ -44,7 +44,7 @@ class Surroundings(Protocol):
 
     @property
     def workers(self) -> Mapping[str, FakeWorker]:
-        """Live workers."""
+        """Return the live workers."""
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
         """Let something happen later."""

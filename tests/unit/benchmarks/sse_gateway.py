@@ -65,7 +65,7 @@ async def short(writer: asyncio.StreamWriter) -> None:
 
 
 async def refusing(writer: asyncio.StreamWriter) -> None:
-    """Another status."""
+    """Answer with an error status."""
     writer.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n")
 
 

@@ -24,7 +24,9 @@ def test_a_schedule_is_its_seed(rate: float, seconds: float, seed: int) -> None:
 
 @given(st.floats(0.1, 50), st.floats(1, 20), seeds)
 def test_arrivals_are_in_order_and_in_bounds(rate: float, seconds: float, seed: int) -> None:
-    """At least one; times ascend and, but for a lone first, lie in the window; lengths keep their bounds."""
+    """There is at least one arrival, times ascend within the window (a single first one may lie after it), lengths
+    keep their bounds.
+    """
     arrivals = poisson_arrivals(rate, seconds, seed, UniformSizes((3, 9), (2, 4)))
     assert arrivals
     times = [arrival.at_s for arrival in arrivals]
@@ -49,7 +51,7 @@ def test_lengths_are_uniform_as_in_orca() -> None:
 
 
 def test_another_rate_brings_the_same_lengths_but_other_prompts() -> None:
-    """What differs between two rates is when requests come; no prompt comes twice, so that no prefix cache answers it."""
+    """Two rates differ in arrival times only; no prompt repeats, so that no prefix cache answers it."""
 
     def lengths(arrivals: list[TimedRequest]) -> list[tuple[int, int]]:
         return [(arrival.input_tokens, arrival.output_tokens) for arrival in arrivals]

@@ -18,12 +18,12 @@ W1, W2, W3, W4 = WORKLOADS
 
 
 def reading(round_number: int, side: Side, workload: PeerWorkload, *values: float) -> Reading:
-    """Its figures in the order of the workload's."""
+    """Return a reading with figures in the order of the workload's."""
     return Reading(round_number, side, workload.name, dict(zip([f.key for f in workload.figures], values, strict=True)))
 
 
 def test_only_the_interference_needs_a_tuned_peer() -> None:
-    """It is what the tuning is for."""
+    """The tuned peer exists for the interference workload."""
     assert [Side.TUNED_PEER in sides_of(workload) for workload in WORKLOADS] == [False, False, False, True]
 
 
@@ -60,7 +60,7 @@ def test_the_tuned_peer_is_the_reference() -> None:
 
 
 def test_the_split_mesh_is_listed_below_without_targets() -> None:
-    """It is one way to serve; the targets are held against the way that is advised."""
+    """The split mesh is one way to serve; targets apply to the recommended way."""
     readings = [
         reading(1, Side.OURS, W3, 1500.0, 1.0, 1.0),
         reading(1, Side.OURS_SPLIT, W3, 1100.0, 1.0, 1.0),
@@ -92,7 +92,7 @@ def test_without_a_peer_there_are_figures_and_no_verdict() -> None:
 
 
 def test_readings_survive_the_file() -> None:
-    """What a report holds can be read again."""
+    """A report's readings survive the round trip through its file."""
     readings = [reading(2, Side.TUNED_PEER, W4, 1.5, 2.5, 3.5)]
     assert readings_from_json(readings_as_json(readings)) == readings
 

@@ -20,7 +20,7 @@ def outcome(ttft_s: float, tokens: int, tpot_s: float) -> StreamOutcome:
 
 
 def test_a_token_costs_what_all_processes_used() -> None:
-    """Beside the peer's figure, with a share for each process that matters."""
+    """The cost per token is the CPU time of all processes, with a row for each that matters."""
     result = StreamResult(
         [outcome(0.1, 50, 0.01), outcome(0.3, 50, 0.01)], 2.0, {"gateway-0": 0.004, "token-0": 0.001, "nats": 1e-6}
     )
@@ -72,7 +72,7 @@ def test_decisions_are_the_schedulers_own() -> None:
 
 
 def test_a_quick_one_is_a_tenth() -> None:
-    """Of workers and streams; never nothing."""
+    """A quick run has a tenth of the workers and streams, and at least one."""
     assert (_scale(200, 2000, 1, quick=True).workers, _scale(200, 2000, 1, quick=True).open_streams.streams) == (
         10,
         200,

@@ -33,7 +33,7 @@ def test_a_rate_without_answers_is_no_point() -> None:
 
 
 def test_throughput_at_a_latency_is_read_off_between_two_points() -> None:
-    """In any order of the points; half-way in latency is half-way in throughput."""
+    """Between two points throughput is interpolated by latency, in any order of the points."""
     points = [point(4, 3.0, 0.3), point(1, 1.0, 0.1), point(2, 2.0, 0.1)]
     assert throughput_within(points, 0.2) == pytest.approx(2.5)
     assert throughput_within(points, 0.3) == 3.0

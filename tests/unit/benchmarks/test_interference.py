@@ -30,7 +30,7 @@ SHORT = Interference(
 
 
 def test_long_prompts_come_at_fixed_times() -> None:
-    """From the start on, as long as requests are sent."""
+    """Long prompts are sent at fixed intervals from the start, as long as requests are sent."""
     assert long_prompt_times(Interference(every_s=2.0, seconds=6.0)) == [0.0, 2.0, 4.0]
     assert long_prompt_times(Interference(every_s=2.0, seconds=6.5)) == [0.0, 2.0, 4.0, 6.0]
     assert long_prompt_times(Interference(every_s=2.0, seconds=0.5)) == [0.0]

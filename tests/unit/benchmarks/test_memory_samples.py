@@ -50,7 +50,7 @@ def test_each_worker_has_its_peak_and_its_end() -> None:
 
 
 def test_rows_hold_blocks_against_the_budget() -> None:
-    """Over the budget, or a block not given back, is a target missed; resident memory has none."""
+    """A peak over the budget, or a block that is not freed, misses the target; resident memory has no target."""
     good, leaking, over = (
         memory_rows([WorkerMemory("w", 100, peak, free, 1 * MIB, 3 * MIB, 2 * MIB, 9)])
         for peak, free in ((100, 100), (50, 99), (101, 100))

@@ -7,7 +7,7 @@ from tests.unit.benchmarks.sse_gateway import breaking, failing, gateway, refusi
 
 
 async def test_streams_are_requested_and_reported_one_after_the_other() -> None:
-    """On one connection; what is open is counted from the first token to the end."""
+    """One connection carries the streams in turn, and each counts as open from its first token to its end."""
     changes: list[int] = []
     async with gateway(whole, whole) as (url, bodies):
         connection = StreamConnection(url, "m", changes.append)

@@ -63,7 +63,9 @@ def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
         pass
     after = ProcessUsage.of_mesh(mesh)
     assert 0.03 <= after.cpu_since(before)["gateway-0"] <= after.cpu_s["gateway-0"]
-    assert after.cpu_since(replace(before, cpu_s={})) == after.cpu_s  # who was not there yet had used nothing
+    assert (
+        after.cpu_since(replace(before, cpu_s={})) == after.cpu_s
+    )  # a process that was not there yet had used nothing
     with pytest.raises(CommandError, match="no mesh named"):
         ProcessUsage.of_mesh("elsewhere")
 
@@ -84,7 +86,7 @@ async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
 
 
 def test_cpu_time_is_shared_by_all_tokens() -> None:
-    """Of all processes together; a load without tokens has a figure, too."""
+    """CPU time per token is that of all processes together; a load without tokens counts as one token."""
     assert StreamResult(cpu_s={"a": 0.5, "b": 0.25}).cpu_us_per_token == 750_000
 
 

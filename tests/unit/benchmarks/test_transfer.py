@@ -54,7 +54,7 @@ def test_medians_are_those_of_one_length() -> None:
 
 
 def test_a_mode_that_has_no_effect_is_an_error() -> None:
-    """What was left to the worker may go either way."""
+    """A configured mode without effect is an error; with the worker's choice either mode is right."""
     measured = [hand_off(128, "serial", 0.1, 0.01)]
     require_mode(ConfiguredPushMode.SERIAL, measured)
     require_mode(ConfiguredPushMode.AUTO, measured)
@@ -81,7 +81,7 @@ def test_targets_are_held_against_what_is_the_default() -> None:
 
 
 def test_the_overall_bandwidth_is_read() -> None:
-    """In MiB a second, of the whole run."""
+    """The bandwidth of the whole run is read in MiB/s."""
     assert overall_bandwidth(PERFTEST) == 9500.0 * 2**20
     with pytest.raises(CommandError, match="something else"):
         overall_bandwidth("Final: 3 words only")
@@ -114,7 +114,7 @@ async def answered(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_a_store_that_is_away_is_http_errors_as_command_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start, and when a ledger is read."""
+    """A lost store is a command error, at the start and when a ledger is read."""
     lost = LostStore()
     async with gateway(answered, answered) as (url, _):
         with pytest.raises(CommandError, match="the store's URL is wrong"):

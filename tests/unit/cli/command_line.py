@@ -34,9 +34,9 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
         monkeypatch.setattr(sys, "argv", ["spotwise", *arguments])
         with pytest.raises(SystemExit) as ended:
             program.main()
-        said = capfd.readouterr()
+        captured = capfd.readouterr()
         code = ended.value.code
         assert code is None or isinstance(code, int)
-        return Ended(code or 0, said.out, said.err)
+        return Ended(code or 0, captured.out, captured.err)
 
     return run

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway_url() -> Iterator[str]:
-    """Where the server listens."""
+    """The URL on which the server listens."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

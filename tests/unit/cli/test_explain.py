@@ -18,8 +18,8 @@ def rows(*entries: LedgerEntry) -> list[list[str]]:
 
 def test_each_thing_that_happened_is_a_row() -> None:
     """Each ledger entry is a row with its time since the first and its facts."""
-    told = rows(entry("prefilled", 10.0, prefill_s=0.25, prompt_tokens=7), entry("failed", 10.5, reason="no luck"))
-    assert told == [
+    reported = rows(entry("prefilled", 10.0, prefill_s=0.25, prompt_tokens=7), entry("failed", 10.5, reason="no luck"))
+    assert reported == [
         ["+0.0 ms", "1", "prefilled", "w", "prefill: 250.0 ms\nprompt tokens: 7"],
         ["+500.0 ms", "1", "failed", "w", "reason: no luck"],
     ]
@@ -27,7 +27,7 @@ def test_each_thing_that_happened_is_a_row() -> None:
 
 def test_moves_of_kv_one_after_another_are_one_row() -> None:
     """Moves of another worker or another attempt have rows of their own, and a single move's row has all its facts."""
-    told = rows(
+    reported = rows(
         entry("prefilled", 10.0),
         entry("swapped_out", 11.0, blocks=3, known_blocks=1),
         entry("swapped_in", 12.0, blocks=4, known_blocks=0),
@@ -35,7 +35,7 @@ def test_moves_of_kv_one_after_another_are_one_row() -> None:
         entry("swapped_out", 14.0, member="x", epoch=2, blocks=5, known_blocks=2),
         entry("decoded", 15.0),
     )
-    assert [row[2] for row in told] == ["prefilled", "swapped_out\nswapped_in", "swapped_out", "decoded"]
-    assert told[1][0] == "+1,000.0 ms"
-    assert told[1][4] == "swapped out: 2 times\nswapped in: 1 times\nblocks: 8\nwithin: 2,500.0 ms"
-    assert told[2][3:] == ["x", "blocks: 5\nknown blocks: 2"]
+    assert [row[2] for row in reported] == ["prefilled", "swapped_out\nswapped_in", "swapped_out", "decoded"]
+    assert reported[1][0] == "+1,000.0 ms"
+    assert reported[1][4] == "swapped out: 2 times\nswapped in: 1 times\nblocks: 8\nwithin: 2,500.0 ms"
+    assert reported[2][3:] == ["x", "blocks: 5\nknown blocks: 2"]

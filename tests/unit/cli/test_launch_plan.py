@@ -134,7 +134,7 @@ def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
 
 
 def test_services_without_a_model_keep_to_one_thread() -> None:
-    """They must not take cores from the workers."""
+    """A service without a model must not take cores from the workers."""
     assert plan(cores=8)["gateway-0"].env["OMP_NUM_THREADS"] == "1"
 
 
@@ -153,23 +153,23 @@ def test_kv_memory_is_a_quarter_of_what_is_available_shared_up_to_a_limit(
 def test_workers_share_weights_where_there_is_a_folder_for_them() -> None:
     """All of them in one; no other service knows of it."""
     services = plan(shared_weights=Path("/cache/weights"), token_workers=2)
-    told = {name for name, service in services.items() if "SPOTWISE_SHARED_WEIGHTS" in service.env}
-    assert told == {"prompt-0", "token-0", "token-1"}
-    assert {services[name].env["SPOTWISE_SHARED_WEIGHTS"] for name in told} == {"/cache/weights"}
+    reported = {name for name, service in services.items() if "SPOTWISE_SHARED_WEIGHTS" in service.env}
+    assert reported == {"prompt-0", "token-0", "token-1"}
+    assert {services[name].env["SPOTWISE_SHARED_WEIGHTS"] for name in reported} == {"/cache/weights"}
     assert "SPOTWISE_SHARED_WEIGHTS" not in plan()["token-0"].env
 
 
 def test_workers_keep_their_costs_where_there_is_a_folder_for_them() -> None:
     """All of them in one, so that a machine's are measured once; no other service knows of it."""
     services = plan(cost_profiles=Path("/cache/profiles"))
-    told = {name: service.env.get("SPOTWISE_COST_PROFILES") for name, service in services.items()}
-    assert {name for name, folder in told.items() if folder} == {"prompt-0", "token-0"}
-    assert told["token-0"] == "/cache/profiles"
+    reported = {name: service.env.get("SPOTWISE_COST_PROFILES") for name, service in services.items()}
+    assert {name for name, folder in reported.items() if folder} == {"prompt-0", "token-0"}
+    assert reported["token-0"] == "/cache/profiles"
     assert "SPOTWISE_COST_PROFILES" not in plan()["token-0"].env
 
 
 def test_options_reach_the_workers() -> None:
-    """What the user gave is not overridden by a default."""
+    """A default does not override the user's option."""
     env = plan(dtype="float32", device="cuda:1", kv_cache_bytes=123456, threads=3)["prompt-0"].env
     assert env["SPOTWISE_DTYPE"] == "float32"
     assert env["SPOTWISE_DEVICE"] == "cuda:1"
@@ -190,7 +190,7 @@ def test_a_policy_reaches_the_workers_only(engine: str) -> None:
 
 
 def test_simulated_workers_live_many_to_a_process() -> None:
-    """Of one pool each, about equally many, at most fifty; every worker has its name."""
+    """A process has workers of one pool, about equally many and at most fifty; every worker has its name."""
     services = plan(engine="simulated", prompt_workers=60, token_workers=100, mixed_workers=1, speed=4.0)
     processes = [service for service in services.values() if service.stop_order is StopOrder.WORKER]
     assert {service.service_id: len(service.members) for service in processes} == {

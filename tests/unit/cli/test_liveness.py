@@ -10,7 +10,7 @@ LIMIT_S = 15.0
 def silent_for(
     seconds: int, *, others: bool | None, gap_at: int | None = None, unknown_at: int | None = None
 ) -> dict[str, int]:
-    """What hangs after one process was silent for so long, looked at every second, beside another one."""
+    """Return what counts as hung after one process was silent for so long, checked every second."""
     signs = SignsOfLife(LIMIT_S)
     signs.look({"token-0": (7, True), "prompt-0": (8, True)}, 0.0)
     now_s = 0.0
@@ -22,7 +22,7 @@ def silent_for(
 
 
 def test_silence_beside_others_that_live_is_a_hang() -> None:
-    """From the limit on, and not before."""
+    """A process is hung once it has been silent for the whole limit."""
     assert silent_for(14, others=True) == {}
     assert silent_for(15, others=True) == {"token-0": 7}
 

@@ -55,7 +55,7 @@ def test_options_survive_the_way_to_a_detached_supervisor() -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 65])
 def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
-    """It must not lead out of the run folder."""
+    """A mesh's name must not lead out of the run folder."""
     with pytest.raises(CommandError, match="--name"):
         run_folder(name)
 

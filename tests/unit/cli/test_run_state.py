@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_reads_it(tmp_path: Path) -> None:
-    """It holds passwords; also where an older version left a file that others can read."""
+    """The file holds passwords, so it is private, even over an older version's readable file."""
     path = tmp_path / "state.json"
     path.write_text("{}")
     path.chmod(0o644)

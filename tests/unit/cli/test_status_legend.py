@@ -44,7 +44,7 @@ def test_workers_that_compute_alike_are_named_together() -> None:
     ],
 )
 def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: WorkerLoad, shown: str) -> None:
-    """Its home pool and its current pool, with a line below the table that explains the two, where there is such a worker."""
+    """The worker has its home pool and its current pool in the table, with a line that explains the two."""
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", home, load=load)
     status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
     assert _row(status)[2] == shown
@@ -92,13 +92,13 @@ def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
 
 
 def test_a_worker_with_other_weights_is_shown_as_such() -> None:
-    """It is shown if the scheduler reports which weights the mesh serves, and they differ."""
+    """A worker's weights are shown as others if they differ from those that the scheduler reports."""
 
     def member(name: str, kind: MemberKind, digest: str | None) -> MemberStatus:
         status = status_of(name, kind, None if kind is MemberKind.CLUSTER_SCHEDULER else "an engine")
-        told = dataclasses.replace(status.member, model_digest=digest)
-        engine = None if status.engine is None else dataclasses.replace(status.engine, member=told)
-        return MemberStatus(told, True, engine)
+        reported = dataclasses.replace(status.member, model_digest=digest)
+        engine = None if status.engine is None else dataclasses.replace(status.engine, member=reported)
+        return MemberStatus(reported, True, engine)
 
     workers = [member("token-0", MemberKind.TOKEN_WORKER, "A"), member("stray", MemberKind.TOKEN_WORKER, "B")]
     for served, strays in (("A", {"stray"}), (None, set())):

@@ -141,7 +141,7 @@ def test_what_the_mesh_can_do_without_never_ends_it(
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs and gives no sign of life while another one does: it is ended and started again."""
+    """A process that gives no sign of life while another one does is ended and started again."""
     monkeypatch.setattr(liveness, "_PERIOD_S", 0.02)
     world = World(tmp_path, ["exec sleep 600"], others=1)
     world.state.options = world.state.options.model_copy(update={"hang_timeout_s": 0.2})
@@ -249,7 +249,7 @@ def test_a_broken_pipe_silences_the_report_and_nothing_else() -> None:
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    """Also of a long log, and of none."""
+    """The tail is read of a long log, and is empty without a log."""
     path = tmp_path / "log"
     assert log_tail(path) == []
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))
@@ -272,7 +272,7 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     ],
 )
 def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None) -> None:
-    """In both forms of a log; whatever else is there is not taken for it."""
+    """The reason is read from both log formats, and from no other line."""
     assert reason_for_not_serving(["2026Z [info     ] loading", line, "bye"]) == reason
 
 

@@ -19,7 +19,7 @@ NO_ROOM = "InsufficientInstanceCapacity"
 
 
 def error(code: str, action: str = "RunInstances", message: str = "as EC2 says it", status: int = 400) -> ClientError:
-    """What boto3 raises when EC2 answers with an error."""
+    """Return the exception that boto3 raises for an EC2 error."""
     response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return ClientError(response, action)
 
@@ -86,13 +86,13 @@ class Ec2StandIn:
             return self._answers.setdefault(parameters["ClientToken"], answer)
 
     def describe_instances(self, **parameters: Any) -> dict[str, Any]:
-        """moto's."""
+        """Describe instances by moto."""
         with self._turn:
             self._note("describe_instances", parameters)
             return {"Reservations": []} if self.hidden else self._moto.describe_instances(**parameters)
 
     def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
-        """moto's."""
+        """Terminate instances by moto."""
         with self._turn:
             self._note("terminate_instances", parameters)
             return self._moto.terminate_instances(**parameters)

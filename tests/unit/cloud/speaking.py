@@ -17,15 +17,15 @@ NOW = 1_795_359_600.0
 
 def answered(dialogue: Dialogue[T], answers: Iterable[HttpAnswer]) -> tuple[T, list[HttpRequest]]:
     """Run a dialogue against these answers, all of which it must consume; return its findings and its requests."""
-    left, asked = list(answers), []
+    left, requested = list(answers), []
     try:
         request = next(dialogue)
         while True:
-            asked.append(request)
+            requested.append(request)
             request = dialogue.send(left.pop(0))
     except StopIteration as end:
         assert left == []
-        return end.value, asked
+        return end.value, requested
 
 
 async def carried_out(dialogue: Dialogue[T], server: MetadataServer, timeout_s: float = 5.0) -> T:

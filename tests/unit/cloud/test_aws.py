@@ -66,10 +66,10 @@ def test_a_token_is_renewed_before_it_ends() -> None:
     """After four fifths of the time that the service gave it."""
     aws = Aws()
     answered(aws.query(NOW), [TOKEN_GIVEN, NONE, NONE])
-    _, asked = answered(aws.query(NOW + 79), [NONE, NONE])
-    assert [request.method for request in asked] == ["GET", "GET"]
-    _, asked = answered(aws.query(NOW + 81), [TOKEN_GIVEN, NONE, NONE])
-    assert [request.method for request in asked] == ["PUT", "GET", "GET"]
+    _, requested = answered(aws.query(NOW + 79), [NONE, NONE])
+    assert [request.method for request in requested] == ["GET", "GET"]
+    _, requested = answered(aws.query(NOW + 81), [TOKEN_GIVEN, NONE, NONE])
+    assert [request.method for request in requested] == ["PUT", "GET", "GET"]
 
 
 def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None:
@@ -91,11 +91,11 @@ def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None
 )
 def test_without_a_token_nothing_is_known(refusal: HttpAnswer) -> None:
     """A missing token endpoint is not taken for a missing action, which would withdraw a sign."""
-    found, asked = answered(Aws().query(NOW), [refusal, refusal])
+    found, requested = answered(Aws().query(NOW), [refusal, refusal])
     assert found.signs == ()
     assert found.problem is not None
     assert found.problem.startswith(f"PUT {TOKEN}: ")
-    assert {request.path for request in asked} == {TOKEN}
+    assert {request.path for request in requested} == {TOKEN}
 
 
 def test_one_document_that_fails_leaves_the_other() -> None:
@@ -108,7 +108,7 @@ def test_one_document_that_fails_leaves_the_other() -> None:
 
 @pytest.mark.parametrize("written", ['"soon"', "null", "17", '"2026-13-45T00:00:00Z"'])
 def test_an_action_without_a_readable_time_is_a_sign_still(written: str) -> None:
-    """It must go; the shortest notice of all clouds counts from now on."""
+    """The instance must go, so the shortest notice of all clouds counts from the first sight."""
     body = f'{{"action": "terminate", "time": {written}}}'.encode()
     found, _ = answered(Aws().query(NOW), [TOKEN_GIVEN, HttpAnswer(200, body), NONE])
     assert found.problem is None

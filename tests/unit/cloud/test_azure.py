@@ -28,7 +28,7 @@ def event(**fields: Any) -> dict[str, Any]:
 
 
 def answer_to(*events: Any) -> MetadataAnswered:
-    """What a machine named `vm` makes of these events."""
+    """Return the reading of these events by a machine named `vm`."""
     body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
     found, _ = answered(Azure("vm").query(NOW), [HttpAnswer(200, body)])
     return found
@@ -117,8 +117,8 @@ def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
     """An invalid machine name is a problem, since no event would match it; after a valid one events are requested."""
     found, _ = answered(Azure().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
-    _, asked = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
-    assert len(asked) == 2
+    _, requested = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
+    assert len(requested) == 2
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:

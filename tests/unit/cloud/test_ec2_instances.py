@@ -76,18 +76,18 @@ class Nothing:
     """An account that never has instances."""
 
     def describe_instances(self, **_: Any) -> dict[str, Any]:
-        """None."""
+        """Describe no instances."""
         return {"Reservations": []}
 
 
 @pytest.fixture
 def empty() -> Ec2StandIn:
-    """For what comes to no instance: without moto, which takes its time."""
+    """A stand-in for EC2 without instances, which spares the time of moto."""
     return Ec2StandIn(cast(Ec2Client, Nothing()), 4, (TYPE, OTHER))
 
 
 class Ec2Site:
-    """An account."""
+    """An EC2 account as a site of the contract."""
 
     instance_type = TYPE
     room = 4
@@ -118,17 +118,17 @@ class TestRunInstances(InstanceProviderContract):
 def order(
     count: int = 2, token: str = "one", market: Market = Market.SPOT, types: tuple[str, ...] = (TYPE,)
 ) -> AcquireRequest:
-    """An order."""
+    """Return an order of some instances."""
     return AcquireRequest(token, types, market, count)
 
 
 def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
-    """Of one mesh."""
+    """Return a provider of one mesh."""
     return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Connection(ec2))
 
 
 async def test_boto3_itself_is_called(moto_client: Any, ec2: Ec2StandIn) -> None:
-    """From opening the client to terminating, with nothing between it and moto."""
+    """boto3 is called with only moto behind it, from opening the client to terminating."""
     template = moto_client.describe_launch_templates()["LaunchTemplates"][0]["LaunchTemplateId"]
     subnet = moto_client.describe_subnets()["Subnets"][0]
     mine = await Ec2Instances.connect("mesh-a", Ec2Options(template, subnets=(subnet["SubnetId"],), region=REGION))
@@ -202,7 +202,7 @@ async def test_what_the_first_pool_lacks_comes_from_the_next(ec2: Ec2StandIn) ->
 
 
 async def test_a_pool_that_may_have_been_bought_from_ends_the_order(ec2: Ec2StandIn) -> None:
-    """Its answer was lost: instances from the next pool might be too many. What the same token brings later is one order."""
+    """The pool's answer was lost, so instances from the next pool might be too many; a retry with the token is one order."""
     lost = boto.ReadTimeoutError(endpoint_url="https://ec2")
     ec2.failing += [("run_instances", error("InsufficientInstanceCapacity")), ("run_instances", lost)]
     mine = provider(ec2, use_fleet=False)
@@ -233,14 +233,14 @@ async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn)
 
 
 async def test_a_fleet_without_errors_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
-    """It was filled before, and its instances do not show yet: patience."""
+    """The fleet was filled before and its instances do not show yet, so the order can be retried."""
     empty.create_fleet = lambda **_: {"FleetId": "fleet-1"}  # type: ignore[method-assign]
     with pytest.raises(ProviderUnavailable, match="same token"):
         await provider(empty).acquire(order())
 
 
 async def test_what_was_bought_counts_before_ec2_shows_it(ec2: Ec2StandIn) -> None:
-    """It is listed as starting, its order is known, and it can be released."""
+    """A bought instance is listed as starting with its order, and can be released."""
     ec2.hidden = True
     mine = provider(ec2)
     acquired = await mine.acquire(order())
@@ -409,18 +409,18 @@ async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: s
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
     """While a call to EC2 waits, other tasks run."""
-    asked, answer = threading.Event(), threading.Event()
+    began, answer = threading.Event(), threading.Event()
     described = empty.describe_instances
 
     def slow(**parameters: Any) -> dict[str, Any]:
-        asked.set()
+        began.set()
         assert answer.wait(20)
         return described(**parameters)
 
     empty.describe_instances = slow  # type: ignore[method-assign]
     looking = asyncio.create_task(provider(empty).instances())
     async with asyncio.timeout(20):
-        while not asked.is_set():  # noqa: ASYNC110 - a thread's event
+        while not began.is_set():  # noqa: ASYNC110 - a thread's event
             await asyncio.sleep(0.001)
     answer.set()
     assert await looking == []

@@ -27,7 +27,7 @@ async def test_an_instance_that_is_preempted_already_is_found_at_once() -> None:
 
 
 async def test_a_second_question_waits_for_the_change() -> None:
-    """It is held back while nothing happens, and answered when something does."""
+    """The query is held while nothing happens, and answered upon a change."""
     async with MetadataServer() as server, HttpClient(server.url, 5.0) as door:
         gcp = Gcp()
         assert await door.converse(gcp.query(NOW)) == MetadataAnswered()
@@ -59,7 +59,7 @@ async def test_a_question_held_back_ends_when_nothing_happens() -> None:
 
 
 def test_after_a_problem_the_question_is_plain_again() -> None:
-    """What is known of the value may be old by then."""
+    """After an error the known version may be old, so the next query does not wait."""
     gcp = Gcp()
     answered(gcp.query(NOW), [FALSE])
     found, (request,) = answered(gcp.query(NOW), [HttpAnswer(503)])
@@ -70,7 +70,7 @@ def test_after_a_problem_the_question_is_plain_again() -> None:
 
 
 def test_without_a_version_questions_stay_plain() -> None:
-    """They would wait for a change that has been."""
+    """Without a version a query would wait for a change that has happened."""
     gcp = Gcp()
     answered(gcp.query(NOW), [HttpAnswer(200, b"FALSE")])
     _, (request,) = answered(gcp.query(NOW), [FALSE])

@@ -20,7 +20,7 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
 
 
 def answer_to(spec: Any) -> MetadataAnswered:
-    """What is made of a node with this spec."""
+    """Return the reading of a node with this spec."""
     found, _ = answered(cloud().query(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
 
@@ -80,11 +80,11 @@ def test_a_token_that_cannot_be_read_is_a_problem() -> None:
     """An unreadable token is a problem, and no request is sent; the next attempt reads it again."""
     tokens = iter((None, NODE_TOKEN))
     kubernetes = Kubernetes("node-0", 25.0, lambda: next(tokens))
-    found, asked = answered(kubernetes.query(NOW), [])
-    assert asked == []
+    found, requested = answered(kubernetes.query(NOW), [])
+    assert requested == []
     assert found.problem == "GET /api/v1/nodes/node-0: the service account's token cannot be read"
-    _, asked = answered(kubernetes.query(NOW), [HttpAnswer(404)])
-    assert asked[0].headers["Authorization"] == f"Bearer {NODE_TOKEN}"
+    _, requested = answered(kubernetes.query(NOW), [HttpAnswer(404)])
+    assert requested[0].headers["Authorization"] == f"Bearer {NODE_TOKEN}"
 
 
 async def test_a_node_is_found_by_its_name() -> None:

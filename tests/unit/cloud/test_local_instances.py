@@ -70,7 +70,7 @@ def options(tmp_path: Path) -> Iterator[LocalOptions]:
 
 
 class LocalSite:
-    """This computer."""
+    """This computer as a site of the contract."""
 
     instance_type = "sleeps"
     room = 4
@@ -102,12 +102,12 @@ class Hours:
 
 @pytest.fixture
 async def provider(options: LocalOptions) -> AsyncIterator[LocalInstances]:
-    """Of one mesh."""
+    """Return a provider of one mesh."""
     yield LocalInstances("mesh-a", options)
 
 
 def order(instance_type: str, count: int = 1, token: str = "one") -> AcquireRequest:
-    """An order."""
+    """Return an order of some processes."""
     return AcquireRequest(token, (instance_type,), Market.SPOT, count)
 
 
@@ -274,7 +274,7 @@ async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(
     """The provider died after it had written the order down and started one instance of three."""
 
     class Died(BaseException):
-        """What no handler takes for an error."""
+        """An error that no handler catches."""
 
     started: list[str] = []
 
@@ -303,7 +303,7 @@ async def test_an_order_that_was_cut_off_can_be_released(
     """An instance of an interrupted order that was never started is gone at once, and frees capacity."""
 
     class Died(BaseException):
-        """What no handler takes for an error."""
+        """An error that no handler catches."""
 
     def start_none(*args: object, **named: object) -> MachineProcess:
         raise Died

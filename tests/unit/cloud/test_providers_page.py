@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text()
 
 
 def example(heading: str) -> dict[str, Any]:
-    """What the Python example under a heading defines."""
+    """Return what the Python example under a heading defines."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 1, heading
@@ -50,7 +50,7 @@ class TestTheExample(InstanceProviderContract):
 
 
 def test_the_examples_of_both_providers_are_right() -> None:
-    """They are made with parameters that exist."""
+    """The examples' options are made with existing parameters."""
     local, aws = example("local"), example("aws")
     assert isinstance(local["provider"], LocalInstances)
     assert isinstance(aws["options"], Ec2Options)

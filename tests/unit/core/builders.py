@@ -56,7 +56,7 @@ def plain_member(
 
 
 def sent(commands: Iterable[object], recipient_id: str) -> list[m.Message]:
-    """What the commands put into one inbox, in order."""
+    """Return the messages that the commands put into one inbox, in order."""
     return [c.message for c in commands if isinstance(c, m.Send) and c.recipient_id == recipient_id]
 
 

@@ -67,7 +67,7 @@ def test_a_prompt_longer_than_the_cap_runs_alone_among_prompts() -> None:
 
 
 def test_a_long_prompt_joins_no_other_prompt() -> None:
-    """It waits for a batch of its own."""
+    """A long prompt waits for a batch without other prompts."""
     batch = builder()
     assert offer(batch, "short", 1)
     assert not offer(batch, "long", 101)
@@ -115,7 +115,7 @@ def test_the_prompt_cap_holds_for_parts_of_prompts_too() -> None:
 
 
 def test_a_prompt_gets_a_token_however_many_want_to_decode() -> None:
-    """It has one of the rows, so one decode less has a token."""
+    """A prompt takes one of the rows, so one decode less gets a token."""
     assert offer(cutting(8, decodes=100), "a", 9) == 1
 
 

@@ -20,7 +20,7 @@ LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservat
 
 
 class TestGateway:
-    """It knows what is open."""
+    """The gateway's side: it knows the open requests."""
 
     def test_it_reports_which_attempts_are_over(self) -> None:
         """Attempts are over that ended, were never here, or are earlier ones of a running request."""
@@ -35,7 +35,7 @@ class TestGateway:
         assert bench.feed(m.ConfirmAttempts("w", named)) == [m.Send("w", answer)]
 
     def test_a_lost_attempt_is_over_before_the_next_begins(self) -> None:
-        """Its tokens would change nothing any more."""
+        """A lost attempt is closed before the next one begins, since its tokens would change nothing."""
         bench = GatewayBench()
         bench.open()
         bench.error()
@@ -46,7 +46,7 @@ class TestGateway:
 
 
 class TestScheduler:
-    """It forgets what its gateway has closed, whichever message was lost."""
+    """The scheduler's side: it drops what the gateway has closed, whichever message was lost."""
 
     def test_a_submission_after_its_closing_is_refused(self) -> None:
         """A submission of a closed attempt is ignored, and a newer attempt is placed."""
@@ -71,8 +71,8 @@ class TestScheduler:
         bench.feed(submission("waits"))
         bench.feed(submission("next"))
         assert bench.role.queued == 2
-        asked = bench.feed(m.Tick(), after_s=EVERY_S)
-        assert sent(asked, "g") == [m.ConfirmAttempts("s", (("runs", 1), ("waits", 1), ("next", 1)))]
+        commands = bench.feed(m.Tick(), after_s=EVERY_S)
+        assert sent(commands, "g") == [m.ConfirmAttempts("s", (("runs", 1), ("waits", 1), ("next", 1)))]
         bench.feed(worker_member("t", blocks=3, free=3, seen=(("s", 1),)))
         bench.feed(submission("late"))
         commands = bench.feed(m.AttemptsConfirmed((("runs", 1), ("waits", 1))))
@@ -96,8 +96,8 @@ class TestWorker:
         bench = WorkerBench(policy=ASKING)
         bench.reserve("a")
         bench.reserve("b", epoch=2)
-        asked = bench.tick(after_s=EVERY_S)
-        assert sent(asked, "g") == [m.ConfirmAttempts("w", (("a", 1), ("b", 2)))]
+        commands = bench.tick(after_s=EVERY_S)
+        assert sent(commands, "g") == [m.ConfirmAttempts("w", (("a", 1), ("b", 2)))]
         commands = bench.feed(m.AttemptsConfirmed((("a", 1), ("b", 1))))
         assert only(commands, c.DropSequence) == [c.DropSequence("a@1")]
         assert bench.role.load().waiting_for_kv == 1

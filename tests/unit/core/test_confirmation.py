@@ -23,7 +23,7 @@ def test_each_gateway_confirms_its_own_attempts() -> None:
 
 
 def test_questions_are_due_again_and_again() -> None:
-    """Also after a clock that was set back; never where no gateway answers."""
+    """Confirmations are due periodically, also after a clock was set back, and never without an interval."""
     asking = Confirmations("w", EVERY_S)
     assert asking.is_due(1000.0)
     asking.messages([], 1000.0)

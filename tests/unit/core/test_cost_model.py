@@ -29,7 +29,7 @@ def test_a_batch_has_the_shape_of_its_rows() -> None:
 
 
 def test_a_prompt_of_one_token_is_no_decode() -> None:
-    """Its first token has nothing before it."""
+    """A prompt of one token has no context, unlike a decode."""
     assert BatchShape.of(Batch((BatchRow("a", 0, 1, ()),))) == BatchShape(1, 0.5, 0, 0)
 
 
@@ -51,7 +51,7 @@ def test_nothing_takes_no_time(cost: LinearIterationCost | TableIterationCost) -
 
 
 def test_a_table_continues_as_its_first_and_last_line() -> None:
-    """At its points, between them and beyond them; but never below nothing."""
+    """Beyond its points the table continues its first and last line, but not below 0."""
     assert [PROMPT(at) for at in (100, 150, 200, 300, 400, 600)] == [1.0, 1.5, 2.0, 3.5, 5.0, 8.0]
     assert (PROMPT(50), PROMPT(0)) == (0.5, 0.0)
     assert PiecewiseLinear((10, 20), (1.0, 5.0))(1) == 0.0
@@ -108,7 +108,7 @@ def test_a_table_that_is_none_is_refused(at: tuple[float, ...], seconds: tuple[f
 
 
 def test_costs_below_nothing_are_refused() -> None:
-    """They would let time run backwards."""
+    """Costs below 0 would let time run backwards."""
     with pytest.raises(ValueError, match="less than 0 s"):
         LinearIterationCost(0.0, 0.0, 0.0, -1.0, 0.0)
     with pytest.raises(ValueError, match="less than 0 s"):

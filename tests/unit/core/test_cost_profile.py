@@ -41,7 +41,7 @@ def test_the_built_in_profile_is_about_what_was_published() -> None:
 
 @pytest.mark.parametrize("mixed_factor", [None, 1.1])
 def test_a_speed_divides_the_time(mixed_factor: float | None) -> None:
-    """Of any iteration, by either kind of cost; and must be one."""
+    """The speed divides the time of every iteration, for either kind of cost, and must be positive."""
     table = TableIterationCost(
         PiecewiseLinear((1, 100, 200), (0.01, 0.02, 0.05)),
         PiecewiseLinear((1, 8), (0.01, 0.011)),
@@ -59,7 +59,7 @@ def test_a_speed_divides_the_time(mixed_factor: float | None) -> None:
 
 
 def test_a_profile_needs_room_for_kv() -> None:
-    """At least a token, of at least a byte."""
+    """A profile needs KV memory for one token at least, of one byte at least."""
     link = LinkCost(0.0, 1.0)
     for kv_bytes, kv_tokens in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least 1"):

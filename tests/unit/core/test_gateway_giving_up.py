@@ -153,7 +153,7 @@ class TestFelled:
         assert bench.failures == {}
 
     def test_one_that_was_only_silent_was_not_felled(self) -> None:
-        """It comes back as the same process: the broker, or this gateway, had slept."""
+        """The worker returns as the same process: only the broker or this gateway was suspended."""
         bench = Bench()
         bench.open(workers=None)
         for number in range(6):
@@ -191,7 +191,7 @@ class TestFelled:
         assert bench.failures["r"].code == g.FAIL_FELLS_WORKERS
 
     def test_an_engine_that_fails_again_is_no_second_worker(self) -> None:
-        """Where there is one worker only, it may be at fault: the request is given up for having come to nothing."""
+        """With only one worker, which may be at fault, the request is given up for lack of progress."""
         bench = Bench()
         bench.open(workers=None)
         for _ in range(MAX_FRUITLESS):
@@ -201,7 +201,7 @@ class TestFelled:
         assert bench.failures["r"].code == g.FAIL_NOT_RECOVERED
 
     def test_both_workers_of_an_attempt_are_one_loss(self) -> None:
-        """They may have been one machine."""
+        """The two workers may have been on one machine."""
         bench = Bench()
         bench.open(workers=None)
         for number in range(2):
@@ -236,7 +236,7 @@ class TestFelled:
         assert sorted(bench.attempts) == ["c"]
 
     def test_time_that_a_suspect_waits_for_others_is_no_recovery_time(self) -> None:
-        """It is tried however long that takes."""
+        """A suspect is tried however long it waits for its turn."""
         bench = Bench()
         bench.role.limits = replace(LIMITS, recovery_s=5.0)
         for name in "ab":

@@ -45,7 +45,7 @@ class TestNextAttempt:
         assert delivered(bench.tokens((2, 52), stream=2)) == [52]
 
     def test_streams_of_earlier_attempts_are_ignored(self) -> None:
-        """Their workers may not know yet that they were replaced."""
+        """Workers of an earlier attempt may not have received its cancellation yet."""
         bench = bench_with_members()
         bench.tokens((0, 50))
         bench.error()
@@ -152,7 +152,7 @@ class TestLostWorkers:
         assert bench.role.open_requests == 1
 
     def test_the_prompt_worker_matters_until_the_token_worker_speaks(self) -> None:
-        """Its own first token is not the end of its part: the KV may still be on the way."""
+        """The prompt worker's first token is not the end of its part, since the KV may still be in transfer."""
         bench = bench_with_members()
         bench.tokens((0, 50), worker="p")
         assert submitted(leave(bench, PROMPT)) == [(2, 2, (50,))]
@@ -169,7 +169,7 @@ class TestLostWorkers:
             assert len(submitted(leave(bench, TOKEN))) == 1
 
     def test_silence_is_a_loss(self) -> None:
-        """Of a worker that just stopped."""
+        """A silent worker counts as lost after the timeout."""
         bench = bench_with_members()
         bench.feed(PROMPT, after_s=1.5)
         commands = bench.tick(after_s=1.0)
@@ -177,7 +177,7 @@ class TestLostWorkers:
         assert "silent" in ledger(commands, "attempt_lost")[0]["reason"]
 
     def test_a_restart_is_a_loss(self) -> None:
-        """What the first incarnation held is gone."""
+        """A restarted worker has lost what its first incarnation held."""
         commands = bench_with_members().feed(replace(TOKEN, incarnation=2))
         assert submitted(commands) == [(2, 2, ())]
 
@@ -196,14 +196,14 @@ class TestLostWorkers:
         assert bench.tick() == []
 
     def test_every_request_of_a_lost_worker_is_recovered(self) -> None:
-        """In the order in which they came."""
+        """The requests of a lost worker are submitted again in the order of their arrival."""
         bench = bench_with_members()
         bench.open("b")
         assert [order.choice_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
 
 
 class TestLostScheduler:
-    """What waits at a scheduler is lost with it; what runs needs none."""
+    """Requests that wait at a scheduler are lost with it; running ones do not need it."""
 
     def test_waiting_requests_are_submitted_again(self) -> None:
         """When the scheduler leaves, its waiting requests are submitted again, to another one."""
@@ -240,7 +240,7 @@ class TestLostScheduler:
 
 
 class TestBroker:
-    """What an outage of the broker cost: the scheduler's words are not numbered, the workers' are."""
+    """Outages of the broker: the scheduler's messages are not numbered, the workers' are."""
 
     def test_after_an_outage_those_start_anew_whose_workers_are_unknown(self) -> None:
         """The scheduler's word may be lost; an attempt that waits for its next try is left to it."""

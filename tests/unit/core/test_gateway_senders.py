@@ -34,7 +34,7 @@ class TestSenders:
         assert delivered(bench.tokens((0, 50), worker="p")) == [50]
 
     def test_the_prompt_worker_counts_after_the_token_worker(self) -> None:
-        """Their messages may overtake each other."""
+        """Messages of the prompt worker and the token worker may overtake each other."""
         bench = GatewayBench()
         bench.open()
         assert bench.tokens((1, 51)) == []
@@ -47,14 +47,14 @@ class TestSenders:
         assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]
 
     def test_without_the_schedulers_word_tokens_name_their_worker(self) -> None:
-        """Its loss is the attempt's; the first token is the prompt worker's, whatever comes first."""
+        """The sender's loss is the attempt's, and the first token is the prompt worker's, whatever comes first."""
         for order in ((0, 1), (1, 0)):
             bench = GatewayBench()
             bench.feed(worker_member("t"))
             bench.open(workers=None)
             batches = [batch(1, (1, 0, 50), worker="p"), batch(1, (1, 1, 51))]
-            told = [delivered(bench.feed(batches[number])) for number in order]
-            assert [*told[0], *told[1]] == [50, 51]
+            reported = [delivered(bench.feed(batches[number])) for number in order]
+            assert [*reported[0], *reported[1]] == [50, 51]
             assert bench.feed(worker_member("p", state=m.MemberState.LEFT)) == []
             assert submitted(bench.feed(worker_member("t", state=m.MemberState.LEFT))) == [(2, 2, (50, 51))]
 
@@ -72,7 +72,7 @@ class TestSenders:
 
 
 class TestMissingTokens:
-    """What never came is noticed within a second, and costs only the attempts that lack it."""
+    """Missing tokens are noticed within a second, and only the attempts that lack them fail."""
 
     def test_an_index_that_is_passed_over_is_lost_after_a_second(self) -> None:
         """The next attempt starts from what was delivered."""

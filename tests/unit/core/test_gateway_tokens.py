@@ -85,7 +85,7 @@ class TestOrder:
         assert bench.role.open_requests == 0
 
     def test_duplicates_change_nothing(self) -> None:
-        """Of a token handed on, or of one that waits."""
+        """A duplicate of a delivered or of a waiting token is ignored."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50))

@@ -18,7 +18,7 @@ def bench_with_workers() -> GatewayBench:
 
 
 def digests(commands: list[g.GatewayCommand]) -> list[str | None]:
-    """Of the attempts submitted."""
+    """Return the model digests of the submitted attempts."""
     return [order.model_digest for order in only(commands, g.SubmitAttempt)]
 
 
@@ -31,7 +31,7 @@ def test_the_first_attempt_requires_no_weights() -> None:
 
 
 def test_later_attempts_require_those_of_the_first_token() -> None:
-    """Also when the worker is gone, and when others are there by then."""
+    """The weights of the first token are required although its worker is gone or has others."""
     bench = bench_with_workers()
     bench.tokens((0, 50), worker="p")
     bench.tokens((1, 51))

@@ -74,7 +74,7 @@ def test_a_chunk_that_can_hold_no_further_layer_does_not_wait() -> None:
 
 
 def test_blocks_of_an_earlier_part_leave_while_a_later_one_is_computed() -> None:
-    """What the first part left at its end is not held up by the second part's first layers."""
+    """The first part's remaining blocks are not held up by the second part's first layers."""
     stream = KvStream(3, 4, cell_bytes=10, chunk_bytes=1000, least_bytes=50)
     stream.wrote(3, 2)
     stream.wrote(1, 4)

@@ -12,7 +12,7 @@ class TestSlots:
 
     @pytest.mark.parametrize(("queues", "slots"), [([], 2), ([1, 2, 3, 3], 2), ([1, 1, 2, 2, 3], 4)])
     def test_a_burst_is_what_waits_in_the_uppermost_queues(self, queues: list[int], slots: int) -> None:
-        """At least K, else as many as there are jobs in the top K' queues."""
+        """The slots kept are K at least, and otherwise the number of jobs in the top K' queues."""
         assert SwapPolicy(WhenFull.PROACTIVE, spare_slots=2, burst_queues=2).slots_to_keep(queues) == slots
 
     def test_numbers_below_0_are_refused(self) -> None:

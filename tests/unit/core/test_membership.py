@@ -48,7 +48,7 @@ def test_a_restart_is_a_loss_and_a_joining() -> None:
 
 
 def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
-    """It neither replaces the newer report nor counts as a sign of life, and raises no dead."""
+    """The late heartbeat neither replaces the newer report nor counts as a sign of life."""
     members = Membership(TIMEOUT_S)
     reborn = replace(GATEWAY, incarnation=2)
     members.observe(reborn, 0.0)

@@ -31,7 +31,7 @@ class TestJoin:
 
     @pytest.mark.parametrize("first_iteration_s", [0.1, 3.0, 100.0])
     def test_a_plain_mlfq_skips_nothing_on_the_way_in(self, first_iteration_s: float) -> None:
-        """What it is held against; on the way down it does."""
+        """The plain MLFQ is the baseline: it skips no queue on entry, only on demotion."""
         rules = queues(skips=False)
         job = rules.joined(first_iteration_s, 0.0)
         assert job.queue == 1
@@ -62,7 +62,7 @@ class TestMoves:
     """A job takes its level along to another machine."""
 
     def test_it_keeps_its_queue_and_the_part_that_it_used(self) -> None:
-        """It goes to the back there; on a machine four times as fast a quantum is a quarter, and so is what it used of it."""
+        """The job goes to the back of that queue, with its used part scaled to the new machine's quantum."""
         rules, faster = queues(), queues(first_quantum_s=0.25)
         job = rules.joined(3.0, 0.0)
         rules.charge(job, 3.0, 0.5, 1.0)
@@ -78,7 +78,7 @@ class TestMoves:
         assert (moved.queue, moved.used_s) == (4, 4.0)
 
     def test_a_promotion_for_a_long_prompt_is_left_behind_with_the_prompt(self) -> None:
-        """What was on top of the quantum is used first; the quantum itself it may still use on the other machine."""
+        """The quantum's extra part is used first, and the rest of the quantum remains for the other machine."""
         rules = queues()
         job = rules.joined(3.0, 0.0)
         rules.promote(job, 3.0)
@@ -189,13 +189,13 @@ class TestNextRuns:
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
     def test_no_job_waits_longer_than_for_promotion(self) -> None:
-        """From the time that it waits already."""
+        """The wait for promotion counts from the start of the current wait."""
         ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
         assert queues(starve_limit_s=math.inf).next_runs_s(ordered, 1, 100.0)[-1] == 50 * 7.0
 
     def test_quanta_that_are_left_add_up(self) -> None:
-        """Of a class of jobs that all come first."""
+        """The rest of the quanta is summed over jobs, which all run first."""
         assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
 
 

@@ -15,7 +15,7 @@ def test_ends_are_close_at_first_and_grow() -> None:
 
 
 def test_prompts_that_begin_alike_have_the_first_names_in_common() -> None:
-    """Up to the last span that ends before they part."""
+    """The names are shared up to the last span before the prompts differ."""
     shared = list(range(200))
     one, other = prefix_spans("m", [*shared, *[1] * 100]), prefix_spans("m", [*shared, *[2] * 100])
     assert len(one) == len(other) == 4
@@ -24,7 +24,7 @@ def test_prompts_that_begin_alike_have_the_first_names_in_common() -> None:
 
 
 def test_a_difference_in_the_first_token_changes_all_names() -> None:
-    """They are of whole beginnings; another model's tokens are others."""
+    """Each name covers the whole prefix and the model."""
     names = [prefix_spans("m", [first, *range(200)]) for first in (1, 2)] + [prefix_spans("n", [1, *range(200)])]
     assert len({name for spans in names for name in spans}) == 9
 

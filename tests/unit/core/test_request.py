@@ -52,7 +52,7 @@ def test_each_legal_move_follows_the_life_cycle(move: tuple[RequestState, Reques
 
 @pytest.mark.parametrize("move", [move for move in itertools.product(S, E) if move not in LEGAL], ids=str)
 def test_every_other_move_raises(move: tuple[RequestState, RequestEvent]) -> None:
-    """What the table does not hold is a bug in the caller, and the message names state and event."""
+    """An illegal move is a bug of the caller, and the error has state and event."""
     with pytest.raises(IllegalTransitionError, match=f"from {move[0].value} on {move[1].value}"):
         advance(*move)
 
@@ -72,12 +72,12 @@ def test_every_live_state_can_be_aborted_and_can_fail(state: RequestState) -> No
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_every_finish_reason_ends_a_running_request(reason: FinishReason) -> None:
-    """What a worker reports as the reason, the table takes as an ending."""
+    """Every reason of a worker is an ending in the table."""
     assert is_terminal(advance(S.RUNNING, FINISH_EVENT[reason]))
 
 
 class TestStopCriteria:
-    """When token ids end a sequence."""
+    """The token ids that end a sequence."""
 
     def test_continues_below_the_bound(self) -> None:
         """A token that is no stop token ends nothing before the bound."""

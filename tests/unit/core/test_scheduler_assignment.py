@@ -205,7 +205,7 @@ class TestQueue:
             assert bench.placements(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
     def test_a_refusal_of_something_else_changes_nothing(self) -> None:
-        """Of another epoch, another worker, an unknown request, another order or one assigned already."""
+        """A refusal with another epoch, worker, request or order, or of an assigned one, changes nothing."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):

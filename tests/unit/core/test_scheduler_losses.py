@@ -44,7 +44,7 @@ class TestClose:
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
 
     def test_a_finished_request_is_only_forgotten(self) -> None:
-        """Its workers have dropped a finished request by themselves, so no cancellation is sent."""
+        """Workers drop a finished request by themselves, so no cancellation is sent."""
         bench = SchedulerBench()
         bench.assign()
         assert bench.feed(m.CloseRequest("r", 1, finished=True)) == []
@@ -164,7 +164,7 @@ class TestSilenceInPlace:
         assert sent(bench.feed(accepted(epoch=2, number=2)), "g") == [m.RequestAssigned("r", 2, "t", "t")]
 
     def test_an_accepted_order_does_not_time_out(self) -> None:
-        """From there on the gateway watches the worker."""
+        """An accepted order has no timeout, since the gateway watches the worker after it."""
         bench = SchedulerBench(TOKEN, limits=PATIENT)
         bench.assign()
         assert bench.feed(m.Tick(), after_s=30.0) == []
@@ -213,7 +213,7 @@ class TestLostWorkers:
         assert bench.placements(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
 
     def test_a_restarted_worker_holds_nothing_of_before(self) -> None:
-        """Its memory is judged by its new report alone, and open reservations are requested anew."""
+        """The worker's memory follows from its new report alone, and open reservations are requested anew."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3))
         bench.feed(submission("a"))
         assert bench.placements(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
@@ -226,14 +226,14 @@ class TestLostWorkers:
         assert bench.role.queued == 1
 
     def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self) -> None:
-        """It knows which tokens came, and submits the next attempt."""
+        """The gateway knows which tokens came, and submits the next attempt."""
         bench = SchedulerBench()
         bench.assign()
         assert bench.feed(replace(TOKEN, state=MemberState.LEFT)) == []
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
     def test_a_draining_worker_gets_nothing_new(self) -> None:
-        """What it reserved before may still be granted."""
+        """A reservation made before the drain may still be granted."""
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2", owed=50))
         bench.feed(submission("a"))
         bench.feed(replace(TOKEN, state=MemberState.DRAINING))
@@ -281,7 +281,7 @@ class TestOtherMembers:
         assert {batch.worker_id for batch in batches} == {"s"}
 
     def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self) -> None:
-        """It numbers its own from the start again."""
+        """A restarted gateway numbers its streams from the start again."""
         bench = SchedulerBench()
         bench.feed(GATEWAY)
         bench.assign()

@@ -80,7 +80,7 @@ class TestPrefixes:
         assert only(bench.feed(reserved("other", number=5)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_what_a_worker_holds_does_not_lengthen_its_queue(self) -> None:
-        """Of 200 tokens, 8 are to be computed behind those of the first."""
+        """Of 200 tokens only the 8 after the shared prefix add to the queue."""
         bench = SchedulerBench()
         bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))
@@ -127,16 +127,16 @@ class TestRestart:
 
     def test_reports_restore_every_workers_pool(self) -> None:
         """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
-        told = [
+        reported = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),
             worker_member("t", prompts_in_place=1, pending=5, owed=9, free=50, seen=(("s", 901),)),
             worker_member("u", Pool.PROMPT, decoding=2, owed=20),
         ]
         old = SchedulerBench(PROMPT, TOKEN, worker_member("u"), policy=TIGHT)
         old.assign("before")
-        for member in told:
+        for member in reported:
             old.feed(member)
-        new = SchedulerBench(*told, policy=TIGHT)
+        new = SchedulerBench(*reported, policy=TIGHT)
         for role in (old.role, new.role):
             assert {view.id: (view.home_pool, view.is_off_pool) for view in role.pools} == {
                 "p": (Pool.PROMPT, False),

@@ -28,7 +28,7 @@ def bench_after_failures(*choice_ids: str) -> SchedulerBench:
 
 
 def test_the_next_attempt_is_served_in_place_with_its_reason() -> None:
-    """On the token worker; its ledger names the rule."""
+    """The attempt is served on the token worker, and its ledger has the rule."""
     bench = SchedulerBench()
     (start,) = fail(bench, "r")
     assert start.target.worker_id == "t"
@@ -49,7 +49,7 @@ def test_a_pair_that_failed_twice_is_quarantined() -> None:
 
 
 def test_a_request_counts_a_failure_once() -> None:
-    """Its later attempts name it again, because they avoid it still."""
+    """Later attempts repeat the failed pair, since they still avoid it."""
     bench = bench_after_failures("a")
     bench.feed(replace(submission("a", 3), avoid=(BAD,)))
     bench.feed(replace(submission("a", 4), avoid=(BAD, ("u",))))
@@ -57,7 +57,7 @@ def test_a_request_counts_a_failure_once() -> None:
 
 
 def test_a_request_that_ends_well_clears_its_pair() -> None:
-    """If it was placed after the failure, and went through the hand-off."""
+    """The request must have been placed after the failure and have passed the hand-off."""
     bench = bench_after_failures("a")
     bench.now += 1.0
     bench.assign("b")
@@ -79,7 +79,7 @@ def test_a_restarted_worker_starts_anew() -> None:
 
 
 def test_a_new_scheduler_accepts_the_pairs_that_attempts_avoid() -> None:
-    """It knows no earlier attempt of theirs."""
+    """A new scheduler has no record of earlier attempts, so it counts the pairs that later ones avoid."""
     bench = SchedulerBench(limits=PATIENT)
     for choice_id in "ab":
         bench.feed(replace(submission(choice_id, 2), avoid=(BAD,)))

@@ -43,7 +43,7 @@ class TestProductLimit:
         assert kaplan_meier([life for life in lives if life.ended])(50) == 0.0
 
     def test_a_life_first_seen_late_does_not_count_for_early_ends(self) -> None:
-        """At 10 only one was watched."""
+        """At age 10 only two lives were observed, of which one ended, so that half survive."""
         lives = [Life(10, True), Life(20, True), Life(30, True, first_seen_s=15), Life(40, True, first_seen_s=15)]
         assert kaplan_meier(lives)(10) == 0.5
 
@@ -82,7 +82,7 @@ class TestHazard:
         assert self.HAZARD.ends(7, 0) == 0.0
 
     def test_a_constant_hazard_forgets_its_age(self) -> None:
-        """It expects the same at any age."""
+        """With a constant hazard the expected remaining life is the same at any age."""
         constant = PiecewiseHazard((0.0, 50.0), (0.01, 0.01))
         assert constant.expected_s(0) == pytest.approx(100)
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
@@ -158,7 +158,7 @@ class TestFit:
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:
         """The error contains what to give."""
-        with pytest.raises(ValueError, match="watched"):
+        with pytest.raises(ValueError, match="observed lifetimes"):
             fit_hazard([])
         with pytest.raises(ValueError, match="pieces"):
             fit_hazard([Life(1, True)], pieces=0)

@@ -108,7 +108,7 @@ def test_every_service_has_its_page() -> None:
 
 
 def test_python_examples_are_python() -> None:
-    """They parse, and import what is installed."""
+    """Each Python example parses and imports installed packages."""
     examples = fenced(README.read_text(), "python")
     assert examples
     for example in examples:
@@ -170,7 +170,7 @@ def test_log_events_exist() -> None:
 
 
 def test_the_picture_is_well_formed() -> None:
-    """It parses, names the six services, and has a title and a description for screen readers."""
+    """The picture parses, contains the six services, and has a title and a description for screen readers."""
     picture = ElementTree.parse(ROOT / "docs" / "mesh.svg").getroot()
     texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {kind.value.replace("_", " ") for kind in MemberKind} <= texts

@@ -54,7 +54,7 @@ def test_the_table_has_every_setting_with_its_default() -> None:
 
 
 def test_the_table_describes_each_setting_as_the_code_does() -> None:
-    """Where a field has a description; the table may mark up its words."""
+    """The table has the description of each field that has one, with possible mark-up."""
     for variable, owners, _, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
         field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()
         for owner in owners.split(", "):

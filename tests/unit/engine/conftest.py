@@ -33,7 +33,7 @@ def folder(llama_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """Where processes share weights; it does not exist yet."""
+    """A folder, not yet made, in which processes share weights."""
     return tmp_path / "cache" / "weights"
 
 

@@ -118,7 +118,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._keep(self._buffers, (num_qo_heads, num_kv_heads, head_dim_qk, page_size), **options)
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Attend."""
+        """Compute the attention."""
         return self._run(self._causal, q, paged_kv_cache, *self._buffers)
 
 
@@ -164,5 +164,5 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._keep((indptr, indices, last_page_len), (num_qo_heads, num_kv_heads, head_dim, page_size), **options)
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Attend."""
+        """Compute the attention."""
         return self._run(False, q, paged_kv_cache, self._query_starts, *self._buffers)

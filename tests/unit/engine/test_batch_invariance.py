@@ -92,7 +92,7 @@ def test_neighbours_and_chunks_change_no_bit(
 def test_a_resumed_request_continues_with_the_same_tokens(
     engine: Engine, folder: Path, committed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its prompt and output so far are prefilled on another engine: the next logits equal those of decoding."""
+    """Prompt and output so far are prefilled on another engine, and the next logits equal those of decoding."""
     expected, outputs = run_alone(engine, monkeypatch)
     watch = Watch(load_engine(folder, "bfloat16"), monkeypatch)
     for index, output in enumerate(outputs):
@@ -136,7 +136,7 @@ UNFUSED = {
 def test_layers_that_are_not_fused_keep_their_bits(
     model_type: str, best_kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their products and their attention are the kernels'; what torch computes between goes token by token."""
+    """Products and attention run in the kernels, and torch computes the rest token by token."""
     config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **NO_TOKENS, **UNFUSED[model_type])
     engine = load_engine(save_model(config, tmp_path), "bfloat16")
     assert engine.is_native and engine.fused_layers == 0

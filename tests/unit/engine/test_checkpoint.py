@@ -156,7 +156,7 @@ def test_other_weights_have_another_digest(change: Callable[[dict[str, torch.Ten
 
 @pytest.mark.parametrize("value", ["rms_norm_eps", "rope_theta"])
 def test_a_config_that_computes_something_else_has_another_digest(value: str, folder: Path) -> None:
-    """Also in a part of a part."""
+    """A changed value changes the digest, also in a nested object."""
     digest = model_digest(read_checkpoint(folder))
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -45,7 +45,7 @@ def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(model
 
 
 def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
-    """It has no causal language model in transformers."""
+    """An encoder-decoder model has no causal language model in transformers."""
     transformers.T5Config(d_model=16, num_layers=1, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="only decoder-only"):
         load_engine(tmp_path)

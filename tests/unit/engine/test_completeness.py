@@ -48,7 +48,7 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], object], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_folder_without_all_tensors_is_refused_by_name(name: str, folder: Path, cache: Path) -> None:
-    """In one line, and before packed weights are written for others."""
+    """The folder is refused in one line, before packed weights are written for other workers."""
     damage, line = DAMAGE[name]
     change(folder, damage)
     with pytest.raises(ModelError, match=line) as refusal:

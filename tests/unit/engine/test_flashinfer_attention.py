@@ -54,7 +54,7 @@ CONFIGS = {
 
 @pytest.fixture(autouse=True)
 def small_heads_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the library in its place computes and FlashInfer does not."""
+    """Let the stand-in compute small heads in float32, which FlashInfer does not."""
     monkeypatch.setattr(flashinfer_attention, "_HEAD_DIMS", (16,))
     monkeypatch.setattr(flashinfer_attention, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(flashinfer_attention, "_WORKSPACE_BYTES", 1 << 10)
@@ -153,11 +153,11 @@ def test_what_would_not_be_computed_is_named(
     geometry: KvGeometry, layers: tuple[LayerAttention, ...], query_heads: int | None, reason: str | None
 ) -> None:
     """Each unsupported layer type is refused with its reason; windows and soft caps are supported."""
-    said = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
+    refused = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
     if reason is None:
-        assert said is None
+        assert refused is None
     else:
-        assert said is not None and reason in said
+        assert refused is not None and reason in refused
 
 
 def test_a_type_that_it_does_not_multiply_is_named() -> None:

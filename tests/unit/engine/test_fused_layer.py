@@ -51,7 +51,7 @@ def tiny(variety: str, folder: Path) -> Path:
 
 
 def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Of the tokens after several prompts, which are computed together in chunks of 29."""
+    """Return the logits after several prompts, which are computed together in chunks of 29."""
     rng = random.Random(2)
     with monkeypatch.context() as patched:
         watch = Watch(engine, patched, chunk_tokens=29)
@@ -69,7 +69,7 @@ def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> torch.Tenso
 def test_a_fused_layer_computes_what_its_modules_do(
     variety: str, best_kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32 nearly the same numbers, on any threads; in bfloat16 as near to them as the modules come."""
+    """A fused layer's numbers equal its modules' nearly in float32, with any threads, and as closely in bfloat16."""
     folder = tiny(variety, tmp_path)
     logits = {}
     for dtype in ("float32", "bfloat16"):

@@ -82,7 +82,7 @@ def test_nothing_moves_where_nothing_is_to_move() -> None:
     ],
 )
 def test_blocks_that_do_not_exist_are_refused(device: tuple[int, ...], host: tuple[int, ...], words: str) -> None:
-    """On either side and either way; the next move is not disturbed by it."""
+    """Unknown blocks are refused on either side and in either direction, and the next move is unaffected."""
     cache = filled(torch.float32)
     swap = HostSwap(cache, HOST_BLOCKS)
     keys = cache.keys.clone()

@@ -20,7 +20,7 @@ def filled(dtype: torch.dtype, seed: int = 0) -> PagedKvCache:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_blocks_travel_bit_for_bit_and_touch_nothing_else(dtype: torch.dtype) -> None:
-    """What is exported from some blocks arrives in others, layer by layer or all at once; all other blocks keep theirs."""
+    """Exported blocks arrive in others, by layer or all at once, and all other blocks keep their contents."""
     source, target = filled(dtype), filled(dtype, seed=1)
     before_keys, before_values = target.keys.clone(), target.values.clone()
     there, here = (7, 0, 3), (2, 9, 4)

@@ -53,9 +53,9 @@ def test_listening_changes_no_token(reporting_engine: Engine) -> None:
         (sampled,) = engine.run_iteration(Batch((BatchRow(f"{name}@1", 0, 40, BLOCKS),)), listener)
         tokens.append(sampled.token_id)
     assert tokens[0] == tokens[1]
-    told = len(seen)
+    reported = len(seen)
     engine.run_iteration(Batch((BatchRow("b@1", 40, 1, BLOCKS),)))
-    assert len(seen) == told
+    assert len(seen) == reported
 
 
 def test_forwards_that_only_score_a_prompt_are_not_reported(engine: Engine) -> None:

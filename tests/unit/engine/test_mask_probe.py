@@ -40,7 +40,7 @@ def test_a_window_is_read_from_the_mask_itself(mask_function: MaskFunction, wind
     ids=["both directions", "chunks", "nothing", "first positions and a window"],
 )
 def test_another_pattern_is_refused(mask_function: MaskFunction) -> None:
-    """What is neither everything before nor the nearest of it cannot be computed here."""
+    """A mask that is neither causal nor a window cannot be computed."""
     with pytest.raises(UnsupportedModelError, match="sliding window"):
         seen_window(mask_function, 100)
 

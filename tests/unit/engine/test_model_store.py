@@ -68,9 +68,9 @@ def test_a_gguf_is_converted_once_and_again_when_it_changes(
     gguf: Path, conversions: list[Path], tmp_path: Path
 ) -> None:
     """A second call finds the folder; another file under the same name is another model."""
-    told: list[str] = []
-    first = resolve_model(str(gguf), tmp_path / "cache", lambda stage, done, total: told.append(stage))
-    assert first.name == "tiny.q4" and told == ["reading"]
+    reported: list[str] = []
+    first = resolve_model(str(gguf), tmp_path / "cache", lambda stage, done, total: reported.append(stage))
+    assert first.name == "tiny.q4" and reported == ["reading"]
     assert resolve_model(str(gguf), tmp_path / "cache") == first
     assert len(conversions) == 1
     gguf.write_bytes(b"GGUF" * 101)
@@ -149,11 +149,11 @@ def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is tried first; only weights and tokenizer are fetched."""
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def download(model_id: str, *, allow_patterns: list[str], local_files_only: bool = False, **_: object) -> str:
-        asked.append(local_files_only)
-        if local_files_only and len(asked) == 1:
+        requested.append(local_files_only)
+        if local_files_only and len(requested) == 1:
             raise LocalEntryNotFoundError("not cached")
         assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
         write_folder(tmp_path / "snapshot")
@@ -163,7 +163,7 @@ def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, mo
     for _ in range(2):
         location = resolve_model("some-org/some-model", tmp_path)
         assert (location.path, location.name) == (tmp_path / "snapshot", "some-org/some-model")
-    assert asked == [True, False, True]
+    assert requested == [True, False, True]
 
 
 def test_the_fast_path_imports_no_torch(gguf: Path, conversions: list[Path], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_row_is_the_same_bit_for_bit_whatever_is_computed_beside_it(kernels: K
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("outputs", [64, 70, 3])
 def test_logits_are_the_sums_before_they_are_narrowed(kernels: Kernels, dtype: torch.dtype, outputs: int) -> None:
-    """In float32 whatever the type; rounded, they are what a layer would have given."""
+    """Logits are float32 for every type, and rounded to the type they equal the layer's output."""
     weight, x = random(outputs, 64, dtype=dtype), random(30, 64, dtype=dtype, seed=1)
     logits = PackedLinear(kernels, weight, None, float_output=True)(x)
     assert logits.dtype is torch.float32

@@ -64,7 +64,7 @@ def tokens(engine: Engine) -> list[list[int]]:
 def test_a_layer_that_computes_something_else_stays_as_it_was(
     change: Callable[[Any], None], dtype: str, llama_folder: Path, best_kernels: Kernels
 ) -> None:
-    """It is tried, found to differ, and named in the log; its neighbours are fused, and its linear layers are packed."""
+    """The differing layer is logged and stays in torch; its neighbours are fused, and its linear layers packed."""
     with capture_logs() as logs:
         engine = engine_with(llama_folder, change, best_kernels, dtype)
     assert engine.is_native and engine.fused_layers == 2

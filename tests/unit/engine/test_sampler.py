@@ -90,7 +90,7 @@ def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: 
     spread=st.sampled_from([0.01, 1.0, 6.0, 60.0]),
 )
 def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float], seed: int, spread: float) -> None:
-    """Up to rounding: its token's stretch of the cumulative weights holds the uniform number, or ends within a millionth."""
+    """The kernel's token covers the uniform number on the cumulative weights, or misses it by a millionth at most."""
     kernels = load_kernels()
     if kernels is None:
         pytest.skip("no C++ compiler here")
@@ -255,14 +255,14 @@ def test_no_stop_token_before_the_minimum() -> None:
 def test_a_tiny_temperature_is_the_likeliest_and_no_overflow(
     temperature: float, native: bool, best_kernels: Kernels
 ) -> None:
-    """It divides nothing into infinities, with filters or without, also where float32 holds it no more."""
+    """A tiny temperature divides nothing into infinities, with or without filters, even below float32's range."""
     logits = logits_of(6, rows=2, spread=100.0)
     rows = [row(temperature=temperature, seed=3), row(temperature=temperature, seed=4, top_p=0.9)]
     assert sample(logits, rows, best_kernels if native else None) == logits.argmax(-1).tolist()
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
-    """They sum to one over the vocabulary, are sorted, and rows may request different counts."""
+    """Log-probabilities sum to one over the vocabulary and are sorted, and rows may request different counts."""
     logits = logits_of(7, rows=3)
     found = token_logprobs(logits, [4, 5, 6], [VOCAB, 2, 0])
     assert np.exp(found[0].top_logprobs).sum() == pytest.approx(1.0, abs=1e-5)

@@ -71,9 +71,9 @@ def test_two_processes_hold_one_copy(folder: Path, cache: Path, best_kernels: Ke
     packed_bytes = sum(tensor.nbytes for name, tensor in load_file(file).items() if "embed" not in name)
     tokens = tokens_of(engine)
     with sharing_worker(folder, cache) as other:
-        told = answer(other)
-        assert events(told["logs"]) == ["weights_mapped"]
-        assert told["tokens"] == tokens
+        reported = answer(other)
+        assert events(reported["logs"]) == ["weights_mapped"]
+        assert reported["tokens"] == tokens
         processes = [pages_of(os.getpid(), cache), answer(other, ask=True)]
     for pages in processes:
         assert pages["Rss"] >= packed_bytes
@@ -171,7 +171,7 @@ def test_a_process_that_maps_a_file_keeps_its_weights_when_it_is_replaced(
 def test_a_process_that_dies_before_the_rename_leaves_nothing_that_counts(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """What it wrote has no name that anyone believes, its lock is free, and the next one clears up."""
+    """The unfinished file has no valid name, its lock is free, and the next process removes it."""
     with sharing_worker(folder, cache, "import os, pathlib; pathlib.Path.replace = lambda *_: os._exit(9)") as process:
         assert process.wait(60) == 9
     assert weights_files(cache) == []
@@ -222,8 +222,8 @@ def test_two_processes_that_start_together_have_the_same_tokens(
 ) -> None:
     """One writes the file, both use it."""
     with sharing_worker(folder, cache) as one, sharing_worker(folder, cache) as two:
-        told = [answer(one), answer(two)]
-    assert told[0]["tokens"] == told[1]["tokens"] == tokens_of(load_engine(folder))
-    assert sorted(events(told[0]["logs"]) + events(told[1]["logs"])) == ["weights_mapped", "weights_written"]
+        reported = [answer(one), answer(two)]
+    assert reported[0]["tokens"] == reported[1]["tokens"] == tokens_of(load_engine(folder))
+    assert sorted(events(reported[0]["logs"]) + events(reported[1]["logs"])) == ["weights_mapped", "weights_written"]
     assert len(weights_files(cache)) == 1
     assert left_in(cache) == []

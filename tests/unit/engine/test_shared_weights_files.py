@@ -31,7 +31,7 @@ from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 
 def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_kernels: Kernels) -> None:
-    """In a file of their own, and the old one goes; another number format's stays, and another model's."""
+    """Changed weights get a file of their own and the old one is removed; other formats' and models' files stay."""
     load(folder, cache)
     load(folder, cache, "bfloat16")
     load(save_model(llama_config(), folder.parent / "other" / "llama"), cache)
@@ -145,7 +145,7 @@ def test_where_there_can_be_no_file_a_worker_has_its_own_copy(
 
 
 def test_a_disk_that_fills_up_while_weights_are_written(folder: Path, cache: Path) -> None:
-    """What was written stays good, the rest lies in this process, and the file goes."""
+    """Written weights stay valid, the rest is in this process's memory, and the file is removed."""
     model = plain_model(first=(64, 64), second=(64, 64), third=(64, 64))
     with capture_logs() as logs, open_memory(cache, folder, model) as memory:
         placed = [memory.place("first", 4096, torch.float32, lambda to: to.fill_(1))]
@@ -243,7 +243,7 @@ def fail(_: torch.Tensor) -> None:
 def test_a_layer_that_is_not_fused_leaves_nothing_in_the_file(
     folder: Path, cache: Path, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its packed parts were for the trial; its linear layers are there one by one."""
+    """Parts packed for the trial are removed, and the layer's linear parts are stored one by one."""
     monkeypatch.setattr("spotwise.engine.rewriting._TOLERANCE", {torch.float32: -1.0})
     engine, _ = load(folder, cache)
     assert engine.fused_layers == 0

@@ -31,7 +31,7 @@ def test_pieces_of_a_text_join_to_it_without_replacement_characters(text: ChatTe
 def test_pieces_of_any_tokens_join_to_their_decoding(
     text: ChatText, model_dir_tokenizer: Tokenizer, token_ids: list[int], skip: bool
 ) -> None:
-    """Also bytes that are no text, special tokens and ids without a token."""
+    """The joined pieces equal the decoded text, also with invalid bytes, special tokens and unknown ids."""
     pieces = pieces_of(text.detokenizer(skip), token_ids)
     assert "".join(pieces) == model_dir_tokenizer.decode(token_ids, skip_special_tokens=skip)
 

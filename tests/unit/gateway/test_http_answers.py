@@ -116,7 +116,7 @@ async def test_stop_strings_count_from_min_tokens_on(client: httpx.AsyncClient, 
 
 
 async def test_stop_token_of_the_client(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
-    """It ends the text without being part of it, is counted, and named as the reason."""
+    """A stop token is counted and reported as the reason, but is no part of the text."""
     ids = encode("Hello, world!")
     answer = await complete(client, stop_token_ids=[ids[-1]])
     choice = answer["choices"][0]

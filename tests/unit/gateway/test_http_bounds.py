@@ -128,7 +128,7 @@ async def test_stop_tables_are_built_once(
 
 
 async def test_bodies_share_a_bound(make_app: MakeApp) -> None:
-    """What is being sent counts; more is a 503 with `Retry-After`, but for small bodies; and what was read is given back."""
+    """Bodies in transfer share a byte bound; more is a 503 with `Retry-After`, except for small bodies."""
     app = make_app(max_body_bytes=1_000_000, max_held_bytes=2_000_000)
     sent, go_on = asyncio.Semaphore(0), asyncio.Event()
 

@@ -157,7 +157,7 @@ async def _request(server: Listening) -> tuple[bytes, bytes]:
 
 
 async def test_a_slow_reader_is_cut_off(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """What is buffered for a client that takes nothing is bounded, and so is its time; the mesh's work is cancelled."""
+    """The buffer and the time for a client that reads nothing are bounded, and the mesh's work is cancelled."""
     mesh.reply = [65] * 200
     async with listening(make_app(), replace(PATIENT, write_timeout_s=0.3), SMALL_BUFFER) as server:
         slow = await server.connect(receive_buffer_bytes=SMALL_BUFFER)

@@ -65,13 +65,13 @@ async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str)
 async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeApp) -> None:
     """The preflight needs no key; the request itself does, and a page may read what is wrong with it."""
     app = make_app(api_keys=(ApiKey("key"),), cors_origins=(ORIGIN,))
-    asked = {
+    preflight_headers = {
         "Origin": ORIGIN,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
     }
     async with connect(app) as client:
-        preflight = await client.options("/v1/chat/completions", headers=asked)
+        preflight = await client.options("/v1/chat/completions", headers=preflight_headers)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == ORIGIN
         assert "POST" in preflight.headers["access-control-allow-methods"]
@@ -83,7 +83,9 @@ async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeAp
         )
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
         assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
-        other = await client.options("/v1/chat/completions", headers=asked | {"Origin": "https://evil.example"})
+        other = await client.options(
+            "/v1/chat/completions", headers=preflight_headers | {"Origin": "https://evil.example"}
+        )
         assert "access-control-allow-origin" not in other.headers
 
 

@@ -79,7 +79,7 @@ async def test_default_max_tokens_of_the_server(make_app: Callable[..., FastAPI]
 
 
 async def test_max_completion_tokens_is_the_newer_name(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """It wins where both are given."""
+    """`max_completion_tokens` takes precedence where both are given."""
     await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 50, "max_completion_tokens": 5})
     assert mesh.spec.stop.max_new_tokens == 5
 

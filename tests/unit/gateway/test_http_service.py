@@ -120,7 +120,7 @@ async def test_unknown_route_and_wrong_method(client: httpx.AsyncClient) -> None
 async def test_full_mesh_is_a_status_with_retry_after(
     client: httpx.AsyncClient, mesh: FakeMesh, retry_after_s: float | None, header: str | None, stream: bool
 ) -> None:
-    """What fails before the mesh's first sign of life is an HTTP error, for streams as well."""
+    """A failure before the mesh's first sign of life is an HTTP error, for streams as well."""
     mesh.fail_at, mesh.error = 0, GenerationError(429, "too_many_requests", "Wait.", retry_after_s)
     response = await client.post("/v1/completions", json=COMPLETION | {"stream": stream})
     assert response.status_code == 429

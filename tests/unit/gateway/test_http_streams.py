@@ -186,7 +186,7 @@ async def test_failure_in_mid_stream(
 
 
 async def test_events_are_sent_as_tokens_come(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
-    """What is known is sent while the mesh still works on the next token."""
+    """Known tokens are sent while the mesh still works on the next one."""
     mesh.hang_at = 1
     connection = Connection(make_app(), "/v1/chat/completions", CHAT | {"stream": True})
     assert b'"role":"assistant"' in await connection.read()

@@ -30,7 +30,7 @@ def test_kv_use_is_that_of_all_workers_together() -> None:
 
 
 def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up() -> None:
-    """Their ratio is the hit rate."""
+    """The ratio of the two counters is the hit rate."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, "m")
     metrics.count_cached(40, 32)
@@ -49,7 +49,7 @@ def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
 
 
 def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
-    """Of all workers together; what each had moved before is not counted."""
+    """The metrics are sums over all workers, and count moves only from the first report."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, "m")
     for moved in (3, 8):
@@ -112,7 +112,7 @@ def test_phases_of_a_sequence_are_observed_at_its_end() -> None:
 async def test_a_request_is_a_prompt_with_all_its_choices(
     client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, stream: bool
 ) -> None:
-    """Its longest choice counts; one that failed is none."""
+    """A request's longest choice counts, and a failed request does not."""
     mesh.replies = {0: [5, 6, 7, 2], 1: [5, 2]}
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "stream": stream}
     assert (await client.post("/v1/completions", json=body)).status_code == 200

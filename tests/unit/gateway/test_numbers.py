@@ -23,7 +23,7 @@ EDGES = (
 
 
 def record(mesh: FakeMesh) -> RequestRecord:
-    """What a gateway writes of the only sequence."""
+    """Return the record that a gateway writes of the only sequence."""
     choice_id, spec = next(iter(mesh.specs.items()))
     return RequestRecord(choice_id, 1, "g", 1, "m", spec.prompt_token_ids, (), spec.sampling, spec.stop, 0.0)
 

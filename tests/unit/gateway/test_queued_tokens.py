@@ -20,12 +20,12 @@ def stream() -> TokenStream:
 
 
 def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> GeneratedTokens:
-    """Some tokens."""
+    """Return a batch of tokens."""
     return GeneratedTokens(tuple(SampledToken("r", token_id) for token_id in ids), reason, cached)
 
 
 async def test_tokens_that_are_here_come_together(stream: TokenStream) -> None:
-    """In order, with the end and what was cached; an error comes by itself, behind them."""
+    """Queued tokens are merged in order with their end and cached count; an error is returned by itself after them."""
     for item in (tokens(), tokens(1, cached=16), tokens(2), tokens(3, reason=FinishReason.LENGTH)):
         stream.put(item)
     assert await stream.take() == tokens(1, 2, 3, reason=FinishReason.LENGTH, cached=16)

@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_before_the_record_is_written_is_never_submit
 
 
 async def test_a_client_that_leaves_later_is_closed_after_the_submission(model_dir: Path) -> None:
-    """On the same subject; the record goes."""
+    """The close follows the submission on the same subject, and the record is deleted."""
     mesh = OneGateway(model_dir)
     mesh.store.may_write.set()
     async with mesh.generation() as generation:

@@ -85,7 +85,7 @@ async def test_a_store_that_is_away_has_its_own_code(store: MemoryStore, model_d
 
 
 async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
-    """Also without the subjects on which it would listen."""
+    """An absent scheduler has an error code of its own, and the message has no subject."""
     async with generation_over(MemoryStore(), model_dir) as generation:
         error = await failure(generation)
     assert (error.status, error.code) == (503, g.FAIL_NO_SCHEDULER)

@@ -36,7 +36,7 @@ BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 
 
 class TestListedKeys:
-    """`SPOTWISE_API_KEYS`."""
+    """The setting `SPOTWISE_API_KEYS`."""
 
     @pytest.mark.parametrize(
         ("listed", "keys"),
@@ -109,7 +109,7 @@ class TestTenant:
     async def test_it_goes_with_every_sequence(
         self, make_app: MakeApp, mesh: FakeMesh, path: str, body: dict[str, Any]
     ) -> None:
-        """Of a named key and of one without; the key itself goes nowhere."""
+        """Every sequence has the tenant of its key or user, and the key itself is in none."""
         app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("key-2")))
         for key, user, tenant in (("key-1", "bob", "acme"), ("key-2", "bob", "user:bob"), ("key-2", None, "")):
             mesh.specs.clear()
@@ -128,7 +128,7 @@ class TestTenant:
 
 
 class TestPriority:
-    """vLLM's parameter."""
+    """vLLM's parameter `priority`."""
 
     @pytest.mark.parametrize(("path", "body"), BOTH)
     @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ class TestPriority:
 
 async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
     """The scheduler the priority, by which requests wait; workers both, from the record, which is written before."""
-    told: list[tuple[SubmitRequest, RequestRecord | None]] = []
+    reported: list[tuple[SubmitRequest, RequestRecord | None]] = []
     settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, model_name=MODEL)
     broker, store, control = MemoryBroker(), MemoryStore(), ControlServer(LOOPBACK, 0)
     member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
@@ -161,7 +161,7 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
         if isinstance(order, CloseRequest):
             return
         assert isinstance(order, SubmitRequest) and message.respond is not None
-        told.append((order, await store.get_record(order.choice_id)))
+        reported.append((order, await store.get_record(order.choice_id)))
         await message.respond(encode(RequestRejected(order.choice_id, 1, RejectCode.MESH_FULL, "full", 1.0)))
 
     async with ServiceHost(settings, MemoryBus(broker), store, control, member).joined() as host:
@@ -172,6 +172,6 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
         with pytest.raises(GenerationError, match="full"):
             async for _ in generation.generate("r", spec):
                 pass
-    ((order, record),) = told
+    ((order, record),) = reported
     assert order.priority == -4
     assert record is not None and (record.priority, record.tenant) == (-4, "acme")

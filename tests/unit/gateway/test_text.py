@@ -76,7 +76,7 @@ def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: 
 
 
 def test_template_refusal_is_reported(text: ChatText) -> None:
-    """What the template raises reaches the client as a message."""
+    """The template's error reaches the client as a message."""
     with pytest.raises(ChatTemplateError, match="refused"):
         text.render_chat([{"role": "user", "content": "refuse"}], True, False)
 

@@ -118,7 +118,7 @@ async def test_calls_that_the_template_would_drop_are_refused(
 async def test_a_template_that_refuses_the_calls_is_an_error_with_its_reason(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]],
 ) -> None:
-    """Its own message reaches the client."""
+    """The template's own error message reaches the client."""
     app, _ = chat_with(TEMPLATES["looks for the key"])
     response = await post_chat(app, conversation(content=None, tool_calls=[CALL, CALL]))
     error = response.json()["error"]
@@ -163,7 +163,7 @@ async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, p
 async def test_arguments_are_objects_to_the_template(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, arguments: Any, shown: str
 ) -> None:
-    """What the model wrote and is no JSON stays text."""
+    """Arguments that are no JSON stay text."""
     app, text = chat_with(TEMPLATES["takes what there is"])
     call = {"function": {"name": "f", "arguments": arguments}}
     assert (await post_chat(app, conversation(content=None, tool_calls=[call]))).status_code == 200

@@ -34,7 +34,7 @@ class TestAttention:
             assert attention.away_s() == 0.0
 
     def test_a_suspended_process_was_away(self, clock: Clock, attention: Attention) -> None:
-        """For all of it, and not for what follows."""
+        """The whole suspension counts as away, and nothing after it."""
         clock.now += 3.0
         assert attention.away_s() == pytest.approx(3.0)
         attention.received_own_heartbeat()
@@ -42,7 +42,7 @@ class TestAttention:
         assert attention.away_s() == 0.0
 
     def test_a_suspended_broker_is_time_away(self, clock: Clock, attention: Attention) -> None:
-        """From the third heartbeat on that does not come back, tick by tick, until one does."""
+        """A suspended broker counts as away from the third missing heartbeat until one arrives."""
         away_s = 0.0
         for _ in range(15):
             clock.now += 0.2

@@ -41,7 +41,7 @@ async def test_the_first_waiter_is_served_first() -> None:
 
 
 async def test_what_is_larger_than_the_budget_goes_alone() -> None:
-    """When nothing else is held, and nothing beside it."""
+    """A request above the budget is granted when nothing else is held, and blocks all others."""
     budget = ByteBudget(10)
     await budget.take(25)
     after = asyncio.create_task(budget.take(1))

@@ -35,7 +35,7 @@ def test_the_youngest_are_looked_through_seldom_and_cycles_still_go() -> None:
 
 
 def test_a_service_that_has_ended_does_not_look_through_what_it_held() -> None:
-    """What is left goes with the process: looking through a worker's million objects would hold up its end for a second."""
+    """Remaining objects go with the process, since collecting a worker's million would delay its end by a second."""
     service = """
 import gc, os, sys
 from spotwise.mesh.run_service import run_service

@@ -107,14 +107,14 @@ def test_a_scheduler_decides_again_what_it_decided(tmp_path: Path) -> None:
 
 
 def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
-    """Its blocks are made anew; a policy with an infinite number in it comes back as it was."""
+    """The replay makes the worker's blocks anew, and its policy keeps infinite numbers."""
     policy = WorkerPolicy(context_parity=math.inf)
     of = member("w", m.MemberKind.TOKEN_WORKER)
     recorder = Recorder(tmp_path, of, WorkerRole, "w", 9, "w:2", BlockPool(20, 16), policy)
     bench = WorkerBench()
 
     def feed(event: Any, after_s: float = 0.0) -> list[Any]:
-        """Feed both."""
+        """Feed the role and the journal."""
         recorder.feed(event)
         return []
 
@@ -170,7 +170,7 @@ class Journaled:
 def test_a_worker_with_queues_swaps_again_what_it_swapped(
     tmp_path: Path, cost: LinearIterationCost | TableIterationCost
 ) -> None:
-    """Its queues, either kind of cost and the host's blocks are made anew."""
+    """The replay makes queues, costs and host blocks anew."""
     mlfq = MlfqPolicy(0.4, 2.0, 6, 3.0)
     swap = SwapPolicy(WhenFull.PROACTIVE, 1, 1)
     policy = WorkerPolicy(
@@ -197,7 +197,7 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
 
 
 def test_what_a_role_raised_is_in_its_journal(tmp_path: Path) -> None:
-    """It is noted, and what follows, too; what was no event of the role cannot be made again."""
+    """The error and the events after it are recorded; an event unknown to the role cannot be replayed."""
     recorder = scheduler_journal(tmp_path)
     with capture_logs():
         recorder.feed(m.RequestAccepted("a", 1), m.Tick())  # no event of a scheduler: a bug, which is logged
@@ -284,7 +284,7 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
 
 
 def test_a_member_without_a_folder_keeps_no_journal() -> None:
-    """Its role is made all the same."""
+    """The role is made without a journal."""
     role, journal = make_role(None, member("s"), SchedulerRole, "s")
     assert role.scheduler_id == "s"
     assert journal is None
@@ -327,7 +327,7 @@ def test_a_gateways_journal_has_its_requests(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_its_owners_alone(tmp_path: Path) -> None:
-    """It holds prompts; so does the folder, where it was made for it."""
+    """The journal holds prompts, so it and a folder made for it are private."""
     _, journal = make_role(tmp_path / "journals", member("s"), SchedulerRole, "s", SchedulerLimits())
     assert journal is not None
     journal.close()

@@ -43,7 +43,7 @@ FRAME = KvFrame(FrameKind.CHUNK, "chatcmpl-1#0", 2, 7, 11, 12, num_layers=4, num
 
 @given(FRAMES)
 def test_a_header_survives_the_wire(frame: KvFrame) -> None:
-    """What is encoded has the fixed size and decodes to the same header."""
+    """A header is encoded in its fixed size and decodes to an equal one."""
     data = kv_frames.encode_frame(frame)
     assert len(data) == kv_frames.FRAME_BYTES
     assert kv_frames.decode_frame(data) == frame
@@ -105,7 +105,7 @@ def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
 
 @given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64, model_digest=DIGESTS))
 def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
-    """What is encoded has the fixed size and decodes to the same hello."""
+    """A hello is encoded in its fixed size and decodes to an equal one."""
     data = kv_frames.encode_hello(hello)
     assert len(data) == kv_frames.HELLO_BYTES
     assert kv_frames.decode_hello(data) == hello

@@ -55,7 +55,7 @@ def test_no_latency_is_below_zero() -> None:
 
 
 def test_a_link_that_changes_is_followed() -> None:
-    """What was learned long ago weighs little."""
+    """Old transfers have little weight in the fit."""
     sizes = (10_000, 1_000_000, 300_000, 2_000_000)
     cost = fit(
         *((size, size / 1e9) for _ in range(20) for size in sizes),

@@ -38,7 +38,7 @@ def test_commands_are_performed_in_order_by_the_performer_of_their_type() -> Non
 
 
 def test_a_command_that_fails_costs_no_other() -> None:
-    """It is logged by its name; the role, which counts on the rest, is not betrayed. The next event comes."""
+    """A failing command is logged by its name, and the commands and events after it are carried out."""
     done: list[Any] = []
 
     def fails(text: str) -> None:

@@ -229,7 +229,7 @@ async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
 
 
 def test_metrics_are_served_where_a_port_is_named() -> None:
-    """In Prometheus' text; a port that is taken is named with its setting."""
+    """Metrics are served in Prometheus' format, and a taken port is an error with its setting."""
     metrics, port = WatcherMetrics(), free_port()
     settings = settings_of(metrics_port=port)
     metrics.notices.inc()

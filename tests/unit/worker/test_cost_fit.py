@@ -30,7 +30,7 @@ def shapes() -> list[BatchShape]:
 
 
 def test_costs_are_found_again() -> None:
-    """From times without noise: what each size takes, bends included, and what attention takes."""
+    """From noiseless times the fit finds the cost of each size, bends included, and of attention."""
     fit = fit_iterations([IterationTime(shape, COST.iteration_s(shape)) for shape in shapes()])
     for shape in shapes():
         assert fit.cost.iteration_s(shape) == pytest.approx(COST.iteration_s(shape), rel=1e-3), shape
@@ -61,7 +61,7 @@ def test_a_few_iterations_that_were_held_up_count_little() -> None:
 
 
 def test_no_part_costs_less_than_nothing() -> None:
-    """Where longer contexts happened to be quicker, they cost nothing."""
+    """A context with lower measured times costs 0, not less."""
     times = [IterationTime(BatchShape(0, 0.0, 4, context), 0.02 - context * 1e-7) for context in (100, 1000, 10_000)]
     cost = fit_iterations([*times, IterationTime(BatchShape(9, 40.0), 0.01)]).cost
     assert cost.decode_context_s == 0.0

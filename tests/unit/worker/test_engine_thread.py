@@ -29,13 +29,13 @@ BATCH = Batch((BatchRow("r@1", 0, 3, (0,)),))
 
 @pytest.fixture
 def engine() -> SummingEngine:
-    """An engine."""
+    """Return an engine of the summing kind."""
     return SummingEngine()
 
 
 @pytest.fixture
 async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
-    """Its thread."""
+    """The engine's thread."""
     thread = EngineThread(cast(Engine, engine))
     yield thread
     engine.gate.set()
@@ -133,7 +133,7 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
 
 
 async def test_moves_of_kv_run_beside_an_iteration_and_in_order(engine: SummingEngine) -> None:
-    """On a thread of their own, beside the engine's; a failed one is reported, and the next one runs."""
+    """Copies run on a thread of their own, in order; a failed one is reported and the next one runs."""
     host = ByteHost(engine.kv, 6)
     thread = EngineThread(cast(Engine, engine), host=cast(HostSwap, host))
     assert thread.host_blocks == 6

@@ -9,12 +9,12 @@ from spotwise.worker.iteration_times import IterationTimes
 
 
 def batch(tokens: int) -> Batch:
-    """One prompt."""
+    """Return a batch of one prompt."""
     return Batch((BatchRow("a@1", 0, tokens, (0,)),))
 
 
 def shape(tokens: int) -> BatchShape:
-    """What it costs."""
+    """Return the shape of that batch."""
     return BatchShape(tokens, tokens * tokens / 2, 0, 0)
 
 

@@ -118,7 +118,7 @@ async def test_an_iteration_reports_its_layers_in_whole_blocks(outbox: Outbox) -
 
 
 async def test_layers_that_the_loop_has_not_looked_at_wake_it_once(outbox: Outbox) -> None:
-    """They are reported together, by the latest number."""
+    """The layers are reported together, by the latest number."""
     outbox.pushes.open(OPEN)
     push = outbox.opened[0]
     push.wrote_calls.clear()
@@ -143,7 +143,7 @@ async def test_an_iteration_without_a_push_reports_nothing(outbox: Outbox) -> No
 
 
 async def test_a_prompt_is_committed_or_called_off(outbox: Outbox) -> None:
-    """Where its push has failed already, there is nothing to do."""
+    """A prompt whose push has failed is neither committed nor cancelled."""
     outbox.pushes.open(OPEN)
     outbox.pushes.commit(c.CommitPush(HANDOFF))
     outbox.pushes.abort(c.AbortPush("r", 1))
@@ -157,7 +157,7 @@ async def test_a_prompt_is_committed_or_called_off(outbox: Outbox) -> None:
 
 
 async def test_costs_are_noted_by_peer_and_way(outbox: Outbox) -> None:
-    """What is visible of a layer-wise push, beside the whole of a serial one."""
+    """The visible time of a layer-wise push is noted, and the whole time of a serial one."""
     outbox.pushes.push(c.PushKv(HANDOFF, TARGET, (0, 1, 2)))
     await outbox.deliver(TransferReport(1000, 0.5, "shm", 0.4))
     outbox.tasks.clear()

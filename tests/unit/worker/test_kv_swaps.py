@@ -82,12 +82,12 @@ async def test_a_move_that_fails_costs_no_token(mesh: TwinMesh) -> None:
     async with mesh.worker("w") as worker:
         worker.swap.failures += [OSError("a bad page")] * 6
         await serve_all(mesh, worker)
-        told: list[m.LedgerEntry] = []
-        while len(told) < 6:  # written with the next heartbeats
+        reported: list[m.LedgerEntry] = []
+        while len(reported) < 6:  # written with the next heartbeats
             ledgers = [await mesh.store.get_ledger(f"r{number}") for number in PROMPTS]
-            told = [entry for ledger in ledgers for entry in ledger if entry.stage == "swap_failed"]
+            reported = [entry for ledger in ledgers for entry in ledger if entry.stage == "swap_failed"]
             await asyncio.sleep(0.005)
-    assert {dict(entry.facts)["reason"] for entry in told} == {"OSError: a bad page"}
+    assert {dict(entry.facts)["reason"] for entry in reported} == {"OSError: a bad page"}
 
 
 async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(mesh: TwinMesh) -> None:

@@ -26,7 +26,7 @@ async def mesh() -> AsyncIterator[TwinMesh]:
 
 
 async def test_a_request_that_was_begun_with_other_weights_is_given_back(mesh: TwinMesh) -> None:
-    """Its next tokens would belong to another text: the gateway gets both digests, and may try another worker."""
+    """The next tokens would belong to another text, so the gateway gets both digests and may try another worker."""
     async with mesh.worker("w") as worker:
         worker.host.introduce(model_digest="B")
         await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest="A")

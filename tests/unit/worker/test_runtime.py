@@ -36,8 +36,8 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
     await worker.idle()
     await other.idle()
     assert (len(worker.engine.batch_sizes), len(other.engine.batch_sizes)) == (1, 8)
-    said = worker.runtime.description()
-    assert (said.member.id, said.engine_sequences, said.iterations) == ("w", 0, 1)
+    description = worker.runtime.description()
+    assert (description.member.id, description.engine_sequences, description.iterations) == ("w", 0, 1)
 
 
 @pytest.mark.parametrize("limits", [BatchLimits(), BatchLimits(4, 12, 5)], ids=["whole", "in parts"])
@@ -54,17 +54,17 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
             assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5)
         await worker.idle()
         await other.idle()
-        told: list[m.LedgerEntry] = []
-        while not told:  # written with the next heartbeats
-            told = [entry for entry in await mesh.store.get_ledger("r1") if entry.stage == "handed_off"]
+        reported: list[m.LedgerEntry] = []
+        while not reported:  # written with the next heartbeats
+            reported = [entry for entry in await mesh.store.get_ledger("r1") if entry.stage == "handed_off"]
             await asyncio.sleep(0.005)
-    facts = dict(told[0].facts)
+    facts = dict(reported[0].facts)
     assert facts["mode"] == "layerwise"
     assert float(facts["visible_s"]) > 0.0
 
 
 async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
-    """In the middle of its iteration: the push is called off, and both workers hold nothing."""
+    """A request cancelled during its iteration has its push cancelled, and both workers hold nothing."""
     mesh.policy = WorkerPolicy(kv_push=ConfiguredPushMode.LAYERWISE)
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         worker.engine.gate.clear()
@@ -145,15 +145,15 @@ async def test_the_ledger_has_each_stage_with_its_worker(mesh: TwinMesh, worker:
         while len(ledger) < 4:  # written with the next heartbeats
             ledger = await mesh.store.get_ledger("r")
             await asyncio.sleep(0.005)
-    told = {entry.stage: (entry.member_id, dict(entry.facts)) for entry in ledger}
-    assert {stage: member for stage, (member, _) in told.items()} == {
+    reported = {entry.stage: (entry.member_id, dict(entry.facts)) for entry in ledger}
+    assert {stage: member for stage, (member, _) in reported.items()} == {
         "prefilled": "w",
         "handed_off": "w",
         "kv_received": "o",
         "decoded": "o",
     }
     two_blocks = 2 * worker.engine.kv.layer_block_bytes * worker.engine.kv.num_layers
-    assert told["handed_off"][1]["kv_bytes"] == told["kv_received"][1]["kv_bytes"] == two_blocks
+    assert reported["handed_off"][1]["kv_bytes"] == reported["kv_received"][1]["kv_bytes"] == two_blocks
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["no record", "an older attempt's"])
@@ -199,7 +199,7 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
 
 
 async def test_an_iteration_that_fails_once_costs_no_token(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It is run again, and the tokens are those of an engine that never failed."""
+    """The iteration runs again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
@@ -246,7 +246,7 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 async def test_a_cancelled_request_is_dropped_wherever_it_is(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and send nothing."""
+    """A request cancelled during its prefill is dropped on both workers, which send nothing."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
@@ -322,7 +322,7 @@ async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
 
 
 async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It reports DRAINING, refuses new work, and stops serving once nothing is left."""
+    """The worker reports DRAINING, refuses new work, and stops serving once nothing is left."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 4, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)

@@ -102,7 +102,7 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
     policy = plain.worker_policy(cost=cost)
     assert (policy.discipline, policy.cost, policy.mlfq) == (Discipline.MLFQ, cost, queues_for(cost))
     assert policy.swap == SwapPolicy(WhenFull.PROACTIVE, 2, 2)
-    told = WorkerSettings(
+    reported = WorkerSettings(
         model_dir=model_dir,
         policy="mlfq",  # type: ignore[arg-type]
         starve_limit_ms=250,
@@ -112,10 +112,10 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
         spare_slots=5,
         burst_queues=0,
     )
-    policy = told.worker_policy(cost=cost)
+    policy = reported.worker_policy(cost=cost)
     assert policy.mlfq == queues_for(cost, 4.0, 0.25)
     assert policy.swap == SwapPolicy(WhenFull.REACTIVE, 5, 0)
-    assert told.host_bytes(1 << 40) == 1 << 20
+    assert reported.host_bytes(1 << 40) == 1 << 20
 
 
 def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:

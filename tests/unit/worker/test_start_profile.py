@@ -27,7 +27,7 @@ async def measured(engine: TimedEngine, allowed_s: float = 10.0, max_num_seqs: i
 
 
 async def test_the_cost_behind_the_iterations_is_found() -> None:
-    """Also of sizes and mixtures that were not measured."""
+    """The fit is right also for sizes and mixtures that were not measured."""
     engine = TimedEngine(COST)
     fit = fit_iterations((await measured(engine)).times)
     assert fit.mape < 1e-3
@@ -52,7 +52,7 @@ async def test_nothing_stays_behind() -> None:
 
 
 async def test_the_first_run_of_a_step_does_not_count() -> None:
-    """It pays for what is done once."""
+    """A step's first run includes one-time costs."""
     engine = TimedEngine(COST)
     engine.first_run_s = 0.5
     found = await measured(engine, allowed_s=100.0)
@@ -75,7 +75,7 @@ async def test_decodes_attend_to_what_prompts_have_written() -> None:
 
 
 async def test_measuring_ends_when_its_time_is_spent() -> None:
-    """What a slow machine does not come to is left out; the smallest prompt and the smallest decode are there."""
+    """Steps beyond the time are left out, except for the smallest prompt and the smallest decode."""
     slow = LinearIterationCost(0.05, 0.002, 0.0, 0.01, 0.0)
     found = await measured(TimedEngine(slow), allowed_s=10.0)
     assert found.seconds < 10.0
@@ -100,7 +100,7 @@ async def test_a_step_that_the_engine_cannot_run_ends_its_kind() -> None:
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 16), (2, 8), (13, 1), (40, 8), (3, 256), (512, 16)])
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 256])
 async def test_every_step_fits_into_the_engine(num_blocks: int, block_size: int, max_num_seqs: int) -> None:
-    """Into its blocks, its context and its batches, however small; the engine refuses what does not."""
+    """Every step fits the engine's blocks, context and batch size, however small."""
     engine = TimedEngine(COST, num_blocks, block_size)
     found = await measured(engine, 10.0, max_num_seqs)
     assert max(len(batch.rows) for batch in engine.batches) <= max_num_seqs

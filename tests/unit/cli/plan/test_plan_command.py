@@ -11,11 +11,11 @@ from tests.unit.cli.command_line import CommandLine
 
 
 def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_path: Path) -> None:
-    """For people, and for programs in a file: every transfer, every stage."""
+    """The plan is printed, and its file has every transfer and every stage."""
     file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
     assert ended.status == 0, ended.stderr
-    for said in (
+    for text in (
         "longest pause",
         "restart",
         "positions of devices",
@@ -23,7 +23,7 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
         "when stages may start",
         "i6, i7 join",
     ):
-        assert said in ended.stdout
+        assert text in ended.stdout
     assert "<svg" in picture.read_text()
     plan = orjson.loads(file.read_bytes())
     assert (plan["from"], plan["to"]) == ("2,3,4,1", "2,2,8,1")
@@ -49,7 +49,7 @@ def test_pipelines_that_stay_in_place_do_not_stop(spotwise: CommandLine, tmp_pat
 
 
 def test_the_most_decoded_requests_continue(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Where there is room for half of them: the first of each pipeline, and the KV that is elsewhere moves."""
+    """Where half of the requests fit, the most decoded of each pipeline continue, and KV on other devices moves."""
     file = tmp_path / "plan.json"
     ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --json {file}".split())
     assert ended.status == 0, ended.stderr

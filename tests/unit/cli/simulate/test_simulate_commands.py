@@ -15,7 +15,7 @@ TINY = "--workload code --seconds 5 --jobs 1"
 
 
 def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) -> None:
-    """For people, and for programs in a file."""
+    """All figures are printed and in the file."""
     file = tmp_path / "run.json"
     ended = spotwise(*f"simulate run --design HA --machines 2,1 --rates 2 {TINY} --json {file}".split())
     assert ended.status == 0, ended.stderr
@@ -43,7 +43,7 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
 
 
 def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Of the first of them, in the report and in the file."""
+    """The reason of the first failed request is in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,20000,9\n2024-01-01 00:00:02,50,9\n")
     profile = tmp_path / "machine.json"
@@ -159,7 +159,7 @@ def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: 
 
 
 def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Of each of its clusters, at its arrival times; with a verdict."""
+    """Each published cluster's limit is compared at its arrival times, with a verdict."""
     folder, file = tmp_path / "profiles", tmp_path / "published.json"
     folder.mkdir()
     runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]

@@ -48,7 +48,7 @@ def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path
 
 
 def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
-    """On both whole traces; each fitted on its own first half and on the other trace."""
+    """Both whole traces are compared, each fitted on its own first half and on the other trace."""
     folder, file = data / "spot-traces" / "bamboo", tmp_path / "placement.json"
     folder.mkdir()
     lines = [

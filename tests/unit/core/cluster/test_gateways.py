@@ -58,7 +58,7 @@ class TestSlowGateways:
     """A gateway that is only slow loses nothing."""
 
     def test_is_silent_longer_than_a_worker_may_be(self) -> None:
-        """What is computed for it meanwhile is not computed again."""
+        """Tokens computed for the gateway meanwhile are kept, not recomputed."""
         bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
         bench.assign()
         for _ in range(5):

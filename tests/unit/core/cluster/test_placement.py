@@ -27,7 +27,7 @@ class TestShortestQueue:
         assert choice(prompt_worker("p"), busy, idle) == ("p", "t2")
 
     def test_ties_go_to_the_smaller_id(self) -> None:
-        """In whatever order the workers are listed."""
+        """Of equal workers those with the smaller ids are chosen, in whatever order the workers are listed."""
         workers = [prompt_worker("p2"), worker_member("t2"), worker_member("t1"), prompt_worker("p1")]
         assert choice(*workers) == ("p1", "t1")
 
@@ -85,14 +85,14 @@ class TestPrefixes:
 
 
 class TestMeshesOfFewPools:
-    """Where a pool has no workers, the others do its work."""
+    """The pools with workers do the work of an empty pool."""
 
     def test_the_mixed_pool_takes_tokens_where_there_is_no_token_pool(self) -> None:
-        """Its workers take KV in as those of the token pool do."""
+        """Mixed workers receive KV like workers of the token pool."""
         assert choice(prompt_worker("p"), mixed_worker("m")) == ("p", "m")
 
     def test_the_mixed_pool_serves_in_place_where_there_is_no_prompt_pool(self) -> None:
-        """It is what it is for; token workers come next."""
+        """Mixed workers serve in place first, and token workers come next."""
         assert choice(worker_member("t"), mixed_worker("m", owed=50)) == ("m", "m")
         assert choice(worker_member("t"), mixed_worker("m", pending=90)) == ("t", "t")
 
@@ -197,7 +197,7 @@ class TestBreakEven:
         assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
     def test_it_can_be_switched_off(self) -> None:
-        """To measure what a split costs, for instance."""
+        """The comparison of a push with a prompt can be disabled, which measures the cost of a split."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME_POOL
 

@@ -82,7 +82,7 @@ class TestTokensSpillOver:
     FULL = worker_member("t", free=1)
 
     def test_the_mixed_pool_comes_first(self) -> None:
-        """It takes the KV in as a token worker does."""
+        """A mixed worker receives the KV like a token worker."""
         workers = [prompt_worker("p"), self.FULL, mixed_worker("m", owed=900)]
         assert chosen(*workers) == ("p", "m", PlacedBy.MIXED_POOL)
 

@@ -62,7 +62,7 @@ class TestGroups:
         assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN)) == (1, 0)
 
     def test_a_worker_that_takes_no_requests_is_in_no_group(self) -> None:
-        """It is known all the same, and comes back by its report."""
+        """The worker is known all the same, and its next report brings it back."""
         pools = pools_of(worker_member("t", state=MemberState.DRAINING))
         assert (pools.group_of("t"), pools.ready, "t" in pools) == (None, 0, True)
         pools.reported(worker_member("t"), "s", 1000.0)

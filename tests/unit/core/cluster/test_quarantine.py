@@ -28,7 +28,7 @@ def test_one_failure_is_no_bad_pair() -> None:
 
 
 def test_a_success_in_between_clears_a_pair() -> None:
-    """Of a request that was placed after the failure; an older one proves nothing."""
+    """A success clears a pair if its request was placed after the failure."""
     quarantine = Quarantine()
     quarantine.failed(BAD, 100.0)
     quarantine.succeeded(BAD, placed_s=99.0)
@@ -49,7 +49,7 @@ def test_attempts_of_before_that_fail_late_prolong_nothing() -> None:
 
 
 def test_a_pair_is_tried_with_one_request_afterwards() -> None:
-    """While that one may fail, others keep away; then the pair is like any other."""
+    """During its trial a pair is avoided by other requests; after it, the pair is like any other."""
     quarantine = resting()
     now = 100.0 + FIRST_S
     assert quarantine.avoided(now) == frozenset()
@@ -85,7 +85,7 @@ def test_a_trial_that_goes_well_ends_it() -> None:
 
 
 def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
-    """Its successor has a link of its own; other pairs stay."""
+    """The worker's successor has a link of its own, and other pairs stay in quarantine."""
     quarantine = resting()
     quarantine.failed(("p", "u"), 100.0)
     quarantine.failed(("p", "u"), 100.0)

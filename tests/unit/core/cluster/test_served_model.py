@@ -89,7 +89,7 @@ def test_a_worker_that_comes_back_with_other_weights_loses_its_place() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_a_new_scheduler_comes_to_the_same_model(order: tuple[int, int, int]) -> None:
-    """It reads the registrations, which carry no loads, before the first heartbeat."""
+    """A new scheduler reads the registrations, which have no loads, before the first heartbeat."""
     workers = [worker("old", "A", 1), worker("b", "B", 2), worker("c", "B", 3)]
     registered = [replace(workers[index], load=None) for index in order]
     bench = SchedulerBench(*registered)
@@ -100,7 +100,7 @@ def test_a_new_scheduler_comes_to_the_same_model(order: tuple[int, int, int]) ->
 
 
 def test_a_registration_whose_worker_is_gone_does_not_decide() -> None:
-    """Of a mesh that was killed and started again with another model: its store still names the old workers for a while."""
+    """After a restart with another model, registrations of the old workers do not decide the served weights."""
     bench = SchedulerBench(replace(worker("old", "A", 1), load=None))
     bench.feed(worker("new", "B", 2), after_s=1.0)
     assert [member.id for member in bench.role.pools.with_other_weights()] == ["new"]

@@ -21,7 +21,7 @@ class TestCounts:
     """A queue is the last report plus what was assigned since."""
 
     def test_assignments_count_until_a_report_includes_them(self) -> None:
-        """They are matched by number, for this scheduler alone."""
+        """Assignments are matched with reports by number, for this scheduler alone."""
         view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
         view.assign(Assignment(3, SENT_S, prompt_tokens=10))
         view.assign(Assignment(4, SENT_S, remaining_tokens=20, kv_blocks=5))
@@ -42,7 +42,7 @@ class TestCounts:
         assert view.free_tokens == 16 * 95
 
     def test_an_order_that_no_report_shows_in_time_was_lost_and_counts_no_more(self) -> None:
-        """Its blocks would else be promised for ever; orders sent since still count."""
+        """The lost order's blocks would otherwise stay promised; orders sent since still count."""
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.assign(Assignment(2, SENT_S + 1.0, kv_blocks=7))
@@ -63,7 +63,7 @@ class TestCounts:
                 assert view.tokens_to_wait_behind == expected
 
     def test_intended_prompts_count_until_they_are_ordered_or_given_up(self) -> None:
-        """Over reports, which know nothing of them; meant twice is meant once."""
+        """Intended prompts count across reports, which do not contain them, and a repeated intent counts once."""
         view = WorkerView(worker_member("w", pending=7))
         view.intend("r", 10)
         view.intend("r", 12)

@@ -34,19 +34,19 @@ def shape(layers: int = 4, layer: int = 12, embedding: int = 0, head: int = 0, k
 
 @dataclass(frozen=True)
 class Case:
-    """A change."""
+    """A change with its fleet and its links."""
 
     map: DeviceMap
     model: ModelShape
     links: Links = LINKS
 
     def deadline_s(self, device: Device) -> float | None:
-        """When a device goes, on the plan's clock."""
+        """Return the time at which a device goes, on the plan's clock."""
         instance = next(each for each in self.map.before.instances if each.id == device.instance)
         return None if instance.deadline_s is None else instance.deadline_s - NOW_S
 
     def held(self, device: Device) -> set[Byte]:
-        """What a device has when the plan starts."""
+        """Return the parts that a device has when the plan starts."""
         before = self.map.before
         deadline_s = self.deadline_s(device)
         if device not in before.positions or (deadline_s is not None and deadline_s <= 0):
@@ -55,7 +55,7 @@ class Case:
         return self._bytes(position, before.config, before.running.get(position.pipeline, ()))
 
     def needed(self, device: Device, recomputed: set[str]) -> set[Byte]:
-        """What a device must have in the end."""
+        """Return the parts that a device must have in the end."""
         if device not in self.map.positions:
             return set()
         position = self.map.positions[device]
@@ -71,7 +71,7 @@ class Case:
         return {each.id: each.tokens for those in self.map.before.running.values() for each in those}
 
     def sent(self, transfer: Transfer) -> set[Byte]:
-        """What a transfer brings."""
+        """Return the parts that a transfer carries."""
         part = transfer.part
         whole = self.model.kv_layer_token_bytes if part.request is not None else self._whole_bytes(part)
         parts = (
@@ -82,7 +82,7 @@ class Case:
         return {(each, place) for each in parts for place in _places(whole, transfer.share.start, transfer.share.end)}
 
     def devices(self) -> Iterator[Device]:
-        """All."""
+        """Return all devices."""
         for instance in self.map.before.instances:
             yield from instance.all_devices()
 
@@ -229,13 +229,13 @@ def cases(draw: st.DrawFn) -> Case:
     before = Deployment(old, tuple(instances), positions, running)
     leaving = {instance.id for instance in instances if instance.is_leaving}
     able = [device for device in shuffled.sample(devices, len(devices)) if device.instance not in leaving]
-    asked = [each for those in running.values() for each in those]
-    shuffled.shuffle(asked)
+    requested = [each for those in running.values() for each in those]
+    shuffled.shuffle(requested)
     places = [pipeline for pipeline in range(new.pipelines) for _ in range(new.max_batch)]
     goes_on: dict[int, tuple[RunningRequest, ...]] = {}
-    for pipeline, request in zip(places, asked, strict=False):
+    for pipeline, request in zip(places, requested, strict=False):
         goes_on[pipeline] = (*goes_on.get(pipeline, ()), request)
-    waiting = tuple(asked[len(places) :])
+    waiting = tuple(requested[len(places) :])
     mapped = DeviceMap(before, new, dict(zip(able, new.positions(), strict=False)), goes_on, waiting, 0, 0, {})
     return Case(mapped, model)
 

@@ -80,7 +80,7 @@ class TestOrder:
         assert [cut.load for cut in order] == [0, 2, 1, 3]
 
     def test_a_load_that_fits_no_buffer_is_cut(self) -> None:
-        """Into as many cuts as it takes, and no more."""
+        """The load is cut into as many parts as needed and no more."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), 5)
         assert order[0] == Cut(0, 0, 2)
         assert {cut.of for cut in order} == {1, 2}
@@ -99,7 +99,7 @@ class TestOrder:
         assert [cut.load for cut in order] == [0, 3, 2, 1]
 
     def test_a_machine_that_only_receives_needs_no_buffer(self) -> None:
-        """Its regions are empty: things go where they stay."""
+        """The machine's regions are empty, so parts are written where they stay."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [({5: 100}, {}), ({5: 100}, {})]
         assert order_loads(range(2), flows_of(loads), rooms_for(loads), 1) == [Cut(0), Cut(1)]
 
@@ -149,7 +149,7 @@ def some_loads(draw: st.DrawFn) -> list[tuple[dict[int, int], dict[int, int]]]:
 def test_where_some_order_of_whole_loads_keeps_the_limit_so_does_ours(
     loads: list[tuple[dict[int, int], dict[int, int]]], limit_bytes: int
 ) -> None:
-    """Beside every order there is; ours may cut, and then keeps limits that no order of whole loads can."""
+    """The order's peak is compared with every order; cuts keep limits that no order of whole loads keeps."""
     order = order_loads(range(len(loads)), flows_of(loads), rooms_for(loads), limit_bytes)
     best = min(peak_of([Cut(load) for load in each], loads) for each in permutations(range(len(loads))))
     assert peak_of(order, loads) <= limit_bytes

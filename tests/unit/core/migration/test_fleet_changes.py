@@ -27,7 +27,7 @@ def without_wakeups(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
 
 
 class TestOneAtATime:
-    """What comes during a change waits for its end."""
+    """News during a change waits for its end."""
 
     def test_a_notice_begins_a_change_with_its_absolute_deadline(self) -> None:
         """A notice begins a change with its absolute deadline, and the fleet is to be woken at the deadline."""
@@ -71,7 +71,7 @@ class TestOneAtATime:
         assert without_wakeups(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
 
     def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
-        """What the load wanted, it still wants."""
+        """The repeated change still has the load's reason."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.LoadChanged(), 100.0)
         fleet.handle(e.ChangeEnded(1, False), 105.0)
@@ -156,7 +156,7 @@ class TestNewcomers:
             assert fleet.unsettled == ()
 
     def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self) -> None:
-        """It has a position in what comes."""
+        """The lost newcomer has a position in the new deployment."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
@@ -224,7 +224,7 @@ class TestNestedNotices:
     """A second notice during a change."""
 
     def test_one_with_time_enough_waits(self) -> None:
-        """It is decided right after the change."""
+        """A notice with enough time is handled right after the change."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)

@@ -73,7 +73,7 @@ class TestKept:
         assert inherit(replace(before, positions=left), ParallelConfig.parse("1,2,1,1"), model).running
 
     def test_tokens_are_counted_by_old_and_new_pipeline(self) -> None:
-        """They are what KV is moved for."""
+        """The tokens of a pair of pipelines are the KV that would be kept."""
         inheritance = after(deployed("2,1,1,2", [3, 4], [5]), "1,2,1,4")
         assert inheritance.tokens == {(0, 0): 207, (1, 0): 105}
 
@@ -92,7 +92,7 @@ class TestTogether:
         assert ids(after(deployed("1,1,1,4", [30, 10, 20, 40]), "2,1,2,2")) == {0: "0a 0d", 1: "0b 0c"}
 
     def test_pipelines_without_a_successor_join_others_whole(self) -> None:
-        """They join the pipeline with slots for all of them, though another has more slots for some."""
+        """Requests join the pipeline with slots for all of them, even if another has more slots for some."""
         before = deployed("4,2,1,4", [9, 9], [9, 9], [1], [1, 1])
         assert ids(after(before, "3,1,4,4")) == {0: "0a 0b", 1: "1a 1b", 2: "3a 3b 2a"}
 
@@ -122,7 +122,7 @@ class TestRunningOn:
     """The pipelines that need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
-        """Where pipelines are added all old ones run on, those without requests included."""
+        """All old pipelines run on where pipelines are added, those without requests included."""
         inheritance = after(deployed("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
@@ -153,7 +153,7 @@ class TestRunningOn:
         assert {len(requests) for requests in inheritance.running.values()} == {1, 3, 4}
 
     def test_it_goes_there_even_if_there_is_more_kv_already(self) -> None:
-        """To run on is worth more than to be even."""
+        """Continuing a pipeline counts more than an even distribution."""
         inheritance = after(deployed("3,1,1,4", [900], [5], [9, 8, 7, 6], leaves=(0,)), "3,1,1,3")
         assert ids(inheritance) == {0: "0a 2d", 1: "1a", 2: "2a 2b 2c"}
         assert inheritance.running_on == {1: 1}
@@ -180,7 +180,7 @@ class TestPhasesApart:
     """Prompts here, decoding there."""
 
     def test_only_pipelines_that_decode_continue_decoding(self) -> None:
-        """What has decoded nothing yet stays where prompts are computed."""
+        """A request without decoded tokens stays with the prompt pipelines."""
         inheritance = after(deployed("3,1,1,2", [5, 0], [6], [0]), "1+2,1,1,2")
         assert ids(inheritance) == {0: "2a 0b", 1: "0a", 2: "1a"}
 

@@ -45,7 +45,7 @@ class TestChoice:
     """Whichever costs its user least."""
 
     def test_a_request_that_ends_in_time_finishes(self) -> None:
-        """It waits for nothing, and takes nothing of the link."""
+        """The request waits for nothing and uses no link time."""
         (found,) = arrange(NOW, NOTICE, [running("short", 500, remaining=100)])
         assert found == Arrangement("short", Disposition.FINISH, 100, NOW + 25.0)
 
@@ -63,7 +63,7 @@ class TestChoice:
         assert found.wait_s < prompt_s(500)
 
     def test_a_request_computed_faster_than_copied_is_recomputed(self) -> None:
-        """At once, so that its prompt grows no longer."""
+        """The request stops at once, so that its prompt does not grow."""
         assert arrange(NOW, SLOW, [running("long", 500)]) == (
             Arrangement("long", Disposition.RECOMPUTE, 0, NOW, wait_s=5.0),
         )
@@ -76,7 +76,7 @@ class TestChoice:
         assert fates(fast) == {"long": Disposition.RECOMPUTE}
 
     def test_what_has_no_kv_has_nothing_to_move(self) -> None:
-        """Its prompt waits, or was not computed to its end."""
+        """A request whose prompt waits, or was not computed to its end, has no KV."""
         notice = replace(NOTICE, remote=RemoteHolder(prompt_s, queue_s=9.0))
         assert fates(arrange(NOW, notice, [running("waits", 0)])) == {"waits": Disposition.RECOMPUTE}
 
@@ -85,7 +85,7 @@ class TestChoice:
         assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Disposition.MOVE}
 
     def test_without_notice_all_are_computed_elsewhere(self) -> None:
-        """Also when the deadline is over, and for those with one step to go."""
+        """After the deadline every request is recomputed, even with one step to go."""
         requests = [running("last step", 9, 1), running("long", 500)]
         for now in (NOTICE.deadline_s, NOTICE.deadline_s + 7.0):
             found = arrange(now, NOTICE, requests)
@@ -210,7 +210,7 @@ class TestAgain:
         assert large.disposition is Disposition.RECOMPUTE or (large.copy_start_s or 0.0) >= small.copy_end_s
 
     def test_a_copy_that_runs_is_given_up_if_it_cannot_end(self) -> None:
-        """Its request has been waiting since it stopped; the link is free at once."""
+        """The request has waited since it stopped, and the link becomes free at once."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         small = before[0]
         assert small.copy_start_s is not None and small.copy_end_s is not None

@@ -22,7 +22,7 @@ class TestPorts:
         assert ports.seconds(None, 2, 100) == pytest.approx(20.5)
 
     def test_devices_of_an_instance_share_its_network_and_its_storage_but_not_their_own_ports(self) -> None:
-        """Up and down are two ports: both ways at once."""
+        """A device has separate ports for sending and receiving, so both directions run at once."""
         ports = Ports(LINKS, [0, 0, 1])
         assert ports.of(0, 2) == ports.of(1, 2)
         assert ports.of(None, 0) == ports.of(None, 1) != ports.of(None, 2)

@@ -176,7 +176,7 @@ class TestIdle:
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
 
     def test_of_equals_the_later_is_idle(self) -> None:
-        """Of instances, and of the devices of one."""
+        """Of equal instances, and of equal devices of one instance, the later ones are idle."""
         before = Deployment(ParallelConfig(1, 1, 1), fleet(2, 2, 2, 2))
         mapped = after(before, "1,2,1")
         assert sorted(mapped.positions) == [Device("i0", 0), Device("i0", 1)]
@@ -211,7 +211,7 @@ class TestRunningOn:
     """Pipelines that nothing happens to."""
 
     def test_they_keep_their_devices_and_only_new_ones_load(self) -> None:
-        """What they hold is all kept, KV too."""
+        """The running pipelines keep weights and KV."""
         running = {n: [RunningRequest(f"r{n}", 10, 1)] for n in range(2)}
         before = deployed("2,2,2,4", 4, 4, come=(4,), running=running)
         mapped = after(before, "3,2,2,4")

@@ -123,7 +123,7 @@ class TestTwoLevels:
 
 
 class TestBundles:
-    """What is best together."""
+    """The best assignment of bundles together."""
 
     def test_bundles_that_gain_on_the_same_instance_come_together(self) -> None:
         """Bundles that gain on the same instance come together, though they are not adjacent."""

@@ -180,10 +180,10 @@ class TestLoss:
 
 
 class TestShapes:
-    """From any degrees to any other."""
+    """Plans from any degrees to any other."""
 
     def test_unequal_tensor_degrees_cut_at_the_holders_bounds(self) -> None:
-        """From 2 shards to 3: the middle third is half the one's and half the other's."""
+        """From 2 shards to 3, the middle third comes half from each old shard."""
         instances = (Instance("a", 2, deadline_s=600.0), Instance("b", 3))
         plan = planned(change("1,1,2,1", "1,1,3,1", instances))
         layer = [

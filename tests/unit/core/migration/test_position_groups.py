@@ -30,7 +30,7 @@ def best(written: str, *devices: int) -> list[Groups]:
 
 
 class TestWays:
-    """What is tried."""
+    """The ways to group positions."""
 
     def test_instances_that_fit_tensor_groups_have_one_way(self) -> None:
         """Neighbours, as many as an instance has devices."""
@@ -38,7 +38,7 @@ class TestWays:
         assert best("2,2,2", 4, 4) == [((0, 1, 2, 3), (4, 5, 6, 7))]
 
     def test_a_tensor_group_larger_than_an_instance_is_sliced_or_dealt_out(self) -> None:
-        """In as many pieces either way."""
+        """A tensor group is either sliced or dealt out over the instances, in as many pieces."""
         assert best("1,1,8", 4, 4) == [((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 2, 4, 6), (1, 3, 5, 7))]
 
     def test_a_tensor_group_is_whole_where_it_can_be(self) -> None:

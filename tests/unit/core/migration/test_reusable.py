@@ -22,7 +22,7 @@ degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 def test_the_tables_have_what_two_positions_share(
     before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject
 ) -> None:
-    """For every pair, by the closed forms; a device without an old position has nothing."""
+    """The tables equal the closed forms for every pair; a device without an old position shares nothing."""
     old, new = ParallelConfig(*before), ParallelConfig(*after)
     pairs = st.tuples(st.integers(0, old.pipelines - 1), st.integers(0, new.pipelines - 1))
     tokens = data.draw(st.dictionaries(pairs, st.integers(1, 50)))

@@ -94,7 +94,7 @@ class TestClosedForms:
     def test_they_are_the_sums_over_the_parts_that_both_hold(
         self, two: tuple[Position, ParallelConfig, Position, ParallelConfig], tokens: int
     ) -> None:
-        """For weights and for KV, with any degrees."""
+        """The shared bytes are the sum over common parts of weights and KV, with any degrees."""
         one, one_config, other, other_config = two
         request = RunningRequest("r", tokens)
 

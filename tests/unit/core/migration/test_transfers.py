@@ -43,7 +43,7 @@ def test_a_device_of_the_same_instance_comes_before_any_other() -> None:
 
 
 def test_else_the_instance_whose_uplink_has_least_to_send() -> None:
-    """Of equals the first; the larger load sends the next one remote."""
+    """The instance with the least to send on its uplink is the source, the first of equal ones."""
     choice = SourceChoice(devices_of(1, 1, 1, 1), LINKS)
     assert sources(choice, piece((0, 1, 2), (3,), 300)) == [(0, 3, False)]
     assert sources(choice, piece((0, 1, 2), (3,), 100)) == [(1, 3, False)]
@@ -72,7 +72,7 @@ def test_a_leaving_instance_is_taken_for_its_idle_uplink_but_not_before_an_equal
 
 
 def test_a_leaving_instance_sends_no_more_than_it_can() -> None:
-    """It can send 100 bytes in 10 s, so one in 15 s; bytes without another holder come from storage."""
+    """The instance can send 100 bytes in 10 s, so one layer in 15 s; bytes without another holder come from storage."""
     choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 15.0}), LINKS)
     assert sources(choice, piece((0,), (2,))) == [(0, 2, False)]
     assert sources(choice, piece((0, 1), (2,))) == [(1, 2, False)]

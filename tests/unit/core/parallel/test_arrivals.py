@@ -37,7 +37,7 @@ def test_the_first_request_alone_is_no_flood() -> None:
 
 
 def test_what_has_not_been_watched_counts_as_expected() -> None:
-    """At the start all of it, after thirty seconds nothing."""
+    """The expected rate counts for the unobserved part of the window: all of it at the start, none after 30 s."""
     window = ArrivalWindow(30.0, started_s=100.0, expected_rate=2.0)
     assert window.rate(100.0) == pytest.approx(2.0)
     assert window.rate(115.0) == pytest.approx(1.0)

@@ -72,7 +72,7 @@ def test_types_without_a_part_are_given_back_and_spares_are_of_the_largest() -> 
 
 
 def test_asking_twice_ends_with_the_spot_ones() -> None:
-    """When both came, those on demand go again, and then nothing changes any more."""
+    """When both arrived, the on-demand instances are released, and nothing changes after that."""
     came = Supply(A, spot=20, on_demand=20, held_spot=10, held_on_demand=4)
     change = fleet_delta(of_a(8), [came])[0]
     assert change == FleetDelta("a", release_on_demand=4)
@@ -81,5 +81,5 @@ def test_asking_twice_ends_with_the_spot_ones() -> None:
 
 
 def test_nothing_changes_without_a_choice() -> None:
-    """What is held may be of use with what comes later."""
+    """Without a choice the held instances are kept, since a later choice may use them."""
     assert fleet_delta(None, [Supply(A, 3, held_spot=3)]) == (FleetDelta("a"),)

@@ -40,7 +40,7 @@ def test_whole_prompts_cost_what_their_pipeline_is_busy_for() -> None:
 
 
 def test_micro_batches_can_be_set() -> None:
-    """Of two sequences each, prompts and steps alike; hops of steps are divided."""
+    """Prompts and steps run in micro-batches of two sequences, and a step's hops are divided among them."""
     tables = replace(TABLES, prompt_micro_batches=2, step_micro_batches=2)
     config = ParallelConfig.parse("1,2,1,4")
     assert tables.prompt_s(config, 512) == pytest.approx(2 * (70 * 5 * 3 / 2 + 8 / 2 + 6) / 1000)
@@ -48,7 +48,7 @@ def test_micro_batches_can_be_set() -> None:
 
 
 def test_prompts_of_other_lengths_are_taken_in_proportion() -> None:
-    """Their layers are; hops and embeddings are as measured."""
+    """A layer's time scales with the prompt's length; hops and embeddings are as measured."""
     config = ParallelConfig.parse("1,1,1,1")
     assert TABLES.prompt_s(config, 1024) == pytest.approx(2 * (2 * 40 * 10 + 2) / 1000)
 
@@ -89,7 +89,7 @@ def test_requests_without_tokens_have_no_throughput() -> None:
 
 
 def test_layers_can_be_given_in_place_of_the_profiles() -> None:
-    """Of another model with the same layers; without padding by either side there is none."""
+    """A profile of another model with the same layers can be used; without its padding there is none."""
     document = round_profile()
     del document["padded_layer_num"], document["max_tp"]
     tables = LayerTables.from_profile(document, layers=20)
@@ -128,7 +128,7 @@ def test_a_bad_profile_is_refused_with_the_name_of_the_field(field: str, value: 
 
 
 def test_a_profile_without_measurements_is_refused() -> None:
-    """It would know no time at all."""
+    """A profile without measurements has no times."""
     document = {key: value for key, value in round_profile().items() if not key.startswith("tp-")}
     with pytest.raises(ValueError, match="has no `tp-N`"):
         LayerTables.from_profile(document)

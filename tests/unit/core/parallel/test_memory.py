@@ -48,7 +48,7 @@ def test_only_a_share_of_memory_is_usable() -> None:
 
 
 def test_pipelines_for_prompts_need_as_much() -> None:
-    """They hold the KV of their batch until it is handed over."""
+    """A prompt pipeline holds the KV of its batch until the hand-off."""
     assert MEMORY.device_bytes(ParallelConfig(2, 2, 2, 4, 1)) == MEMORY.device_bytes(ParallelConfig(1, 2, 2, 4))
 
 

@@ -158,7 +158,7 @@ def test_either_is_no_worse_than_both() -> None:
 
 
 def test_a_type_that_is_too_small_gives_nothing() -> None:
-    """Its pipelines would not fit; the other's do."""
+    """Pipelines of the small type would not fit, those of the other type do."""
     supplies = [Supply(machine("small", memory_bytes=1_000_000), 9), Supply(machine("large"), 2)]
     choice = choose(ServiceDemand(1000.0, 1.0, 100, 20), supplies, RealMemory(MODEL, 100, prompt_tokens=1), small())
     assert choice is not None
@@ -213,7 +213,7 @@ def test_a_demand_that_is_none_is_refused() -> None:
 
 
 def test_with_phases_apart_a_request_waits_twice() -> None:
-    """For its prompt, and for its decoding."""
+    """With split phases a request waits for its prompt and again for its decoding."""
     supplies = [Supply(machine(devices=2, cost=scaled()), 1)]
     cost, demand = scaled(), ServiceDemand(2.0, 1.0, 100, 5)
     choice = chosen(demand, supplies, small(phases=Phases.SPLIT))

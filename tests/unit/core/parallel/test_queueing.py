@@ -50,7 +50,7 @@ def test_many_servers_are_near_erlangs_c(servers: int, load: float) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_batches_are_near_drawn_arrivals(cv: float, servers: int, batch: int, load: float) -> None:
-    """Up to c = 1: within a third, or a fifth of a service."""
+    """The formula is within a third of simulated waits up to c = 1, or within a fifth of a service."""
     rate = load * servers * batch / 10
     drawn_s = drawn_wait_s(rate, cv, 10.0, servers, batch)
     assert waiting_s(rate, cv, 10.0, servers, batch) == pytest.approx(drawn_s, rel=1 / 3, abs=10 / 5)

@@ -55,7 +55,7 @@ def test_prompts_go_one_by_one_through_stages_where_that_is_faster() -> None:
 
 
 def test_with_phases_apart_the_last_layer_of_the_kv_is_waited_for() -> None:
-    """Of a batch of two prompts of 40 tokens, each shard sends its half of a layer."""
+    """With split phases the last layer's KV, half per shard for two prompts of 40 tokens, adds to the execution."""
     together, apart = ParallelConfig(1, 1, 2, 2), ParallelConfig(1, 1, 2, 2, prompt_data=1)
     extra_s = scaled().execution_s(apart, 40, 3) - scaled().execution_s(together, 40, 3)
     assert extra_s == pytest.approx(1e-3 + 2 * 40 * 400 / 2 / 1e6)

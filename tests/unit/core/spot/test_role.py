@@ -34,7 +34,7 @@ def watching() -> Watching:
     return Watching()
 
 
-# --- who receives notices ----------------------------------------------------------------------------------------------
+# --- recipients of notices ---------------------------------------------------------------------------------------------
 
 
 def test_every_worker_of_the_machine_receives_the_deadline(watching: Watching) -> None:
@@ -148,7 +148,7 @@ def test_a_cloud_that_answers_is_polled_in_step(watching: Watching) -> None:
 
 
 def test_a_cloud_that_does_not_answer_is_polled_ever_more_rarely(watching: Watching) -> None:
-    """Up to a bound; the first good answer ends that."""
+    """The delay doubles up to a bound, and the first good answer resets it."""
     watching.start()
     pauses = []
     for _ in range(7):
@@ -225,7 +225,7 @@ def test_a_machine_without_a_noticed_worker_is_not_given_back(watching: Watching
 
 
 def test_an_old_incarnations_goodbye_is_not_the_new_ones(watching: Watching) -> None:
-    """It comes late, and changes nothing."""
+    """A late goodbye of an earlier incarnation is ignored."""
     watching.start(worker("a"))
     watching.answer(WAITING)
     watching.feed(worker("a", incarnation=2))
@@ -279,7 +279,7 @@ def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watchin
 
 
 def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
-    """What its earlier life held is gone."""
+    """A restarted worker has lost what its earlier incarnation held."""
     watching.beat_itself()
     watching.feed(worker("a"))
     watching.feed(worker("a", incarnation=2))
@@ -358,7 +358,7 @@ class TestEndedProcesses:
         assert (report.kind, report.worker_ids) == (InterruptionKind.LOST, ("a",))
 
     def test_one_that_left_or_was_replaced_is_not_announced(self) -> None:
-        """Its goodbye, or its successor, came first."""
+        """A goodbye or a successor before the timeout prevents the report of a loss."""
         watching = Watching()
         watching.start(worker("a"), worker("b", incarnation=2))
         watching.feed(worker("a", state=MemberState.LEFT))

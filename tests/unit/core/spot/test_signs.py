@@ -12,7 +12,7 @@ NOW = 1000.0
 def seen(
     standing: ActiveSigns, *signs: Sign, now: float = NOW, problem: str | None = None
 ) -> list[tuple[str, float | None]]:
-    """What an answer brings."""
+    """Return the deadlines that an answer changes."""
     changes = standing.observe(MetadataAnswered(signs, problem), now)
     return [(each.sign.event_id, each.deadline_s) for each in changes.seen]
 
@@ -78,7 +78,7 @@ def test_a_sign_repeated_in_an_answer_is_one(again: int) -> None:
 
 
 def test_events_that_want_an_answer_are_those_that_stand() -> None:
-    """In the order of their first sight."""
+    """Events to acknowledge are in the order of their first sight, as long as they are offered."""
     standing = ActiveSigns()
     signs = [Sign("b", "r", 1.0, acknowledgeable=True), Sign("a", "r", 1.0, acknowledgeable=True), Sign("c", "r", 1.0)]
     seen(standing, *signs)

@@ -46,7 +46,7 @@ class Watching:
         return commands
 
     def start(self, *workers: Member) -> None:
-        """These are there, and so is a cloud."""
+        """Start the watcher with these workers and a cloud."""
         for member in workers:
             self.feed(member)
         self.feed(c.WatchStarted("a-cloud", POLL_S))
@@ -72,12 +72,12 @@ def notices(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
 
 
 def reports(commands: list[c.SpotWatcherCommand]) -> list[InterruptionReported]:
-    """What was reported to the planner."""
+    """Return the reports to the planner."""
     return [each.report for each in of(commands, c.PublishReport)]
 
 
 def left(member: Member) -> Member:
-    """Its goodbye."""
+    """Return the worker's goodbye."""
     return replace(member, state=MemberState.LEFT)
 
 

@@ -163,7 +163,7 @@ def rows(commands: list[c.WorkerCommand]) -> list[str]:
 
 
 def row_of(commands: list[c.WorkerCommand], choice_id: str) -> tuple[int, int]:
-    """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
+    """Return the first position and the token count of the first attempt's row in the ordered iteration."""
     ((first, tokens),) = [
         (row.first_position, row.num_tokens)
         for order in only(commands, c.RunIteration)

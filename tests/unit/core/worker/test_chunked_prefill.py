@@ -25,7 +25,7 @@ def decode(context: int) -> BatchRow:
 
 
 def run(pace: ChunkedPrefillBudget, seconds: float, *rows: BatchRow, now: float = 100.0) -> None:
-    """One iteration."""
+    """Charge one iteration."""
     pace.ordered(Batch(rows), now)
     pace.ended(now + seconds)
 
@@ -86,7 +86,7 @@ def test_a_slow_device_still_makes_progress() -> None:
 
 
 def test_decodes_alone_teach_no_prompt_cost() -> None:
-    """They read all weights for a few tokens."""
+    """Decodes read all weights for a few tokens, so they teach nothing about prompts."""
     pace = paced()
     run(pace, 0.1, *[decode(500)] * 4, now=200.0)
     assert room(pace) == 63
@@ -168,7 +168,7 @@ def test_a_context_costs_what_the_model_gives() -> None:
 
 @given(st.integers(500, 5000), st.integers(500, 3000), st.lists(st.integers(0, 2000), min_size=1, max_size=4))
 def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int, decodes: list[int]) -> None:
-    """Where prompts follow prompts, beside decodes."""
+    """Chunks of a prompt take equal times when prompts follow prompts beside decodes."""
     cost = TokenCost(5e-4, 5e-4 / parity)
     pace = ChunkedPrefillBudget(STALL_S, parity)
     run(pace, cost.of(100, 5000), part(100))
@@ -202,7 +202,7 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
 
 
 def test_a_profile_gives_the_token_cost_before_any_was_computed() -> None:
-    """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
+    """The cost is that of a prompt of usual length, with its iteration's fixed cost and half of its context."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
     pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
     assert pace.prompt_token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)
@@ -217,12 +217,12 @@ def test_what_was_computed_corrects_the_profile() -> None:
 
 
 def test_a_profile_of_nothing_gives_no_cost() -> None:
-    """Where prompts take no time at all."""
+    """A profile whose prompts take no time gives no cost."""
     assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
 
 
 class TestInAWorker:
-    """What a worker's iterations make of it."""
+    """Chunked prefill in a worker's iterations."""
 
     def bench(self) -> WorkerBench:
         return WorkerBench(
@@ -261,7 +261,7 @@ class TestInAWorker:
 
 
 def test_a_bound_of_nothing_is_refused() -> None:
-    """It would allow no prompt at all."""
+    """A stall bound of 0 would allow no prompt."""
     with pytest.raises(ValueError, match="max_stall_s"):
         WorkerPolicy(max_stall_s=0.0)
 

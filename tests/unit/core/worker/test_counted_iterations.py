@@ -22,13 +22,13 @@ def counted(bench: WorkerBench, steps: int = 1, *, ended: bool = True) -> list[c
 
 
 def steps(commands: list[c.WorkerCommand]) -> int:
-    """Of the one order."""
+    """Return the number of iterations in the only order."""
     (order,) = only(commands, c.RunIteration)
     return order.steps
 
 
 def test_a_sequence_alone_is_ordered_up_to_its_end() -> None:
-    """Its first token here comes by itself, because a client waits for it; the rest is one order."""
+    """The first token comes by itself, since a client waits for it, and the rest is one order."""
     bench = bench_of()
     assert steps(bench.in_place("a", max_new=50)) == 1
     commands = counted(bench)
@@ -50,7 +50,7 @@ def test_one_token_that_is_the_first_and_the_last_is_sent_once() -> None:
 
 
 def test_a_hand_off_is_the_same() -> None:
-    """Its first token has no name either."""
+    """A hand-off's first token also has no id."""
     bench = bench_of()
     bench.prefill("p")
     (push,) = only(counted(bench), c.PushKv)
@@ -125,7 +125,7 @@ def test_a_sequence_that_can_join_ends_the_order_at_the_next_boundary() -> None:
 
 
 def test_a_sequence_that_leaves_ends_the_order_at_the_next_boundary() -> None:
-    """Its blocks are used until then."""
+    """A leaving sequence's blocks are used until the boundary."""
     bench = bench_of()
     bench.in_place("a", max_new=200)
     counted(bench)
@@ -173,7 +173,7 @@ def test_an_engine_may_end_an_order_by_itself() -> None:
 
 
 def test_an_engine_failure_ends_the_run() -> None:
-    """Its member is tried again, one iteration at a time; given back, it leaves nothing."""
+    """The sequence runs again by single iterations, and holds nothing once it is given back."""
     bench = bench_of()
     bench.in_place("a", max_new=50)
     counted(bench)
@@ -194,7 +194,7 @@ def test_policies_that_cannot_work_are_refused(settings: dict[str, int]) -> None
 
 
 def test_with_all_blocks_reserved_an_order_needs_no_more() -> None:
-    """It runs up to the end."""
+    """With all blocks reserved an order runs to the end of the sequence."""
     bench = WorkerBench(blocks=20, policy=WorkerPolicy(reserve=Reserve.MAX_TOKENS, counted_steps=1000))
     bench.in_place("a", max_new=50)
     assert steps(counted(bench)) == 49

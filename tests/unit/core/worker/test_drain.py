@@ -32,7 +32,7 @@ def test_an_idle_worker_leaves_after_lingering() -> None:
 
 
 def test_a_short_notice_leaves_no_time_to_linger() -> None:
-    """At its deadline the machine is gone."""
+    """A worker whose deadline is shorter than the linger time leaves at the deadline."""
     bench = WorkerBench()
     drain(bench, grace_s=0.2)
     assert bench.tick(after_s=0.2) == [c.Leave()]
@@ -80,7 +80,7 @@ def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
 
 
 def test_at_the_deadline_it_waits_for_the_iteration_in_flight() -> None:
-    """It gives the sequence back once and leaves when the engine is at rest."""
+    """The worker gives the sequence back once, and leaves when the engine is idle."""
     bench = WorkerBench()
     bench.decode("r")
     drain(bench, grace_s=2.0)

@@ -54,7 +54,7 @@ def batch_of(culprits: str, count: int) -> tuple[FailingBench, list[c.WorkerComm
 
 
 def errors(commands: list[c.WorkerCommand]) -> dict[int, m.TokenDelta]:
-    """What ended with an error, by stream."""
+    """Return the streams that ended with an error."""
     return {delta.attempt_id: delta for delta in deltas(commands) if delta.finish_reason is FinishReason.ERROR}
 
 
@@ -63,7 +63,7 @@ def stream(name: str) -> int:
 
 
 def test_the_culprit_ends_with_an_error_and_the_others_continue() -> None:
-    """It is found by halves; the others have every token once."""
+    """The culprit is found by bisection, and the others have every token once."""
     bench, commands = batch_of("c", 8)
     issued = bench.run(commands, 9)
     assert bench.batches == ["abcdefgh", "abcd", "ab", "cd", "c", "d", "efgh", "c", "abdefgh"]
@@ -140,7 +140,7 @@ def test_a_prompt_is_tried_again_from_where_it_was() -> None:
 
 
 class TestBrokenEngine:
-    """It fails for every request."""
+    """An engine that fails for every request."""
 
     def test_all_is_given_back_and_the_worker_ends(self) -> None:
         """After the third request that failed alone the worker ends, and no request is reported as at fault."""

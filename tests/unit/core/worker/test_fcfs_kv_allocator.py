@@ -28,7 +28,7 @@ def preempted(blocks: int = 4, policy: WorkerPolicy = NO_SPARE) -> tuple[WorkerB
 
 
 class TestReservation:
-    """What is reserved, and what a newcomer must leave."""
+    """The blocks that are reserved, and those that a newcomer must leave."""
 
     def test_blocks_for_the_prompt_and_the_first_token_are_reserved(self) -> None:
         """Blocks are reserved for the prompt and one token, not for the ten possible ones: 33 tokens take 3 blocks of 16."""
@@ -44,7 +44,7 @@ class TestReservation:
         assert bench.role.load().reserved_new_tokens is None
 
     def test_what_would_not_fit_alone_is_refused(self) -> None:
-        """Its prompt would fit; its last tokens never would."""
+        """The request's prompt would fit, but not its last tokens."""
         bench = bench_of(4)
         (refused,) = only(bench.reserve("r", tokens=65, new=60), m.KvRefused)
         assert refused.reason == "5 blocks may be needed, there are 4"
@@ -62,7 +62,7 @@ class TestReservation:
         assert only(bench.reserve("c", tokens=20, new=10), m.KvReserved) != []
 
     def test_a_newcomer_leaves_what_a_preempted_one_waits_for(self) -> None:
-        """It would else wait for ever while newcomers come."""
+        """A preempted sequence would otherwise wait for ever while newcomers come."""
         bench, _ = preempted()
         assert bench.role.load().kv_blocks_kept == 2
         (refused,) = only(bench.reserve("new", tokens=11, new=10), m.KvRefused)
@@ -125,14 +125,14 @@ class TestPreemption:
         assert rows(commands) == ["a@1"]
 
     def test_after_some_preemptions_it_comes_back_with_all_its_blocks_and_stays(self) -> None:
-        """It waits for blocks for its prompt and all ten tokens; later sequences that need blocks wait for it."""
+        """The sequence waits for blocks for its prompt and all ten tokens, and later sequences wait behind it."""
         bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1, prefix_caching=False))
         assert bench.role.load().kv_blocks_kept == 3
         assert rows(bench.iterate(a=2)) == ["b@1"]
         assert bench.pool.used_blocks == 3
 
     def test_a_preempted_one_can_be_cancelled(self) -> None:
-        """It holds nothing but its place."""
+        """A preempted sequence holds only its place in the queue."""
         bench, _ = preempted()
         assert bench.feed(m.CancelRequest("b", 1)) == [c.DropSequence("b@1")]
         bench.iterate(a=2)
@@ -177,6 +177,6 @@ CONTRADICTIONS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
 def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
-    """At the worker's start, and not when memory is short."""
+    """An impossible policy is refused at the start, before memory is short."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         WorkerPolicy(**settings)  # type: ignore[arg-type]

@@ -58,8 +58,8 @@ class TestCounting:
         bench.prompt_tokens["r"] = 30
         bench.feed(m.StartPrefill("r", 1, stream, "s", 1, 30, HERE, LEASE_S, 10))
         bench.load("r")
-        told = [command for command in bench.iterate(r=50) if isinstance(command, m.Send)]
-        assert [(command.recipient_id, command.incarnation) for command in told] == [("g", 7)]
+        reported = [command for command in bench.iterate(r=50) if isinstance(command, m.Send)]
+        assert [(command.recipient_id, command.incarnation) for command in reported] == [("g", 7)]
 
 
 class TestForgetting:
@@ -77,7 +77,7 @@ class TestForgetting:
         assert bench.role.load().running == 1
 
     def test_a_gateway_that_is_back_after_all_gets_the_errors(self) -> None:
-        """It was only away for long; its next batch is number 1 again."""
+        """A gateway that was away for long gets the errors of its streams, and batches are numbered from 1 again."""
         bench = decoding("r")
         (batch,) = batches(bench.feed(REPLACED))
         assert (batch.deltas[0].retryable, batch.number) == (True, 2)

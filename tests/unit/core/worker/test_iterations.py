@@ -98,7 +98,7 @@ class TestScheduling:
         assert row_of(bench.iterate(a=50), "b") == (2, 8)
 
     def test_a_part_cancelled_in_mid_iteration_is_not_followed_by_another(self) -> None:
-        """Its blocks come free with the part."""
+        """A cancelled chunk's blocks become free with its iteration."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         bench.prefill("r", prompt=40)
         bench.feed(m.CancelRequest("r", 1))
@@ -203,7 +203,7 @@ class TestRequestLevelBatches:
         assert rows(bench.iterate(b=STOP_TOKEN)) == ["d@1"]
 
     def test_a_batch_is_as_many_as_there_are_rows_for(self) -> None:
-        """Its prompts may take several iterations, beside the decodes of the first."""
+        """A batch has as many sequences as rows; their prompts may take several iterations beside decodes."""
         bench = self.bench(max_num_seqs=3, max_prompt_tokens=60)
         bench.in_place("a")
         for name in "bcde":
@@ -222,7 +222,7 @@ class TestRequestLevelBatches:
 
 
 class TestCondemned:
-    """What ends while its blocks are in use keeps them until they are at rest."""
+    """Sequences that end while their blocks are in use keep them until the iteration or push has ended."""
 
     @pytest.mark.parametrize("ends", ["finished", "failed"])
     def test_cancelled_in_mid_iteration(self, ends: str) -> None:
@@ -237,7 +237,7 @@ class TestCondemned:
         bench.assert_empty()
 
     def test_a_prompt_cancelled_in_mid_iteration_pushes_nothing(self) -> None:
-        """Its reservation is released at once, its blocks when the iteration ends; others continue."""
+        """The reservation is released at once, the blocks when the iteration ends, and other sequences continue."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.decode("d")

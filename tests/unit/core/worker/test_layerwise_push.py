@@ -62,7 +62,7 @@ class TestLayerwise:
         assert only(bench.in_place("r"), c.OpenPush) == []
 
     def test_one_that_is_cancelled_is_called_off_and_keeps_its_blocks_until_then(self) -> None:
-        """Its iteration has to end, and its push, in any order."""
+        """The cancelled prompt's blocks become free once its iteration and its push have ended, in either order."""
         for push_first in (True, False):
             bench = WorkerBench(policy=LAYERWISE)
             bench.prefill("r")

@@ -76,7 +76,7 @@ class TestHandOff:
         assert handoff(worker.iterate(r=50)).level is None
 
     def test_a_hand_off_that_was_begun_before_has_the_level_at_its_end(self) -> None:
-        """When the prompt is computed, and charged."""
+        """The level is that after the prompt was computed and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
@@ -157,7 +157,7 @@ class TestLaterAttempts:
 
 
 def record(choice_id: str, priority: int = 0, tenant: str = "") -> RequestRecord:
-    """Of a prompt of four tokens."""
+    """Return a record with a prompt of four tokens."""
     criteria = StopCriteria(10, (STOP_TOKEN,))
     return RequestRecord(
         choice_id, 1, "g", 1, "model", (1, 2, 3, 4), (), SamplingParams(), criteria, 0.0, priority, tenant
@@ -165,7 +165,7 @@ def record(choice_id: str, priority: int = 0, tenant: str = "") -> RequestRecord
 
 
 class TestRecords:
-    """What the client gave is in the record."""
+    """Priority and tenant come from the client's record."""
 
     def test_priority_and_tenant_are_taken_over(self) -> None:
         """Before the record there are none."""

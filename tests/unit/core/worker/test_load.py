@@ -20,7 +20,7 @@ class TestPhases:
     """A scheduler sees from a heartbeat which work is off-pool for the worker."""
 
     def test_a_prompt_for_another_worker_counts_until_that_one_has_its_kv(self) -> None:
-        """Its push is a part of the prompt phase."""
+        """The push is a part of the prompt phase."""
         bench = WorkerBench()
         bench.prefill("r")
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 1, "decoding": 0, "reserved": 0}

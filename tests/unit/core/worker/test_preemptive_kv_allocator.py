@@ -63,7 +63,7 @@ class TestReactive:
         assert rows(bench.iterate(a=54)) == ["n@1", "a@1"]
 
     def test_it_comes_back_when_there_is_room_and_it_has_its_turn(self) -> None:
-        """It is swapped in when there are free blocks and it has its turn, and resumes where it was."""
+        """A swapped-out sequence returns when blocks are free and it has its turn, and resumes at its position."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=5)
@@ -88,7 +88,7 @@ class TestReactive:
         assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
 
     def test_where_the_host_is_full_it_is_computed_again(self) -> None:
-        """Its blocks come free at once."""
+        """The preempted sequence's blocks become free at once, since nothing is copied."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE), host_blocks=1)
         two_long_ones(bench)
         bench.in_place("n", prompt=5)
@@ -97,7 +97,7 @@ class TestReactive:
         assert ledger(commands, "preempted") == [{"computed_tokens": 21, "preemptions": 1}]
 
     def test_a_sequence_recomputed_often_enough_stays(self) -> None:
-        """Where nothing swaps: the newcomer waits."""
+        """Without swapping a sequence is recomputed a bounded number of times, then the newcomer waits."""
         bench = WorkerBench(blocks=4, policy=replace(policy_of(WhenFull.RECOMPUTE), max_preemptions=1))
         two_long_ones(bench, max_new=12)
         bench.in_place("n", prompt=5)
@@ -124,7 +124,7 @@ class TestReactive:
 
 
 class TestDefer:
-    """Newcomers wait."""
+    """The policy under which newcomers wait."""
 
     def test_no_sequence_gives_blocks_up_to_a_newcomer(self) -> None:
         """Under `WhenFull.DEFER` a newcomer waits although it ranks before the running sequences."""
@@ -227,7 +227,7 @@ class TestReservations:
         assert isinstance(reserved, m.KvReserved)
 
     def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self) -> None:
-        """Where a batch is wide enough for all, none is idle, so the last of the order is swapped out."""
+        """In a batch wide enough for all, no sequence is idle, so the last of the order is swapped out."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")

@@ -34,7 +34,7 @@ def hand_off(bench: WorkerBench, choice_id: str) -> list[c.WorkerCommand]:
 
 
 class TestReuse:
-    """On the worker that computes prompts."""
+    """Prefix reuse on a worker that computes prompts."""
 
     def test_full_blocks_of_a_prompt_that_began_alike_are_not_computed_again(self) -> None:
         """Two blocks of 16 are shared; the hand-off pushes them all, and gateway and ledger get the cached count."""
@@ -52,7 +52,7 @@ class TestReuse:
         bench.assert_empty()
 
     def test_the_last_token_of_a_prompt_is_always_computed(self) -> None:
-        """Its logits give the first new token; so the block that it is in is computed again."""
+        """The last token's logits give the first new token, so its block is computed again."""
         bench = bench_of()
         prompt(bench, "a", TEXT[:32])
         hand_off(bench, "a")
@@ -115,7 +115,7 @@ class TestReuse:
 
 
 class TestInPlace:
-    """On a worker that does both phases."""
+    """Prefix reuse on a worker with both phases."""
 
     def begin(self, bench: WorkerBench, choice_id: str, tokens: tuple[int, ...], max_new: int = 20) -> c.RunIteration:
         bench.start(choice_id, prompt=len(tokens), new=max_new, target=HERE)
@@ -136,7 +136,7 @@ class TestInPlace:
         assert bench.pool.used_blocks == 3
 
     def test_a_preempted_sequence_finds_its_own_blocks_again(self) -> None:
-        """It finds the blocks not reused meanwhile; its reported cached tokens stay what its prompt found."""
+        """The sequence finds its blocks that were not reused, and its reported cached tokens stay those of its prompt."""
         bench = bench_of(blocks=4)
         bench.decode("a")
         bench.decode("b")

@@ -139,7 +139,7 @@ class TestHandoff:
         bench.assert_empty()
 
     def test_news_of_a_push_that_is_not_under_way_changes_nothing(self) -> None:
-        """Of an unknown request, or of one still waiting."""
+        """The end of a push of an unknown or waiting request is ignored."""
         bench = WorkerBench()
         assert bench.delivered("unknown") == []
         bench.start("r")
@@ -241,7 +241,7 @@ class TestInPlace:
         assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
 
     def test_on_demand_it_has_blocks_for_its_prompt_only(self) -> None:
-        """What it needs for its tokens it gets as they come."""
+        """Blocks for further tokens are allocated as they come."""
         bench = WorkerBench(policy=WorkerPolicy(watermark=0.0))
         bench.in_place("r", prompt=30)
         assert bench.pool.used_blocks == 2

@@ -84,7 +84,7 @@ def test_equals_do_not_preempt_one_another() -> None:
 
 
 def test_one_that_was_preempted_before_is_harder_to_preempt() -> None:
-    """Its age counts twice, then three times."""
+    """A preempted sequence's age counts twice, then three times."""
     bench = full()
     bench.prefill("p", prompt=30)
     bench.iterate(after_s=1.0, a=52, b=51)
@@ -138,7 +138,7 @@ def test_no_prompt_passes_one_that_waits() -> None:
 
 
 def test_a_prompt_without_a_row_takes_nothing() -> None:
-    """It would only hold the blocks."""
+    """A prompt without a row in the batch would hold its blocks in vain."""
     bench = full(policy=replace(POLICY, limits=BatchLimits(max_num_seqs=2)))
     bench.prefill("p", prompt=30)
     commands = bench.iterate(after_s=1000.0, a=52, b=51)
@@ -202,7 +202,7 @@ class TestInPlace:
 
 
 def test_a_prompt_that_was_given_blocks_computes_what_others_have_computed_since() -> None:
-    """It has blocks of its own, which hold nothing, though another one with the same beginning is found by now."""
+    """A prompt that has empty blocks of its own keeps them, even if its prefix is cached by then."""
     policy = WorkerPolicy(BatchLimits(8, 2048, 17), watermark=0.0, preempt_after_s=0.0)
     bench = WorkerBench(blocks=6, policy=policy)
     bench.decode("a", prompt=17)

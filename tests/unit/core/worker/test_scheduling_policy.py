@@ -67,7 +67,7 @@ class TestQueues:
         assert floor.names() == ["short", "long"]
 
     def test_what_is_cached_of_a_prompt_does_not_count(self) -> None:
-        """Its first iteration is as long as what is left to compute takes."""
+        """The first iteration takes as long as the uncached part of the prompt."""
         floor = Floor()
         first = floor.add("first", 60)
         first.block_ids = floor.pool.allocate(first.sequence_id, 60)
@@ -165,7 +165,7 @@ class TestTenants:
         assert floor.names() == ["many0", "one", "many1", "many2"]
 
     def test_a_served_tenant_waits_for_others(self) -> None:
-        """What was charged counts: prompt tokens once, output tokens twice."""
+        """A tenant is charged prompt tokens once and output tokens twice."""
         floor = Floor()
         a, b = floor.add("a", 20, tenant="a"), floor.add("b", 5, tenant="b")
         floor.names()

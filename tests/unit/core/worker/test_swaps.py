@@ -36,10 +36,10 @@ def one_leaves(policy: WorkerPolicy = POLICY) -> tuple[WorkerBench, list[c.Worke
 
 
 class TestLeaving:
-    """To the host."""
+    """Copies to the host."""
 
     def test_what_is_computed_is_copied_and_nothing_else(self) -> None:
-        """Its first blocks on the device into as many of the host."""
+        """The sequence's first computed blocks are copied into as many host blocks."""
         _, commands = one_leaves()
         (move,) = only(commands, c.SwapOut)
         assert (move.block_ids, move.host_block_ids) == ((0, 1, 2), (0, 1, 2))
@@ -63,7 +63,7 @@ class TestLeaving:
         bench.assert_empty()
 
     def test_a_failed_copy_leaves_it_where_it_was(self) -> None:
-        """It gets no second order to swap out, but is recomputed if its place is needed."""
+        """The sequence is not swapped out again, but recomputed if its blocks are needed."""
         bench, _ = one_leaves()
         commands = bench.feed(c.SwapFailed("a@1", "no memory"))
         assert ledger(commands, "swap_failed") == [{"reason": "no memory"}]
@@ -84,7 +84,7 @@ class TestLeaving:
 
 
 class TestReturning:
-    """To the device."""
+    """Copies to the device."""
 
     def test_it_resumes_where_it_was(self) -> None:
         """A swapped-in sequence resumes at its last position without recomputation, and its host blocks become free."""

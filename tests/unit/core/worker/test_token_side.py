@@ -89,7 +89,7 @@ class TestLeases:
         assert error_delta(bench.tick(after_s=0.2)).retryable
 
     def test_renewals_of_what_is_not_here_change_nothing(self) -> None:
-        """Of another epoch, or of a request that is gone."""
+        """A renewal of another epoch, or of an absent request, extends no lease."""
         bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 2), ("gone", 1))), after_s=2.0) == []
@@ -104,7 +104,7 @@ class TestLeases:
         assert error_delta(bench.tick(after_s=0.1)).retryable
 
     def test_a_sequence_whose_kv_arrived_has_no_lease(self) -> None:
-        """It is this worker's own; a late renewal does not give it one."""
+        """The sequence belongs to this worker, and a late renewal gives it no lease."""
         bench = WorkerBench()
         bench.decode("r")
         bench.feed(m.RenewLeases((("r", 1),)))
@@ -179,7 +179,7 @@ class TestArrival:
             assert deltas(bench.iterate(r=51))[0].token_index == 4
 
     def test_kv_for_a_reservation_that_is_gone_changes_nothing(self) -> None:
-        """It ended while the last bytes were on the way; nor does KV that is announced twice."""
+        """KV that arrives after its reservation has ended, or that is announced twice, is ignored."""
         bench = WorkerBench()
         assert bench.arrive("r") == []
         bench.decode("d")
@@ -202,7 +202,7 @@ class TestArrival:
             bench.assert_empty()
 
     def test_a_sequence_handed_off_here_was_not_prefilled_here(self) -> None:
-        """Its prompt is in another worker's ledger lines."""
+        """The prompt is in the ledger lines of another worker."""
         bench = WorkerBench()
         bench.decode("r")
         assert ledger(bench.iterate(r=51), "prefilled") == []

@@ -36,7 +36,7 @@ ROWS = lines(prompt_s, token_s)
 
 
 def test_the_law_behind_a_profile_is_found() -> None:
-    """What pairs and context cost, and the tables without them."""
+    """The fit finds the costs of pairs and context, and the tables without them."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     assert cost.prompt_context_s == pytest.approx(PAIR_S)
     assert cost.decode_context_s == pytest.approx(CONTEXT_S)
@@ -52,7 +52,7 @@ def test_long_contexts_in_large_batches_have_an_unmeasured_cost() -> None:
 
 
 def test_attention_costs_what_the_machine_allows_at_least() -> None:
-    """Where several short prompts take as long as one long one, or context costs nothing, that is noise."""
+    """Equal times of several short prompts and a long one, or a context without cost, are noise."""
     rows = lines(lambda prompt, batch: 2e-4 * prompt * batch, lambda batch, context: 0.05 + 3e-4 * batch)
     peaks = PEAKS[H100]
     cost = fit_honest(rows, BLOOM_176B, peaks)

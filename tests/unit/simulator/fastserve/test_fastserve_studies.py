@@ -35,7 +35,7 @@ FOUND = {study.name: answered(study) for study in studies(JobScope())}
 
 
 class TestStudies:
-    """What is run."""
+    """The studies and their points."""
 
     def test_names_are_of_one_study_each(self) -> None:
         """Studies have distinct names, which are also their file names."""
@@ -129,7 +129,7 @@ class TestFindings:
 
     @pytest.mark.parametrize(("ours", "expected"), [(2.9, False), (3.1, True), (4.9, True), (5.1, False)])
     def test_close_is_within_a_quarter(self, ours: float, expected: bool) -> None:
-        """On either side of the upper end."""
+        """A ratio is close within a quarter of the upper end on either side."""
         assert is_close((1.0, ours), (1.0, 4.0)) is expected
 
 
@@ -142,7 +142,6 @@ def test_a_study_is_drawn(tmp_path: Path, name: str) -> None:
 
 
 def test_peaks_are_drawn(tmp_path: Path) -> None:
-    """In a figure of their own."""
     pytest.importorskip("matplotlib")
     save(plot_study(FOUND["peak-kv"]), tmp_path / "peaks.svg")
     assert "tokens with KV" in (tmp_path / "peaks.svg").read_text() or (tmp_path / "peaks.svg").stat().st_size > 1000

@@ -31,7 +31,7 @@ def jct_s(case: JobCase, scheduler: Scheduler) -> float:
 
 
 class TestEngines:
-    """What the paper ran on, as machines of a world."""
+    """The paper's engines as machines of a world."""
 
     def test_a_decode_takes_the_time_of_the_artifacts_profile(self) -> None:
         """19.9 ms, 0.0385 ms for a sequence, 0.63 us for each token of its context; a prompt of 100: 28.4 ms."""
@@ -42,7 +42,7 @@ class TestEngines:
 
     @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
     def test_memory_holds_the_configured_tokens(self, engine: object) -> None:
-        """To the token on the device; the host has more."""
+        """The device has memory for exactly the configured tokens, and the host for more."""
         assert engine.machine.kv_tokens(engine.model) == engine.kv_tokens  # type: ignore[attr-defined]
         assert engine.host_tokens > engine.kv_tokens  # type: ignore[attr-defined]
 
@@ -55,7 +55,7 @@ class TestSchedulers:
     """Each scheduler of the paper is a policy of the mesh's worker."""
 
     def test_fcfs_reserves_and_runs_to_completion(self) -> None:
-        """In as many batches at once as the pipeline has stages."""
+        """FCFS reserves `max_tokens` and has as many batches in flight as the pipeline has stages."""
         policy = worker_policy(GPT3_ON_16, Scheduler.FCFS, Queues())
         assert (policy.discipline, policy.reserve, policy.max_in_flight) == (Discipline.FCFS, Reserve.MAX_TOKENS, 2)
 
@@ -92,7 +92,7 @@ class TestWhatComesOut:
 
     @pytest.mark.parametrize("scheduler", Scheduler)
     def test_every_scheduler_serves_every_job(self, scheduler: Scheduler) -> None:
-        """On both kinds of engine, at a load that is too much."""
+        """Each scheduler completes all jobs on both kinds of engine under overload."""
         for engine in (GPT3_ON_16, OPT_ON_40GB):
             run = simulate_jobs(replace(CASE, engine=engine.name, scheduler=scheduler, rate=20.0, kv_tokens=2048))
             assert run.completed == CASE.jobs

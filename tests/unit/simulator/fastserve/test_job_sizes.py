@@ -50,7 +50,7 @@ class TestZipf:
 
 
 def test_log_normal_lengths_have_their_medians_and_stay_within_bounds() -> None:
-    """What would be outside is at the bound."""
+    """Lengths outside the bounds are drawn at the bound."""
     prompts, outputs = LogNormalSizes(300, 1.5, 120, 1.5, 1024, 512).draw(MANY, rng())
     assert np.median(prompts) == pytest.approx(300, rel=0.03)
     assert np.median(outputs) == pytest.approx(120, rel=0.03)

@@ -22,7 +22,7 @@ COSTS = {"a100-80gb": COST, "h100-80gb": COST, "h100-80gb-pcap": COST}
 
 
 class TestDesigns:
-    """What a design is made of."""
+    """The machines of a design."""
 
     def test_a_split_cluster_has_both_pools(self) -> None:
         """A split cluster has its prompt machines first, then its token machines."""

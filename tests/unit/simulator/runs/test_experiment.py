@@ -18,9 +18,9 @@ CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 10.0)
 def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
     """Every request is answered, and the run has all latency figures, with each decode model."""
     case = replace(CODE, decode_model=decode_model)
-    asked = len(list(case.workload.arrivals(case.rate, case.seconds, case.seed)))
+    requested = len(list(case.workload.arrivals(case.rate, case.seconds, case.seed)))
     run = simulate(case)
-    assert (run.completed, run.failed) == (asked, 0)
+    assert (run.completed, run.failed) == (requested, 0)
     assert set(run.latencies_s) == {"ttft", "tbt", "e2e", "itl"}
     for figures in run.latencies_s.values():
         assert 0 < figures["p50"] <= figures["p90"] <= figures["p99"]
@@ -57,7 +57,7 @@ def test_price_and_power_are_those_of_the_machines() -> None:
 
 
 def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
-    """On the machine that slowdowns are measured against, by the honest model: the reference is the simulator's own."""
+    """On the reference machine, with the honest model, a lone request has a slowdown of 1."""
     alone = Case("Baseline-A100", Split(1), ClusterWorkload("code"), 0.001, 1.0)
     run = simulate(alone)
     assert run.completed == 1
@@ -89,8 +89,8 @@ def test_a_run_for_its_verdict_only_has_the_same_verdict(rate: float, decode_mod
 def test_a_lost_run_ends_long_before_its_last_request() -> None:
     """At many times a cluster's capacity the first percent of requests shows it, and the run ends."""
     case = replace(CODE, rate=60.0, verdict_only=True)
-    asked = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed))
+    requested = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed))
     run = simulate(case)
     assert not run.verdict.holds
-    assert run.completed < 0.5 * asked
-    assert run.completed + run.failed == pytest.approx(asked, abs=1)
+    assert run.completed < 0.5 * requested
+    assert run.completed + run.failed == pytest.approx(requested, abs=1)

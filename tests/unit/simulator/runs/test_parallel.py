@@ -29,7 +29,7 @@ def fails(of: Case) -> RunSummary:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_back_by_name(jobs: int) -> None:
-    """In the order of the searches, the same however many processes there are; each run is reported once."""
+    """Results are in the order of the searches, for any number of processes, and each run is reported once."""
     searches = {
         "fine": limit_of(case("Splitwise-HH"), Grid(5.0), (1, 2)),
         "coarse": limit_of(case("Splitwise-AA"), Grid(20.0), (1,)),

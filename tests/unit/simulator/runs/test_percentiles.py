@@ -69,6 +69,6 @@ def test_memory_does_not_grow_with_the_values() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_what_is_no_duration_is_refused(value: float) -> None:
-    """It would spoil every percentile after it."""
+    """An invalid duration would spoil every later percentile."""
     with pytest.raises(ValueError, match="not a finite value of at least 0"):
         Percentiles().add(value)

@@ -100,7 +100,7 @@ def test_a_design_space_crosses_out_what_breaks_and_stars_the_cheapest() -> None
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_figures_are_written_where_they_should(tmp_path: Path, suffix: str) -> None:
-    """In the format of the name's suffix, in a folder that is created for it."""
+    """A figure is written in the format of its suffix, into a folder that is created."""
     path = tmp_path / "figures" / f"sizes.{suffix}"
     save(plot_sizes({"code": (np.array([30, 10]), np.array([5, 5]))}), path)
     assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")

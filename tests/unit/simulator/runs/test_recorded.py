@@ -48,7 +48,7 @@ def test_mixed_workers_need_no_link() -> None:
 
 
 def test_requests_come_when_they_came() -> None:
-    """From the first one on, in order, whatever the clock's origin; one token has no time between tokens."""
+    """Arrivals are sorted and start at 0; a request of one token has no time per output token."""
     arrivals = arrivals_of([(1000.5, 20, 3), (1000.0, 10, 1)])
     assert [(each.at_s, each.prompt_tokens, each.output_tokens) for each in arrivals] == [(0.0, 10, 1), (0.5, 20, 3)]
     first, second = simulate_recorded(cluster(Pool.MIXED), PROFILE, arrivals)
@@ -57,6 +57,6 @@ def test_requests_come_when_they_came() -> None:
 
 
 def test_a_request_that_would_fail_is_not_left_out() -> None:
-    """It was served when it was recorded, so the copy of the cluster is none."""
+    """The recorded request was served, so a failing one means that the copy of the cluster is wrong."""
     with pytest.raises(ValueError, match="a recorded request of 5000 tokens failed in the simulation: never_fits"):
         simulate_recorded(cluster(Pool.MIXED), PROFILE, arrivals_of([(5.0, 5000, 2)]))

@@ -42,7 +42,7 @@ def test_a_single_seed_has_no_confidence_interval() -> None:
 
 
 def test_the_first_seed_that_fails_spares_the_rest() -> None:
-    """They could not change the answer."""
+    """Further seeds could not change the answer."""
     oracle = Oracle(lambda of: of.seed != 2)
     cases = [case(rate=float(rate)) for rate in (1, 2, 3)]
     assert drive({"": holds_for_all(cases)}, 1, run=oracle.run) == {"": True}

@@ -22,7 +22,7 @@ def test_a_request_alone_takes_its_prompt_and_its_decodes() -> None:
 
 
 def test_a_single_token_has_no_time_between_tokens() -> None:
-    """Its end is its first token."""
+    """A request of one token ends with its first token."""
     alone = AloneOn(COST).latencies(Arrival(0.0, 100, 1))
     assert alone.tbt_s is None
     assert alone.e2e_s == alone.ttft_s

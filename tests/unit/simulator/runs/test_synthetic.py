@@ -18,7 +18,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(("workload", "column"), PUBLISHED)
 def test_percentiles_are_the_published_ones(workload: str, column: str) -> None:
-    """Of a large sample, within what sampling spreads; no size is outside the published range, and the mean comes out too."""
+    """A large sample has the published percentiles and mean, and no size outside the published range."""
     sizes = dict(zip(("prompt", "output"), SYNTHETIC[workload].draw(200_000, np.random.default_rng(5)), strict=True))
     p50, p90, p99, smallest, largest, mean = PUBLISHED[workload, column]
     drawn = sizes[column]

@@ -93,7 +93,7 @@ SIZES = TraceSizes(np.arange(1, 100), np.arange(1, 100))
 
 
 def test_poisson_arrivals_come_at_their_rate() -> None:
-    """In order, within the time, at the given rate and with exponential gaps."""
+    """Poisson arrivals are sorted, within the time, at the rate and with exponential gaps."""
     arrivals = list(poisson_arrivals(SIZES, 50.0, 200.0, seed=3))
     times = np.array([arrival.at_s for arrival in arrivals])
     gaps = np.diff(times)
@@ -104,7 +104,7 @@ def test_poisson_arrivals_come_at_their_rate() -> None:
 
 
 def test_another_rate_brings_the_same_requests() -> None:
-    """At times that are stretched, so that two rates differ in the rate alone."""
+    """Another rate only stretches the arrival times, with the same requests."""
     slow = list(poisson_arrivals(SIZES, 50.0, 200.0, seed=3))
     fast = list(poisson_arrivals(SIZES, 100.0, 100.0, seed=3))
     assert [(a.prompt_tokens, a.output_tokens) for a in slow] == [(a.prompt_tokens, a.output_tokens) for a in fast]

@@ -24,14 +24,14 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_a_traces_own_arrivals_keep_their_times(trace: Path) -> None:
-    """To its end, or as long as it is wanted."""
+    """A trace's own arrivals keep their times to its end or up to the given seconds."""
     own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert [arrival.at_s for arrival in own.arrivals(None, None, seed=0)] == [0.0, 2.0, 3.0, 8.0]
     assert [arrival.prompt_tokens for arrival in own.arrivals(None, 3.0, seed=0)] == [10, 20]
 
 
 def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
-    """Their gaps keep their proportions: bursts stay bursts."""
+    """The gaps keep their proportions, so bursts stay bursts."""
     own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert mean_rate(trace) == 0.5
     assert list(own.arrivals(1.0, None, seed=0)) == [

@@ -32,7 +32,7 @@ def run(rate: float, *, holds: bool) -> PublishedRun:
 
 
 def test_runs_are_read_by_cluster(tmp_path: Path) -> None:
-    """In the order of their rates; a baseline's machines are counted once, and a bound that is reached is broken."""
+    """Runs are sorted by rate; a baseline's machines are counted once, and a reached bound counts as broken."""
     path = tmp_path / "runs.csv"
     path.write_text(
         HEADER
@@ -63,7 +63,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("ours", [0, 30, 40, 50, 60, 70, 80, 90, 100])
 def test_our_limit_is_found_among_theirs(ours: float) -> None:
-    """From a step below the published rates to a step above, also at rates they left out."""
+    """The limit is searched from a step below the published rates to a step above, also between them."""
     published = [run(40, holds=True), run(60, holds=True), run(80, holds=False)]
     oracle = Oracle(lambda case: (case.rate or 0.0) <= ours)
     search = compare(CLUSTER, published, ClusterWorkload("conv"), None)
@@ -92,5 +92,5 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
 def test_limits_agree_within_a_step(
     holds: float | None, breaks: float | None, ours: float | None, agrees: bool
 ) -> None:
-    """Of where theirs may be, between the last rate that held and the first that broke."""
+    """The limits agree if ours is within a step of the last rate that held and the first that broke."""
     assert Comparison(holds, breaks, ours, ()).agrees is agrees

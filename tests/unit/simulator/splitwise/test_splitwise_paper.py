@@ -108,7 +108,7 @@ def test_every_headline_has_its_searches() -> None:
 
 
 def test_designs_that_the_paper_does_not_name_are_the_best() -> None:
-    """Of clusters of equal power, and of equal cost."""
+    """The best design is chosen among clusters of equal power and of equal cost."""
     found = findings({"Splitwise-HA": 300.0, "Splitwise-AA": 215.0, "Baseline-H100": 150.0})
     rows = headlines({HONEST: found})
     assert by_name(rows, "abstract").measured[HONEST].value == pytest.approx(3.0)

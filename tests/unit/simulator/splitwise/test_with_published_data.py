@@ -46,7 +46,7 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 def test_what_comes_along_is_the_fit(
     profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
 ) -> None:
-    """To the digits that were kept."""
+    """The packaged costs equal a fit of the published profile to the kept digits."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
     (built_in,) = [
         entry.cost
@@ -95,7 +95,7 @@ def test_traces_are_read_to_their_last_line(data: Path) -> None:
 def test_arrivals_come_when_the_published_simulators_did(data: Path) -> None:
     """Poisson arrivals are as many as in the published runs, since the gaps are the same."""
     runs = read_published_runs(data / "profiles" / "splitwise_sim_replay.csv")
-    asked = {run.rate: run.requests for line in runs.values() for run in line}
-    assert len(asked) > 10
-    for rate, requests in asked.items():
+    requested = {run.rate: run.requests for line in runs.values() for run in line}
+    assert len(requested) > 10
+    for rate, requests in requested.items():
         assert sum(1 for _ in ClusterWorkload("conv").arrivals(rate, SECONDS, SEED)) == requests

@@ -20,7 +20,7 @@ Curve = tuple[tuple[float, int], ...]
 
 
 class TimeUnit(Enum):
-    """What a file's times are in; seconds of each."""
+    """The unit of a file's times, in seconds."""
 
     MILLISECONDS = 1e-3
     SECONDS = 1.0

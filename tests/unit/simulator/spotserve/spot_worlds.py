@@ -67,5 +67,5 @@ def run(
 
 
 def lone_s(config: ParallelConfig) -> float:
-    """What a request takes alone."""
+    """Return the latency of a lone request."""
     return SimpleCost().execution_s(replace(config, max_batch=1), INPUT_TOKENS, OUTPUT_TOKENS)

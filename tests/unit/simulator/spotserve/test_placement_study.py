@@ -57,7 +57,7 @@ class TestWorld:
 
     @pytest.mark.parametrize("placement", PlacementRule)
     def test_all_of_an_instance_that_goes_are_interrupted_and_end_elsewhere(self, placement: PlacementRule) -> None:
-        """Its tokens so far are computed again: 512 of the prompt, and as many as there were iterations."""
+        """The tokens so far are computed again: 512 of the prompt, and one per iteration."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (150.0, "remove", "a"), (150.0, "add", "b"), (200.0, "add", "c")]
         setting = replace(ALIKE, rate_per_s=0.1, prompt_tokens=512)
         outcome = place_requests(events, 0.0, NEVER, setting, placement, 3)
@@ -126,7 +126,7 @@ class TestWorld:
 
 
 class TestFit:
-    """What is known when the first request comes."""
+    """The fit of the lives known when the first request comes."""
 
     EVENTS: Sequence[NodeEvent] = [
         (0.0, "add", "a"),
@@ -193,7 +193,7 @@ class TestFindings:
         ]
 
     def test_an_interval_is_students(self) -> None:
-        """Of 1, 2, 3: 2 plus or minus 4.303 / sqrt(3)."""
+        """The interval of 1, 2 and 3 is 2 plus or minus 4.303 / sqrt(3)."""
         interval = Interval.of([1.0, 2.0, 3.0])
         assert interval.mean == 2.0
         assert [interval.low, interval.high] == pytest.approx([2 - 2.4841, 2 + 2.4841], abs=1e-3)
@@ -239,7 +239,7 @@ class TestPublished:
         assert 55 * 60 < median_s < 70 * 60
 
     def test_where_some_stay_interruptions_are_spared(self) -> None:
-        """On the second half of the p3 fleet with four steady instances, fitted on the first."""
+        """With four steady instances on the second half of p3, aware placement has fewer interruptions."""
         setting = PlacementSetting(rate_per_s=0.05, median_tokens=3_000.0, spread=1.0)
         found = [each for each in study_placements({"p3": self.events("p3")}, setting, range(2)) if each.steady]
         aware, least = (found[0].outcomes[way] for way in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED))

@@ -62,7 +62,7 @@ def test_rates_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cv", [0.1, 1.0, 6.0])
 def test_gaps_have_the_requested_cv(cv: float) -> None:
-    """Also 6, where most gaps are next to nothing and a few are long."""
+    """The gaps have the requested CV, also 6, with mostly tiny and few long gaps."""
     arrivals = gamma_spot_arrivals(2.0, cv, 60_000.0, np.random.default_rng(3))
     assert arrivals.cv == pytest.approx(cv, rel=0.1)
     assert arrivals.rate == pytest.approx(2.0, rel=0.1)
@@ -100,7 +100,7 @@ def test_no_request_arrives_while_the_rate_is_zero_or_after_the_end(
 
 
 def test_each_interval_has_as_many_arrivals_as_its_rate() -> None:
-    """Over many whiles of both rates."""
+    """Over long intervals the number of arrivals is the rate times the seconds."""
     rates = [(0.0, 1.0), (10_000.0, 4.0), (20_000.0, 0.5)]
     times = np.array(changing_arrivals(rates, 1.0, 40_000.0, np.random.default_rng(0)).times_s)
     counts, _ = np.histogram(times, [0, 10_000, 20_000, 40_000])

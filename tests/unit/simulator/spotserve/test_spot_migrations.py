@@ -93,7 +93,7 @@ class TestEarly:
     """An instance that goes before its deadline."""
 
     def test_while_it_sends_its_requests_resume_from_their_tokens_and_the_pipeline_is_planned_again(self) -> None:
-        """What its successor lacks then comes from the others that have it; without the early end nothing is lost."""
+        """The successor gets the lost parts from other holders; without the early end nothing is lost."""
         on_time = gone_early(None, 2.5)
         assert pipelines(on_time) == [2, 2] and on_time.recomputed_tokens == 0
         gone_s = on_time.changes[1].time_s + tiny.SURROUNDINGS.switch_s + 0.1
@@ -110,7 +110,7 @@ class TestEarly:
 
 
 class TestPatience:
-    """What one change is for."""
+    """The losses that one change can cover."""
 
     def test_notices_that_come_while_pipelines_decode_on_are_one_change(self) -> None:
         """Just in time for the first."""
@@ -138,7 +138,7 @@ class TestPatience:
         assert settling.moved_bytes == 0 and joining.moved_bytes > 0
 
     def test_an_instance_not_ready_when_pipelines_stop_joins_later(self) -> None:
-        """It was known of before the notice, and comes after the last moment for what has to move."""
+        """The instance was known before the notice, but arrives after the last moment for the transfers."""
         result = outcome(
             (0.0, "add", "a b c d"),
             (19.9, "add", "e"),
@@ -175,8 +175,8 @@ class TestPatience:
     def test_a_load_that_changes_does_not_wait_for_a_newcomer(self) -> None:
         """The change is made at once with the machines that are there; the newcomers join when they come."""
         trace = tiny.trace((0.0, "add", "a b c d e f"), (34.0, "add", "g h"), end_s=60.0)
-        said = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
-        trace = replace(trace, events=(trace.events[0], said, *trace.events[1:]))
+        load = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
+        trace = replace(trace, events=(trace.events[0], load, *trace.events[1:]))
         result = serve(tiny.run(trace, (1.0, 40.0), SPOTSERVE, required_rate=0.1))
         assert [change.time_s for change in result.changes[1:]] == pytest.approx([30.0, 34.0])
 

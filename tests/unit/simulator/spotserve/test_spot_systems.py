@@ -32,7 +32,7 @@ def configs(result: SpotOutcome) -> list[int]:
 
 
 def test_spotserve_stops_just_in_time_and_recomputes_nothing() -> None:
-    """It serves until what must move can just still move before 20 s, and what is there at 60 s takes part."""
+    """The old deployment serves as long as the transfers end before 20 s, and an instance of 60 s joins."""
     result = outcome(FIXED)
     assert configs(result) == [3, 2, 3]
     _, going, coming = result.changes
@@ -114,8 +114,8 @@ def test_what_is_taken_from_spotserve_costs_what_it_gave() -> None:
 def test_a_system_that_adapts_takes_what_serves_the_load() -> None:
     """The load in a trace changes the configuration, though the fleet stays the same."""
     trace = tiny.trace((0.0, "add", "a b c d e f"), end_s=60.0)
-    said = replace(trace.events[0], time_s=30.0, nodes=(), kind=SpotEventKind.LOAD, required_rate=9.0)
-    trace = replace(trace, events=(trace.events[0], said, trace.events[-1]))
+    load = replace(trace.events[0], time_s=30.0, nodes=(), kind=SpotEventKind.LOAD, required_rate=9.0)
+    trace = replace(trace, events=(trace.events[0], load, trace.events[-1]))
     result = serve(tiny.run(trace, (1.0, 40.0), SPOTSERVE, required_rate=0.1))
     wanted = [change.config for change in result.changes]
     assert len(wanted) == 2 and wanted[0] != wanted[1]

@@ -72,7 +72,7 @@ def test_segments_have_their_published_instances(
 
 
 def test_loads_that_change_are_in_their_segments(data: Path) -> None:
-    """From 0.6 to 0.8 requests a second at 300 s, and back at 600 s."""
+    """The load changes from 0.6 to 0.8 requests/s at 300 s and back at 600 s."""
     for file in CHANGING.values():
         trace = read_spot_trace(data / "spotserve" / "availability" / file)
         loads = [(event.time_s, event.required_rate) for event in trace.events if event.required_rate]

@@ -52,7 +52,7 @@ def answered(study: SpotStudy, spotserve_s: float = 10.0, others_s: float = 20.0
 
 
 class TestStudies:
-    """What is run."""
+    """The studies and their points."""
 
     def test_lines_of_a_study_are_different_runs(self) -> None:
         """Under one load on one trace, each line is another one."""
@@ -78,7 +78,7 @@ class TestStudies:
             assert all((case.load.cv == 6.0) is (point.place[1] == BURSTY) for case in point.cases)
 
     def test_every_latency_of_the_paper_is_looked_at(self) -> None:
-        """Its name is that of a line."""
+        """Each latency's name is that of a line of the study."""
         looked_at = {
             (point.cases[0].model, point.place[0], point.line) for study in STUDIES.values() for point in study.points
         }
@@ -97,7 +97,7 @@ class TestStudies:
 
 
 class TestFindings:
-    """What is made of runs."""
+    """The figures made of runs."""
 
     def test_figures_are_means_over_seeds(self) -> None:
         """Each figure is the mean of the seeds' own figures."""
@@ -109,7 +109,7 @@ class TestFindings:
         assert bursty.mean_changes == 1.0
 
     def test_ours_is_put_beside_the_papers(self) -> None:
-        """Where it prints a number; close is within 15 %."""
+        """Each printed number of the paper has ours beside it, close within 15%."""
         finding = answered(STUDIES["gpt-20b"]).line("SpotServe")["A_S", AS_PUBLISHED]
         assert finding.ratio("mean") == pytest.approx(10.0 / 23.5)
         assert finding.ratio("p99", counted=True) == pytest.approx(10.0 / 46.1)
@@ -120,8 +120,8 @@ class TestFindings:
     def test_how_many_of_the_papers_latencies_are_found_again(self) -> None:
         """24 on segments; the mean of SpotServe on B_S+O is 20.7 s, and so are others' means about as long."""
         found = {"gpt-20b": answered(STUDIES["gpt-20b"], 20.7, 30.0)}
-        close, said = within(found)
-        assert said == 24
+        close, count = within(found)
+        assert count == 24
         ratios = [
             finding.latency_s[figure] / finding.paper_s[figure]
             for finding in found["gpt-20b"].points
@@ -152,7 +152,6 @@ class TestFindings:
 
     @pytest.mark.parametrize("name", ["on-demand", "whole"])
     def test_a_study_is_drawn(self, tmp_path: Path, name: str) -> None:
-        """Into a file that is an image."""
         pytest.importorskip("matplotlib")
         save(plot_study(answered(STUDIES[name])), tmp_path / "figure.png")
         assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -197,7 +196,7 @@ class TestRuns:
         assert adapter.validate_json(adapter.dump_json(run)) == run
 
     def test_a_fleet_that_stays_is_billed_as_on_demand(self, case: SpotCase) -> None:
-        """For as long as it is looked at."""
+        """A fixed fleet is billed on demand for the simulated time."""
         run = simulate_spot(replace(case, availability=Availability(fixed_nodes=4, fixed_s=90.0)))
         assert (run.spot_s, run.on_demand_s) == (0.0, 360.0)
         assert run.cost_usd == pytest.approx(0.1 * 3.912)
@@ -210,13 +209,13 @@ class TestRuns:
         assert run.goodput_per_dollar == pytest.approx(run.in_time / run.cost_usd)
 
     def test_a_part_of_a_trace_is_run(self, case: SpotCase) -> None:
-        """From a time on, to another."""
+        """A run can cover a part of a trace only, and is billed for it."""
         run = simulate_spot(replace(case, availability=replace(case.availability, from_s=100.0, until_s=200.0)))
         assert run.trace_s == 100.0
         assert run.spot_s == 6 * 100.0 - 80.0
 
     def test_a_trace_that_ends_with_too_few_machines_is_refused(self, case: SpotCase) -> None:
-        """What waits then would wait for ever."""
+        """Requests that wait at the end would wait for ever."""
         path = case.data / "spotserve" / "availability" / SEGMENTS["A_S"]
         write_segment(path, {0.0: 4, 100.0: 2}, 400.0)
         with pytest.raises(TraceError, match="ends with 2 instances; GPT-20B needs 12 devices"):

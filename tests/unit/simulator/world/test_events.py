@@ -10,7 +10,7 @@ from spotwise.simulator.world.events import EventQueue
 
 
 class TestEventQueue:
-    """What happens when."""
+    """The order of events."""
 
     def test_events_happen_in_order_of_time_and_then_of_scheduling(self) -> None:
         """Whatever order they were scheduled in."""

@@ -22,18 +22,18 @@ TARGET = KvTarget("t", 1, "t", (0, 1))
 def test_a_cancelled_push_is_reported_once_and_frees_its_links(after_s: float) -> None:
     """Cancelled at once or half-way: the sender gets one failure, the receiver nothing, and the next push the whole link."""
     queue = EventQueue()
-    told: list[Any] = []
+    reported: list[Any] = []
     received: list[Any] = []
     target = SimpleNamespace(receive_link=Link(1000.0), receive=received.append)
     around: Any = SimpleNamespace(settings=settings(), queue=queue, network=Network(queue), machines={"t": target})
     sender = Link(1000.0)
-    hand_offs = HandOffs(sender, told.append, around)
+    hand_offs = HandOffs(sender, reported.append, around)
     hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0, 1))
     hand_offs.push(c.PushKv(KvHandoff("r", 1, 1, 0), TARGET, (0,)))
     queue.at(after_s, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
     queue.at(after_s + 0.01, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
     queue.run()
-    assert told == [c.HandoffFailed("r", 1, "called off")]
+    assert reported == [c.HandoffFailed("r", 1, "called off")]
     assert received == []
     assert hand_offs.sent == 0
     assert not sender.transfers

@@ -28,7 +28,7 @@ def test_the_last_queue_interrupts_no_prompt() -> None:
 
 
 def test_a_quantum_without_room_for_a_token_loses_nothing() -> None:
-    """It ends before anything is computed."""
+    """The quantum ends before any token is computed."""
     assert InterruptedPrompts(COST, MlfqPolicy(1.0, queues=3)).lost_parts(6) == (4,)
 
 

@@ -82,7 +82,7 @@ class TestNetwork:
         assert wires.sent == {"dry": 2.0}
 
     def test_one_that_is_called_off_leaves_its_share_to_others(self) -> None:
-        """Its bytes so far count as carried, and no end is reported."""
+        """The bytes sent before the cancellation count as carried, and no end is reported."""
         wires, sender = Wires(), Link(100.0)
         gone = wires.send("gone", sender, Link(100.0), 1000.0)
         wires.send("stays", sender, Link(100.0), 150.0)

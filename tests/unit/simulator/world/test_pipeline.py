@@ -19,7 +19,7 @@ def test_a_new_one_leaves_every_stage_time() -> None:
 
 
 def test_a_short_one_waits_for_the_long_one_ahead_of_it() -> None:
-    """In the first stage, until it is through there, and in the second."""
+    """A short batch waits for the long one ahead of it in every stage."""
     pipeline = Pipeline(2)
     assert pipeline.entered(10.0, 0.0) == pytest.approx(10.0)
     assert pipeline.entered(2.0, 1.0) == pytest.approx(11.0)
@@ -33,7 +33,7 @@ def test_a_long_one_leaves_the_stages_behind_it_idle() -> None:
 
 
 def test_a_pipeline_that_has_run_dry_begins_at_once() -> None:
-    """What was free long ago is free now."""
+    """An empty pipeline starts the next batch at once."""
     pipeline = Pipeline(3)
     pipeline.entered(3.0, 0.0)
     assert pipeline.entered(3.0, 50.0) == pytest.approx(53.0)

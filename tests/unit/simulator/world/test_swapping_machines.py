@@ -118,7 +118,7 @@ class TestPipelines:
         assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 3.5])
 
     def test_a_sequence_alone_is_no_faster(self) -> None:
-        """It is in one iteration at a time."""
+        """A single sequence is in one iteration at a time."""
         _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3)])
         assert diary.completed[0].finished_s == pytest.approx(3.0)
         assert [seconds for _, _, seconds, _ in diary.iterations] == pytest.approx([0.5, 0.5, 0.5])
@@ -131,7 +131,7 @@ class TestPipelines:
 
 
 class TestOrdersOfSeveralIterations:
-    """They are for what keeps its order."""
+    """Orders of several iterations, for policies whose order does not change."""
 
     @pytest.mark.parametrize(
         ("policy", "steps"),

@@ -32,7 +32,7 @@ def decode_s(*contexts: int) -> float:
 
 
 class TestOneRequest:
-    """Its time line."""
+    """The times of one request's phases."""
 
     def test_a_prompt_is_computed_handed_over_and_decoded(self) -> None:
         """A small one's KV, 100,000 bytes at 10 MB/s, leaves when all of it is there."""
@@ -78,7 +78,7 @@ class TestOneRequest:
         assert result.machines[0].sent_bytes == 0
 
     def test_a_single_token_needs_no_token_phase(self) -> None:
-        """It ends on its prompt machine, and what had been sent of its KV was sent for nothing."""
+        """The request ends on its prompt machine, and the KV sent before that was wasted."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 1000, 1)])
         assert diary.completed[0].e2e_s == diary.completed[0].ttft_s == pytest.approx(prefill_s(1000))
         assert (result.machines[0].sent, diary.run_by("m1")) == (0, 0)
@@ -150,7 +150,7 @@ class TestManyRequests:
         assert [machine.home_pool for machine in moves.machines].count(Pool.TOKEN) > 1
 
     def test_what_no_machine_could_hold_is_refused(self) -> None:
-        """It is reported to the observer, not raised."""
+        """The refusal is reported to the observer, not raised."""
         result, diary = serve(machines(mixed=1), [Arrival(0.0, 5000, 1), Arrival(1.0, 10, 1)])
         assert (result.completed, result.failed) == (1, 1)
         arrival, reason = diary.failed[0]

@@ -44,7 +44,7 @@ def engine(cost: Any = None) -> SimulatedEngine:
 
 
 class Results:
-    """What iterations ended with, in order."""
+    """The results of iterations, in order."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self.engine = engine
@@ -93,7 +93,7 @@ async def test_a_token_of_another_worker_counts() -> None:
 
 
 async def test_stop_tokens_never_come() -> None:
-    """Where nothing else is left, the request is refused."""
+    """A request whose only possible token is a stop token is refused."""
     stop = StopCriteria(50, stop_token_ids=(5, 7, 11))
     assert set(await Results(engine()).answer(record(stop=stop), 50)) == {13, 17}
     with pytest.raises(ValueError, match="stop token"):
@@ -137,7 +137,7 @@ async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
 
 
 async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
-    """Its rows, run again without the one that failed it, bring the tokens that they would have brought."""
+    """The other rows of a failed batch run again and yield the same tokens."""
     results = Results(engine())
     await results.engine.add_sequence(record())
     row = BatchRow("r@1", 0, 3, (0,))
@@ -149,7 +149,7 @@ async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
 
 
 async def test_iterations_end_one_after_the_other_in_their_order() -> None:
-    """Also where they are ordered at once; each costs what its shape costs."""
+    """Iterations ordered at once end in their order, each after its own cost."""
     cost = NoCost()
     results = Results(engine(cost))
     for name in ("a", "b", "c"):
@@ -179,7 +179,7 @@ async def test_an_iteration_lasts_as_long_as_it_costs() -> None:
 
 
 async def test_nothing_ends_after_close() -> None:
-    """What has begun is forgotten with the rest."""
+    """Iterations that have begun are dropped as well."""
     results = Results(engine())
     await results.engine.add_sequence(record())
     for _ in range(2):

@@ -92,13 +92,13 @@ async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) 
 async def test_a_hand_off_without_a_receiver_is_refused(peers: tuple[Peer, Peer]) -> None:
     """The receiver's loop gets the reason."""
     sender, receiver = peers
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     receiver.transport.expect("r", 1, (3, 4))
     receiver.refuses = RuntimeError("a bug")
     with pytest.raises(KvTransferError, match="refused: refused"):
         await sender.transport.push(receiver.target(), HANDOFF, (0, 1))
-    assert told == [receiver.refuses]
+    assert reported == [receiver.refuses]
 
 
 async def test_an_absent_worker_cannot_be_reached(peers: tuple[Peer, Peer]) -> None:
@@ -157,7 +157,7 @@ async def test_a_push_that_takes_too_long_has_failed() -> None:
 
 
 def test_memory_without_kv_has_its_size() -> None:
-    """What it exports fits what it imports, layer by layer; other sizes are refused."""
+    """An export has the size of an import, layer by layer, and other sizes are refused."""
     memory = NoKv(block_bytes=64_000)
     assert memory.num_layers * memory.layer_block_bytes == 64_000
     data = memory.export_layers(4, 2, (9, 8, 7))

@@ -24,7 +24,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
-    """Its own id is that one's; each id counts once."""
+    """By default the process has one worker of its own id, and each id counts once."""
     assert SimulatedWorkerSettings(service_id="token-3", model_dir=model_dir).member_ids == ("token-3",)
     several = SimulatedWorkerSettings(service_id="group", members="a,b,a,c", model_dir=model_dir)
     assert several.member_ids == ("a", "b", "c")
@@ -33,7 +33,7 @@ def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
 
 
 def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
-    """What is no profile is refused by its name."""
+    """Costs are read from the file or built in, and a file that is no profile is refused by its name."""
     assert SimulatedWorkerSettings(model_dir=model_dir).costs() == BUILT_IN
     document = {**profile_as_dict(BUILT_IN), "name": "mine"}
     path = model_dir / "profile.json"
@@ -67,8 +67,8 @@ def test_kv_memory_is_the_profiles_unless_bytes_are_set(model_dir: Path) -> None
     """Counted in blocks; there is always one."""
     plain = SimulatedWorkerSettings(model_dir=model_dir)
     assert plain.num_blocks(BUILT_IN) == BUILT_IN.kv_tokens // 16
-    asked = SimulatedWorkerSettings(model_dir=model_dir, kv_cache_bytes=BUILT_IN.kv_bytes_per_token * 64)
-    assert asked.num_blocks(BUILT_IN) == 4
+    requested = SimulatedWorkerSettings(model_dir=model_dir, kv_cache_bytes=BUILT_IN.kv_bytes_per_token * 64)
+    assert requested.num_blocks(BUILT_IN) == 4
     assert SimulatedWorkerSettings(model_dir=model_dir, kv_cache_bytes=1).num_blocks(BUILT_IN) == 1
 
 
@@ -92,13 +92,13 @@ def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
     assert slow is not None and fast is not None
     assert fast.first_quantum_s == pytest.approx(slow.first_quantum_s / 10)
     assert fast.starve_limit_s == pytest.approx(slow.starve_limit_s / 10)
-    told = SimulatedWorkerSettings(
+    reported = SimulatedWorkerSettings(
         model_dir=model_dir,
         policy="mlfq",  # type: ignore[arg-type]
         speed=10.0,
         starve_limit_ms=500,
     )
-    mlfq = told.worker_policy().mlfq
+    mlfq = reported.worker_policy().mlfq
     assert mlfq is not None
     assert mlfq.starve_limit_s == pytest.approx(0.05)
 
@@ -109,8 +109,8 @@ def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_are_set(model_d
     assert plain.num_host_blocks(BUILT_IN) == 0
     swapping = SimulatedWorkerSettings(model_dir=model_dir, policy="mlfq", speed=2.0)  # type: ignore[arg-type]
     assert swapping.num_host_blocks(BUILT_IN) == 4 * (BUILT_IN.kv_tokens // 16)
-    asked = swapping.model_copy(update={"kv_host_bytes": BUILT_IN.kv_bytes_per_token * 64})
-    assert asked.num_host_blocks(BUILT_IN) == 4
+    requested = swapping.model_copy(update={"kv_host_bytes": BUILT_IN.kv_bytes_per_token * 64})
+    assert requested.num_host_blocks(BUILT_IN) == 4
     assert swapping.host_link(BUILT_IN).transfer_s(10**9) == pytest.approx(USUAL_HOST_LINK.transfer_s(10**9) / 2)
     measured = replace(BUILT_IN, host_link=LinkCost(0.0, 1e9))
     assert swapping.host_link(measured).transfer_s(10**9) == pytest.approx(0.5)

@@ -19,7 +19,7 @@ def model(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any] | None
 
 
 def test_words_behind_a_blank_are_taken(tmp_path: Path) -> None:
-    """Of a byte-level tokenizer; no parts of words, no special tokens, nothing beyond the model's output."""
+    """Only whole words after a blank are taken from a byte-level vocabulary, without special or unreachable tokens."""
     vocabulary = {"<s>": 0, "Ġthe": 1, "ing": 2, "Ġcat": 3, "ĠX9": 4, "Ġbeyond": 9, "Ġspecial": 5}
     special = [{"id": 5, "content": " special", "special": True}]
     tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": special}
