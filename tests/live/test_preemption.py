@@ -27,7 +27,7 @@ from tests.live.streams import stream
 pytestmark = pytest.mark.timeout(600)
 
 REQUESTS = 12
-NEW_TOKENS = 20
+NEW_TOKENS = 32
 TWO_MIXED = (*ONE_MIXED[:-1], "2")
 #: 15 blocks of the default model in float32, of which a request takes 5 to 8, all together 81.
 LITTLE_KV = ("--kv-cache", "11MiB", "--kv-host", "512MiB")
@@ -156,7 +156,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
         explained = mesh.command("explain", ids[0]).stdout
     times = sorted(each["swapped_out"] for each in stages)
     # Requests arrive one by one: the first may be completed before the others need its KV blocks.
-    assert times[REQUESTS // 4] >= 3, times
+    assert times[REQUESTS // 2] >= 3, times
     assert all(each["swapped_in"] == each["swapped_out"] for each in stages)
     decoder = loads["mixed-0" if workers else "token-0"]
     assert decoder.preemptions == 0
