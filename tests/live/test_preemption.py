@@ -160,7 +160,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
     assert all(each["swapped_in"] == each["swapped_out"] for each in stages)
     decoder = loads["mixed-0" if workers else "token-0"]
     assert decoder.preemptions == 0
-    # Of both workers: which of them has more to swap depends on their speeds, and what a host holds already is not copied again.
+    # Of both workers: which of them swaps more depends on their speeds; a host copies nothing that it holds already.
     assert sum(load.kv_blocks_swapped_out for load in loads.values()) > decoder.kv_blocks_total
     assert sum(load.kv_blocks_swapped_in for load in loads.values()) > decoder.kv_blocks_total
     assert f"{decoder.kv_blocks_swapped_out:,} KV blocks swapped out" in shown and "KV blocks on host" in shown
