@@ -1,12 +1,11 @@
 """Enumerates how many pipelines of which type serve together.
 
-Law: with phases together, any number of pipelines of each type; with phases split, one type for prompts and one for decoding.
-Up to `MOST_TRIED` mixes are all tried. Of more:
+Law: with phases together, any number of pipelines of each type; split, one type for prompts and one for decoding, at least one
+pipeline of each; no mix exceeds the available instances. Up to `MOST_TRIED` mixes are all tried. Of more:
 - together: pipelines are added type by type in every order of up to three types (else each type first, then by speed), so that
   the fastest mix of every number of pipelines is among them;
 - split: all shares of all pipelines (the least latency is among these, as no wait rises with pipelines); by number, adding each
   pipeline where it shortens the wait most, in all or by price (exact for convex waits: Fox, 1966); and the balanced shares.
-No mix exceeds the available instances; each has a pipeline, with phases split one of each kind.
 """
 
 from __future__ import annotations

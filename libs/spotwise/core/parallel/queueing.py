@@ -6,6 +6,7 @@ For capacity: batches arrive at alpha / B with variation c^2 / B and wait, after
 factor (1977) and rho = alpha x l / (m B):  (c^2 / B + s^2) / 2  x  l / m  x  rho^(sqrt(2 (m + 1)) - 1) / (1 - rho)
 For the next pipeline: with a = min(1, alpha x l / m), the share a^(sqrt(2 (m + 1)) - 1) of requests, weighed with
 a + (1 - a) x min(1, c^2 + s^2), waits l / (2 m) where pipelines end in turn and l / 2 where they end together; 1 / B^2 is off.
+
 Exact for B = 1 where Allen and Cunneen's formula is; the docs state how far it holds.
 """
 
