@@ -30,6 +30,7 @@ from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.benchmarks.vllm_server import running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
+from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
@@ -191,6 +192,4 @@ async def _warm_up(endpoint: ServerEndpoint, workload: PeerWorkload, seed: int) 
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
             prompts = [(random_prompt(rng, input_tokens), output) for input_tokens, output in requests]
-            await asyncio.gather(
-                *(stream_completion(client, endpoint.model, prompt, output) for prompt, output in prompts)
-            )
+            await run_together(stream_completion(client, endpoint.model, prompt, output) for prompt, output in prompts)
