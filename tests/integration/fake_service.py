@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -23,12 +23,13 @@ def main() -> None:
     sys.stdout.write(f"{service_id} starts\n")
     if os.environ.get("FAKE_FAILS") == service_id:
         sys.exit(f"{service_id} has no weights")
-    leave = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: leave.set())
+    # a list and no threading.Event: a handler that sets one deadlocks where it interrupts the main thread's wait() on it
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _frame: signals.append(number))
     if os.environ.get("FAKE_STUBBORN") == service_id:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: leave.set())
+        signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
     server = grpc.server(ThreadPoolExecutor(max_workers=1))
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -39,8 +40,8 @@ def main() -> None:
         member = {"id": service_id, "pid": os.getpid(), "grpc_address": f"127.0.0.1:{port}"}
         with redis.Redis.from_url(os.environ["SPOTWISE_REDIS_URL"]) as store:
             store.set(f"spotwise:member:{service_id}", json.dumps(member))
-    while not leave.wait(0.05):
-        pass
+    while not signals:
+        time.sleep(0.05)
     server.stop(0)
 
 

@@ -187,10 +187,10 @@ def watch_engines(world: MeshWorld) -> None:
     look()
 
 
-def assert_served(world: MeshWorld) -> None:
-    """Every request got every token, or was rejected because no worker or scheduler was there when it arrived."""
+def assert_served(world: MeshWorld, *allowed: str) -> None:
+    """Every request got every token, was rejected because no worker or scheduler was there, or ended as `allowed`."""
     for choice_id, ending in world.ended.items():
-        assert ending in ("length", "no_workers", "no_scheduler")
+        assert ending in ("length", "no_workers", "no_scheduler", *allowed)
         if ending == "length":
             assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
 
@@ -267,7 +267,8 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
     for _ in range(drains):
         world.at(rng.uniform(0.5, 5), partial(drain, rng.randrange(len(pools)), rng.uniform(0, 3)))
     settle(world, count)
-    assert_served(world)
+    # Three workers that die under one request make it the suspect, though here it is only unlucky.
+    assert_served(world, *(["fells_workers"] if kills >= 3 else []))
     assert_nothing_held(world)
 
 
