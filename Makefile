@@ -70,8 +70,9 @@ proto-check: setup
 
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
-# meshes that mostly wait. Then two files whose meshes stand still for seconds at a time. Last, one after the other, what has the
-# cores to itself: meshes that compute, and tests of how long something takes. A new file of tests/live is among the last.
+# meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute. Last, one
+# after the other, what has the cores to itself: meshes that compute, and tests of how long something takes. A new file of
+# tests/live is among the last.
 PYTEST := $(BIN)/pytest -m "not compose"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
@@ -80,7 +81,8 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated store_unavailable)
-STANDING_STILL := tests/live/test_pauses.py tests/live/test_supervision.py
+TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,closed_requests disconnects errors faults other_weights pauses pools readme \
+    script supervision unsupported_parameters)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
@@ -88,8 +90,8 @@ ifeq ($(strip $(ARGS)),)
 	$(PARALLEL) logical --cov --cov-report= $(CORE_TESTS) || failed=1; \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
 	$(PARALLEL) $$(($$(nproc) + 1)) $(CORE_TESTS:%=--ignore %) tests/unit tests/property $(SHARING) || failed=1; \
-	$(PARALLEL) 2 $(STANDING_STILL) || failed=1; \
-	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(STANDING_STILL:%=--ignore %) || failed=1; \
+	$(PARALLEL) 2 $(TWO_AT_A_TIME) || failed=1; \
+	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %) || failed=1; \
 	exit $$failed
 else
 	$(PYTEST) $(ARGS)

@@ -15,6 +15,8 @@ from tests.live.mesh import MODEL, LiveMesh, wait_for
 
 #: Every line on standard input ends a lap; what was read in it is printed.
 _LAP = "lap\n"
+#: So long a lap lasts at most where no event comes.
+_LONGEST_LAP_S = 5.0
 
 
 class SteadyStream:
@@ -42,7 +44,7 @@ class SteadyStream:
         self._reader.communicate()
 
     def lap(self) -> Lap:
-        """Return the events since the last lap."""
+        """Return the events since the last lap, one at least: a hostile body may be refused between two events."""
         assert self._reader.stdin is not None
         assert self._reader.stdout is not None
         self._reader.stdin.write(_LAP)
@@ -72,18 +74,19 @@ def bearable_s(calm_s: float) -> float:
 
 
 def _read(url: str) -> None:
-    lock = threading.Lock()
+    changed = threading.Condition()
     state = {"events": 0, "longest_gap_s": 0.0, "ended": False}
     last_s = time.monotonic()
 
     def note(ended: bool = False) -> None:
         nonlocal last_s
-        with lock:
+        with changed:
             now_s = time.monotonic()
             state["longest_gap_s"] = max(state["longest_gap_s"], now_s - last_s)
             last_s = now_s
             state["events"] += 1
             state["ended"] = ended
+            changed.notify()
 
     def stream() -> None:
         body = {"model": MODEL, "prompt": "Go on", "max_tokens": 8000, "stream": True, "ignore_eos": True}
@@ -94,7 +97,8 @@ def _read(url: str) -> None:
 
     threading.Thread(target=stream, daemon=True).start()
     for _ in sys.stdin:
-        with lock:
+        with changed:
+            changed.wait_for(lambda: state["events"] or state["ended"], _LONGEST_LAP_S)
             waiting_s = 0.0 if state["ended"] else time.monotonic() - last_s
             said = {**state, "longest_gap_s": max(state["longest_gap_s"], waiting_s)}
             state.update(events=0, longest_gap_s=0.0)

@@ -7,19 +7,8 @@ import sys
 import typer
 from rich.console import Console
 
-from spotwise.cli.bench.app import bench
-from spotwise.cli.chat import chat
-from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
-from spotwise.cli.explain import explain
-from spotwise.cli.join import join
-from spotwise.cli.launch.down import down
-from spotwise.cli.launch.up import up
-from spotwise.cli.plan.command import plan
-from spotwise.cli.profile import profile
-from spotwise.cli.replay import replay_command
-from spotwise.cli.simulate.app import simulate
-from spotwise.cli.status import status
+from spotwise.cli.lazy_group import lazy_group
 from spotwise.mesh.telemetry import silence_logging
 
 app = typer.Typer(
@@ -28,19 +17,28 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    cls=lazy_group(
+        {
+            "up": "spotwise.cli.launch.up:up",
+            "down": "spotwise.cli.launch.down:down",
+            "chat": "spotwise.cli.chat:chat",
+            "status": "spotwise.cli.status:status",
+            "join": "spotwise.cli.join:join",
+            "drain": "spotwise.cli.drain:drain",
+            "explain": "spotwise.cli.explain:explain",
+            "profile": "spotwise.cli.profile:profile",
+            "replay": "spotwise.cli.replay:replay_command",
+            "plan": "spotwise.cli.plan.command:plan",
+            "bench": "spotwise.cli.bench.app:bench",
+            "simulate": "spotwise.cli.simulate.app:simulate",
+        }
+    ),
 )
-app.command()(up)
-app.command()(down)
-app.command()(chat)
-app.command()(status)
-app.command()(join)
-app.command()(drain)
-app.command()(explain)
-app.command()(profile)
-app.command("replay")(replay_command)
-app.command()(plan)
-app.add_typer(bench, name="bench")
-app.add_typer(simulate, name="simulate")
+
+
+@app.callback()
+def _group() -> None:
+    """Serves large language models on machines that come and go, token for token."""
 
 
 def main() -> None:

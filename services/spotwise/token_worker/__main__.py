@@ -4,12 +4,14 @@ import sys
 
 from spotwise.core.members import MemberKind, Pool
 from spotwise.mesh.run_service import run_service
-from spotwise.worker.serve import serve_worker
 from spotwise.worker.settings import WorkerSettings
 
 
 async def serve(settings: WorkerSettings) -> None:
     """Serve as a token worker."""
+    # Torch takes seconds to import: a wrong setting is reported before it, and garbage is collected rarely meanwhile.
+    from spotwise.worker.serve import serve_worker
+
     await serve_worker(settings, MemberKind.TOKEN_WORKER, Pool.TOKEN)
 
 

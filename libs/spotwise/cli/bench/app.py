@@ -7,16 +7,20 @@ import importlib.util
 
 import typer
 
-from spotwise.cli.bench.load import load
+from spotwise.cli.lazy_group import lazy_group
 
 _ABOUT = "Measure a mesh; every benchmark takes --json FILE."
 _CHECKOUT_ONLY = "Developer benchmarks (control-plane, peer, ...) need a checkout."
 _IN_CHECKOUT = importlib.util.find_spec("spotwise.benchmarks") is not None
+_OF_DEVELOPERS = importlib.import_module("spotwise.benchmarks.commands").COMMANDS if _IN_CHECKOUT else {}
 
-bench = typer.Typer(help=_ABOUT, epilog=None if _IN_CHECKOUT else _CHECKOUT_ONLY, no_args_is_help=True)
-bench.command()(load)
-if _IN_CHECKOUT:
-    importlib.import_module("spotwise.benchmarks.app").add_commands(bench)
+bench = typer.Typer(
+    help=_ABOUT,
+    epilog=None if _IN_CHECKOUT else _CHECKOUT_ONLY,
+    no_args_is_help=True,
+    add_completion=False,
+    cls=lazy_group({"load": "spotwise.cli.bench.load:load", **_OF_DEVELOPERS}),
+)
 
 
 @bench.callback(help=_ABOUT)

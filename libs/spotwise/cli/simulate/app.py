@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from spotwise.cli.simulate.paper import paper
-from spotwise.cli.simulate.provision import provision
-from spotwise.cli.simulate.run import run
+from spotwise.cli.lazy_group import lazy_group
 
 simulate = typer.Typer(
     help="Simulate a cluster with the mesh's own scheduler and workers; every command takes --json FILE.",
     no_args_is_help=True,
+    add_completion=False,
+    cls=lazy_group(
+        {
+            "run": "spotwise.cli.simulate.run:run",
+            "provision": "spotwise.cli.simulate.provision:provision",
+            "paper": "spotwise.cli.simulate.paper:paper",
+        }
+    ),
 )
-simulate.command()(run)
-simulate.command()(provision)
-simulate.add_typer(paper, name="paper")
 
 
 @simulate.callback()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from spotwise.cli.simulate.fastserve import fastserve
-from spotwise.cli.simulate.splitwise import splitwise
-from spotwise.cli.simulate.spotserve import spotserve
+from spotwise.cli.lazy_group import lazy_group
 
-paper = typer.Typer(no_args_is_help=True)
-paper.command()(splitwise)
-paper.command()(fastserve)
-paper.command()(spotserve)
+paper = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    cls=lazy_group(
+        {
+            "splitwise": "spotwise.cli.simulate.splitwise:splitwise",
+            "fastserve": "spotwise.cli.simulate.fastserve:fastserve",
+            "spotserve": "spotwise.cli.simulate.spotserve:spotserve",
+        }
+    ),
+)
 
 
 @paper.callback()

@@ -1,0 +1,17 @@
+"""The developers' benchmarks as commands of `spotwise bench`."""
+
+from __future__ import annotations
+
+#: Function of each command; `lazy_group.py` imports them.
+COMMANDS = {
+    "peer": "spotwise.benchmarks.peer:peer",
+    "policy": "spotwise.benchmarks.policy:policy",
+    "batching": "spotwise.benchmarks.batching:batching",
+    "memory": "spotwise.benchmarks.memory:memory",
+    "transfer": "spotwise.benchmarks.transfer:transfer",
+    "agreement": "spotwise.benchmarks.agreement:agreement",
+    "scheduler": "spotwise.benchmarks.scheduler:scheduler",
+    "planning": "spotwise.benchmarks.planning:planning",
+    "control-plane": "spotwise.benchmarks.control_plane:control_plane",
+    "simulator": "spotwise.benchmarks.simulator:simulator",
+}

@@ -1,0 +1,67 @@
+"""Groups that import only the command that is run: all of them, with what they simulate, take two seconds to import."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name, imported when they are looked up; those that typer adds stay as they are."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = dict(places)
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, self._places[name])
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._places.setdefault(name, "")
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self._loaded.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _load(name: str, place: str) -> Any:
+    module, attribute = place.split(":")
+    loaded: typer.Typer | Callable[..., None] = getattr(importlib.import_module(module), attribute)
+    if not isinstance(loaded, typer.Typer):
+        function, loaded = loaded, typer.Typer(add_completion=False)
+        loaded.command(name)(function)
+    command = get_command(loaded)
+    command.name = name
+    return command
+
+
+def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
+    """Return a group class for `typer.Typer(cls=...)`.
+
+    Args:
+        places: by name of a command, in the order of `--help`, its function or `typer.Typer` as `module:attribute`.
+    """
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            self.commands = _Commands(places)
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(self.commands)
+
+    return LazyGroup
