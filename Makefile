@@ -75,22 +75,24 @@ proto-check: setup
 # tests/live is among the last.
 PYTEST := $(BIN)/pytest -m "not compose"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
+# Files are given out as they are listed, so that no process is left with a long one at the end.
+LONG_FIRST := --no-loadscope-reorder
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
 SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/integration/test_ucx_%, \
     $(wildcard tests/integration/test_*.py)) \
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated store_unavailable)
-TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,closed_requests disconnects errors faults other_weights pauses pools readme \
-    script supervision unsupported_parameters)
+TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision pools other_weights pauses script errors closed_requests \
+    disconnects unsupported_parameters readme)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
 	$(PARALLEL) logical --cov --cov-report= $(CORE_TESTS) || failed=1; \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
-	$(PARALLEL) $$(($$(nproc) + 1)) $(CORE_TESTS:%=--ignore %) tests/unit tests/property $(SHARING) || failed=1; \
-	$(PARALLEL) 2 $(TWO_AT_A_TIME) || failed=1; \
+	$(PARALLEL) $$(($$(nproc) + 1)) $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit || failed=1; \
+	$(PARALLEL) 2 $(LONG_FIRST) $(TWO_AT_A_TIME) || failed=1; \
 	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %) || failed=1; \
 	exit $$failed
 else

@@ -100,6 +100,11 @@ class WorkerRole:
         return m.MemberState.READY if self._drain is None else m.MemberState.DRAINING
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it holds no sequence, not even one that has ended and whose blocks are in use."""
+        return not len(self._table)
+
+    @property
     def iterations(self) -> int:
         """Iterations that finished."""
         return self._iterations.finished

@@ -15,6 +15,11 @@ class EventQueue:
         self._scheduled = 0
         self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is scheduled."""
+        return not self._heap
+
     def at(self, time_s: float, action: Callable[[Any], object], argument: Any = None) -> None:
         """Schedule `action(argument)` at `time_s`; raises ValueError for a time in the past or no number."""
         if not time_s >= self.now:

@@ -97,6 +97,11 @@ class Machine:
         self._role_receives(event)
         self._plan_beat()
 
+    def tick(self) -> None:
+        """Let a role that waits notice the time: a promise of blocks may be over (`preemptive_kv_allocator.py`)."""
+        if not (self._orders or self.role.is_empty or self.has_left):
+            self._role_receives(m.Tick())
+
     def sequences(self) -> tuple[Sequence, ...]:
         """Return the sequences here, as of the end of the last whole iteration."""
         self._count_ended()

@@ -24,6 +24,8 @@ from spotwise.simulator.world.surroundings import Surroundings
 _SCHEDULER = "scheduler"
 _CLIENT = "client"
 _MIGRATION = "migration"
+#: Simulated seconds in which nothing but ticks happens while requests wait, at most: longer than any of the mesh's waits.
+_LONGEST_SILENCE_S = 3600.0
 
 
 def machine_ids(count: int) -> list[str]:
@@ -65,6 +67,7 @@ class World:
         self._arrivals: Iterator[Arrival] = iter(())
         self._awaited: Arrival | None = None
         self._ticks = False
+        self._silent_s = 0.0
 
     @property
     def now(self) -> float:
@@ -184,8 +187,15 @@ class World:
             self._tick()
 
     def _tick(self, _: None = None) -> None:
-        """Tick the scheduler while requests are live or to come, and a machine can serve them."""
+        """Tick the scheduler and the machines while requests are live or to come, and a machine can serve them."""
+        self._silent_s = self._silent_s + self._settings.tick_s if self._queue.is_empty else 0.0
+        if self._silent_s > _LONGEST_SILENCE_S:
+            raise SimulationError(
+                f"{self._client.live} requests wait, and nothing has happened for {self._silent_s:.0f} s"
+            )
         self._scheduler_receives(m.Tick())
+        for machine in list(self._machines.values()):
+            machine.tick()
         self._ticks = bool(self._machines) and (self._client.live > 0 or self._awaited is not None)
         if self._ticks:
             self._queue.at(self._queue.now + self._settings.tick_s, self._tick)
