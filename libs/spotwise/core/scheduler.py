@@ -32,6 +32,7 @@ SchedulerEvent = (
     | m.KvReserved
     | m.PrefillAccepted
     | m.KvRefused
+    | m.RequestMoved
     | m.Member
     | m.Tick
 )
@@ -105,6 +106,7 @@ class SchedulerRole:
             m.KvReserved: self._assigner.kv_reserved,
             m.PrefillAccepted: self._assigner.prefill_accepted,
             m.KvRefused: self._assigner.kv_refused,
+            m.RequestMoved: self._moved,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
         }
@@ -204,6 +206,12 @@ class SchedulerRole:
             # accepted by an earlier scheduler: cancel it at any worker that may hold it
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.choice_id, order.epoch)
+
+    def _moved(self, report: m.RequestMoved, now: float) -> None:
+        """Note where a sequence decodes now: that worker is sent its cancellation."""
+        entry = self._requests.get(report.choice_id)
+        if entry is not None and entry.order.epoch == report.epoch and not self._requests.is_unanswered(entry):
+            entry.moved_to(report.worker_id, report.hop)
 
     def _note_success(self, entry: AcceptedRequest) -> None:
         prompt_worker, token_worker, sent_s = entry.prompt_worker, entry.token_worker, entry.sent_s
