@@ -377,6 +377,7 @@ class MeshWorld:
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
         elif recipient == "planner":
+            assert isinstance(message, m.MoveEnded)
             self.moves_ended.append(message)
         else:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))

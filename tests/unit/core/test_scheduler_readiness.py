@@ -8,7 +8,8 @@ from spotwise.core import messages as m
 from spotwise.core.members import MemberState
 from spotwise.core.messages import RejectCode, Tick
 from spotwise.core.scheduler import SchedulerLimits
-from tests.unit.core.scheduler_bench import SchedulerBench, only, submission, worker_member
+from tests.unit.core.builders import only, worker_member
+from tests.unit.core.scheduler_bench import SchedulerBench, submission
 
 LIMITS = SchedulerLimits(max_unready_s=10.0, max_queue_s=60.0, max_queued=2, member_timeout_s=1e9)
 GONE = worker_member("t", state=MemberState.DRAINING)

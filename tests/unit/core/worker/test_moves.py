@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spotwise.core import messages as m
@@ -15,7 +17,7 @@ from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows,
 ROOM = KvTarget("x", 3, "x:2", (7, 8, 9))
 
 
-def moving(**options: int) -> WorkerBench:
+def moving(**options: Any) -> WorkerBench:
     """A sequence of 30 prompt tokens that was ordered to move to `x`, with two tokens of its attempt."""
     bench = WorkerBench()
     bench.decode("r", **options)
@@ -24,7 +26,7 @@ def moving(**options: int) -> WorkerBench:
     return bench
 
 
-def copying(**options: int) -> WorkerBench:
+def copying(**options: Any) -> WorkerBench:
     bench = moving(**options)
     bench.feed(m.KvReserved("r", 1, 0, ROOM))
     return bench
