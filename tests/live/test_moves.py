@@ -68,12 +68,10 @@ async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveE
     """Move the first choice to the worker that it is not on, and the others along."""
     store = await RedisStore.connect(addresses.redis_url)
     try:
-        async with asyncio.timeout(20):
-            while f"{request_id}#0" not in (holders := running_choices(await store.get_ledger(request_id))):
-                await asyncio.sleep(0.02)
+        holders = running_choices(await store.get_ledger(request_id))
     finally:
         await store.close()
-    _, holder = holders[f"{request_id}#0"]
+    _, holder = holders[min(holders)]
     return await move_request(addresses, request_id, "token-1" if holder == "token-0" else "token-0")
 
 

@@ -53,8 +53,8 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
         async with contextlib.AsyncExitStack() as stack:
             store = await RedisStore.connect(mesh.redis_url)
             stack.push_async_callback(store.close)
-            if worker not in {member.id for member in await store.members()}:
-                raise CommandError(f"no worker {worker!r} is in the mesh; `spotwise status` shows the members")
+            if worker not in {member.id for member in await store.members() if member.pool is not None}:
+                raise CommandError(f"no worker {worker!r} is in the mesh; `spotwise status` shows them")
             holders = running_choices(await store.get_ledger(request_id))
             if not holders:
                 raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
