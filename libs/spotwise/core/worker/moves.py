@@ -138,11 +138,20 @@ class MoveSide:
             pause_s=now - move.parked_s,
             transport=event.transport,
         )
+        move.delivered_s = now
+        self._delivered(sequence, move)
+
+    def _delivered(self, sequence: Sequence, move: Move) -> None:
+        move.step = MoveStep.DELIVERED
         self._report(move.order, m.MoveOutcome.MOVED)
-        move.step, move.delivered_s = MoveStep.DELIVERED, now
+        if move.is_acknowledged:
+            self._table.end(sequence, FinishReason.ABORT)
 
     def failed(self, sequence: Sequence, reason: str, now: float) -> None:
-        """Go on here."""
+        """Go on here, unless the target has it all the same: its answer was lost, and the gateway's was not."""
+        if sequence.move is not None and sequence.move.is_acknowledged:
+            self._delivered(sequence, sequence.move)
+            return
         if sequence.move is not None and sequence.move.step is MoveStep.HANDING_OVER:
             sequence.advance(RequestEvent.HANDOFF_ABANDONED)
         self._abandon(sequence, m.MoveOutcome.FAILED, reason, now)
@@ -152,8 +161,11 @@ class MoveSide:
         sequence = self._table.get(answer.choice_id, answer.epoch)
         if sequence is None or answer.worker_id == self._table.worker_id:
             return
-        if sequence.move is not None and sequence.move.order.target_id == answer.worker_id:
-            sequence.move.step = MoveStep.DELIVERED  # also where the transport's word is still on its way
+        move = sequence.move
+        if move is not None and move.order.target_id == answer.worker_id:
+            move.is_acknowledged = True
+            if move.step is MoveStep.HANDING_OVER:
+                return  # the transport's word is still on its way
         else:
             self._table.cancel_target(sequence)
         self._table.end(sequence, FinishReason.ABORT)

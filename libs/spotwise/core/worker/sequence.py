@@ -40,7 +40,7 @@ class Move:
     Attributes:
         reservation: at the target, once it has granted it.
         tokens_copied: tokens whose KV was copied while it decoded; `parked_s`: since when it does not.
-        kv_bytes, transport: known once it is delivered, at `delivered_s`.
+        delivered_s: when the target had it; `is_acknowledged`: its gateway takes its tokens from there.
     """
 
     order: MoveRequest
@@ -50,6 +50,7 @@ class Move:
     tokens_copied: int = 0
     parked_s: float = 0.0
     delivered_s: float = 0.0
+    is_acknowledged: bool = False
 
 
 @dataclass(slots=True)

@@ -124,13 +124,26 @@ class TestSource:
         bench.assert_empty()
 
     def test_the_gateways_word_may_come_before_the_transports(self) -> None:
-        """The blocks are free when nothing reads them."""
+        """The blocks are free when nothing reads them, and the order is answered then."""
         bench = copying()
         bench.feed(c.PushCaughtUp("r", 1))
         bench.iterate(r=52)
-        assert only(bench.feed(m.MoveAcknowledged("r", 1, "x")), c.AbortPush) == []
+        assert bench.feed(m.MoveAcknowledged("r", 1, "x")) == []
         assert bench.pool.used_blocks == 3
-        bench.delivered("r")
+        commands = bench.delivered("r")
+        assert ended(commands).outcome is m.MoveOutcome.MOVED
+        assert ledger(commands, "moved")
+        bench.assert_empty()
+
+    def test_a_hand_off_whose_answer_is_lost_is_one_all_the_same(self) -> None:
+        """The gateway's word says so."""
+        bench = copying()
+        bench.feed(c.PushCaughtUp("r", 1))
+        bench.iterate(r=52)
+        bench.feed(m.MoveAcknowledged("r", 1, "x"))
+        commands = bench.feed(c.HandoffFailed("r", 1, "no answer"))
+        assert ended(commands).outcome is m.MoveOutcome.MOVED
+        assert sent(commands, "x") == []
         bench.assert_empty()
 
     def test_without_the_gateways_word_it_goes_on_here(self) -> None:
