@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -252,6 +253,36 @@ class KvTransportContract:
         assert report.kv_bytes == receiver.reports[0].kv_bytes == LAYERS * 2 * CELL_BYTES
         assert report.visible_s is not None and report.visible_s > 0.0
         assert receiver.reports[0].visible_s is None
+
+    async def test_a_push_may_grow_until_its_commit(self, peer: StartPeer) -> None:
+        """The blocks of a sequence that decodes on: the full ones leave at once, the others with the commit."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (9, 2, 5, 8))
+        push = sender.transport.open_push(receiver.target(9, 2, 5, 8), "r", 1, (4, 7))
+        push.wrote(LAYERS, 1)
+        await push.caught_up()
+        sender.memory.cells[:, (7, 3)] += 1
+        handoff = replace(HANDOFF, later_token_ids=(6, 7, 2**32 - 1))
+        push.commit(handoff, (4, 7, 3))
+        report = await push.delivered()
+        assert np.array_equal(receiver.memory.cells[:, (9, 2, 5)], sender.memory.cells[:, (4, 7, 3)])
+        assert receiver.handoffs == [handoff]
+        assert report.kv_bytes == LAYERS * 3 * CELL_BYTES
+
+    @pytest.mark.parametrize("block_ids", [(4,), (7, 4, 3), (4, 7, 3, 2, 1)], ids=["fewer", "others", "too many"])
+    async def test_a_push_grows_at_its_end_and_within_its_reservation(
+        self, peer: StartPeer, block_ids: tuple[int, ...]
+    ) -> None:
+        """Anything else is the caller's mistake, and hands nothing over."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (9, 2, 5))
+        push = sender.transport.open_push(receiver.target(9, 2, 5), "r", 1, (4, 7))
+        with pytest.raises(ValueError, match="blocks"):
+            push.commit(HANDOFF, block_ids)
+        push.abort()
+        with pytest.raises(KvTransferError):
+            await push.delivered()
+        assert receiver.handoffs == []
 
     async def test_what_is_not_all_written_is_not_committed(self, peer: StartPeer) -> None:
         """The push stays open, and can be committed later."""

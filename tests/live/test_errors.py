@@ -78,6 +78,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
             "SPOTWISE_API_KEYS": "desk:sesame,other",
             "SPOTWISE_MAX_QUEUED": "1",
             "SPOTWISE_MAX_QUEUE_S": "1.5",
+            "SPOTWISE_MAX_UNREADY_S": "1",
             "SPOTWISE_RESERVE": "max_tokens",
         },
     ) as live:

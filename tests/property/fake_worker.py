@@ -23,7 +23,9 @@ class FakePush:
     Attributes:
         written: tokens whose KV was reported written; of these only whole blocks leave before the commit.
         sent: tokens that it has read and the target has.
+        num_tokens: `None` for a sequence that decodes on, until the commit.
         handoff: set by the commit.
+        caught_up: what was written when it was opened has left.
         over: delivered, failed or called off.
     """
 
@@ -31,11 +33,12 @@ class FakePush:
     epoch: int
     target: KvTarget
     block_ids: tuple[int, ...]
-    num_tokens: int
+    num_tokens: int | None
     written: int
     sent: int = 0
     handoff: KvHandoff | None = None
     over: bool = False
+    caught_up: bool = False
 
     @property
     def whole(self) -> int:

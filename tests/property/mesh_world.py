@@ -45,6 +45,7 @@ CONFIRM_EVERY_S = 2.0
 LOSABLE = (
     *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
     *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
+    *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
 )
 #: Messages that a request, or an attempt, is over.
 ENDINGS = (m.CloseRequest, m.CancelRequest)
@@ -97,6 +98,7 @@ class MeshWorld:
         self.claims: dict[str, tuple[int, str]] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
+        self.moves_ended: list[m.MoveEnded] = []
         self.culprits: set[str] = set()
         self.killers: set[str] = set()
         self.bad_pairs: set[tuple[str, str]] = set()
@@ -256,6 +258,12 @@ class MeshWorld:
                 self.feed_worker(worker, tick)
         self.at(TICK_S, self._tick)
 
+    def move(self, choice_id: str, epoch: int, source_id: str, target_id: str) -> None:
+        """Order a move, as a planner does; one order in ten is delivered twice."""
+        order = m.Send(source_id, m.MoveRequest(choice_id, epoch, "planner", target_id))
+        for _ in range(self.rng.choice([1] * 9 + [2])):
+            self._send("planner", order)
+
     # --- the client ---------------------------------------------------------------------------------------------------
 
     def request(self, choice_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
@@ -368,6 +376,9 @@ class MeshWorld:
             self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
+        elif recipient == "planner":
+            assert isinstance(message, m.MoveEnded)
+            self.moves_ended.append(message)
         else:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
 

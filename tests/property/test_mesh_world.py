@@ -272,6 +272,25 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
     assert_nothing_held(world)
 
 
+@settings(max_examples=60, deadline=None)
+@given(meshes(1, 16), st.floats(0.1, 25.0))
+def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -> None:
+    """All workers go at once, and come back within the bound: nobody is rejected, and no token is lost."""
+    world, count = case.world(), case.count
+    assert away_s < world.limits.max_unready_s
+
+    def all_go() -> None:
+        for number, pool in enumerate(case.pools):
+            kill_if_there(world, f"w{number}")
+            world.at(away_s, partial(start_if_away, world, f"w{number}", pool))
+
+    world.at(world.rng.uniform(0, 2), all_go)
+    settle(world, count)
+    assert set(world.ended.values()) == {"length"}
+    assert_served(world)
+    assert_nothing_held(world)
+
+
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
 def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, loss: float) -> None:

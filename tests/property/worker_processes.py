@@ -98,9 +98,14 @@ class WorkerProcesses:
                 self._start_push(worker, push)
             case c.OpenPush(choice_id, epoch, target, blocks, tokens, written):
                 self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written))
-            case c.CommitPush(handoff):
+            case c.CommitPush(handoff, blocks):
                 committed = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
                 if committed is not None:
+                    if blocks:
+                        assert committed.num_tokens is None
+                        assert blocks[: len(committed.block_ids)] == committed.block_ids
+                        committed.block_ids = blocks
+                        committed.written = committed.num_tokens = handoff.num_tokens
                     assert committed.written == committed.num_tokens == handoff.num_tokens
                     committed.handoff = handoff
             case c.AbortPush(choice_id, epoch):
@@ -162,7 +167,10 @@ class WorkerProcesses:
             worker.check(row.block_ids, tokens[: row.first_position])
             worker.write(row.block_ids, tokens, row.first_position)
             if row.sequence_id in worker.pushes:
-                worker.pushes[row.sequence_id].written = end
+                pushed = worker.pushes[row.sequence_id]
+                assert pushed.handoff is None, "computed after its hand-off"
+                if pushed.num_tokens is not None:
+                    pushed.written = end
             if end < known:
                 continue
             index = worker.outputs[row.sequence_id]
@@ -218,14 +226,23 @@ class WorkerProcesses:
             return
         target.write(push.target.block_ids, tokens, push.sent)
         push.sent = len(tokens)
+        if push.num_tokens is None and not push.caught_up:
+            push.caught_up = True
+            self._world.at(self._world.delay(), partial(self._caught_up, worker, push))
         if push.handoff is None:
             self._world.at(0.001 + self._world.delay(self._world.push_s), lambda: self._push(worker, push))
             return
         assert push.sent == push.num_tokens
         push.over = True
         del target.windows[push.choice_id]
-        self._world.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens, 0.0, "memory"))
+        self._world.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens or 0, 0.0, "memory"))
         self._world.at(self._world.delay(), lambda: self._delivered(worker, push))
+
+    def _caught_up(self, worker: FakeWorker, push: FakePush) -> None:
+        if worker.stalled:
+            worker.waiting.append(lambda: self._caught_up(worker, push))
+        elif not push.over:
+            self._world.feed_worker(worker, c.PushCaughtUp(push.choice_id, push.epoch))
 
     def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
         if not worker.alive:
@@ -248,5 +265,5 @@ class WorkerProcesses:
         serial, layerwise = (LinkCost(rng.random(), 1.0 + rng.random()) for _ in range(2))
         costs = PushCosts(serial, layerwise)
         self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
-        tokens = push.num_tokens
+        tokens = push.num_tokens or 0
         self._world.feed_worker(worker, c.HandoffDelivered(push.choice_id, push.epoch, tokens, 0.0, "memory", 0.0))

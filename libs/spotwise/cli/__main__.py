@@ -25,6 +25,7 @@ app = typer.Typer(
             "status": "spotwise.cli.status:status",
             "join": "spotwise.cli.join:join",
             "drain": "spotwise.cli.drain:drain",
+            "move": "spotwise.cli.move:move",
             "explain": "spotwise.cli.explain:explain",
             "profile": "spotwise.cli.profile:profile",
             "replay": "spotwise.cli.replay:replay_command",

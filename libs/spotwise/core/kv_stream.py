@@ -51,6 +51,12 @@ class KvStream:
         """Whether a chunk can be sent now."""
         return self._next() is not None
 
+    def grow(self, num_blocks: int) -> None:
+        """Add blocks at the end, none of them written; raises `ValueError` for fewer blocks than there are."""
+        if num_blocks < self._num_blocks:
+            raise ValueError(f"{num_blocks} blocks, of {self._num_blocks}")
+        self._num_blocks = num_blocks
+
     def wrote(self, layers: int, blocks: int) -> None:
         """Note the first `blocks` blocks of the first `layers` layers as written; `ValueError` beyond the grid."""
         if not (0 <= layers <= len(self._written) and 0 <= blocks <= self._num_blocks):

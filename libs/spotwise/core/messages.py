@@ -25,9 +25,14 @@ from spotwise.core.worker_messages import Drain as Drain
 from spotwise.core.worker_messages import ForgetGateway as ForgetGateway
 from spotwise.core.worker_messages import KvRefused as KvRefused
 from spotwise.core.worker_messages import KvReserved as KvReserved
+from spotwise.core.worker_messages import MoveAcknowledged as MoveAcknowledged
+from spotwise.core.worker_messages import MoveEnded as MoveEnded
+from spotwise.core.worker_messages import MoveOutcome as MoveOutcome
+from spotwise.core.worker_messages import MoveRequest as MoveRequest
 from spotwise.core.worker_messages import OfAttempt as OfAttempt
 from spotwise.core.worker_messages import PrefillAccepted as PrefillAccepted
 from spotwise.core.worker_messages import RenewLeases as RenewLeases
+from spotwise.core.worker_messages import RequestMoved as RequestMoved
 from spotwise.core.worker_messages import ReserveKv as ReserveKv
 from spotwise.core.worker_messages import StartPrefill as StartPrefill
 from spotwise.core.worker_messages import StreamRef as StreamRef
@@ -191,6 +196,10 @@ Message = (
     | ReserveKv
     | StartPrefill
     | CancelRequest
+    | MoveRequest
+    | MoveEnded
+    | RequestMoved
+    | MoveAcknowledged
     | ChangeHomePool
     | ForgetGateway
     | Drain
@@ -223,8 +232,8 @@ def to_gateway(stream: StreamRef, message: Message) -> Send:
 class LedgerEntry(OfAttempt):
     """One line of a request's ledger: what a member did for it, at Unix time `at_s`; the names of `facts` carry their unit.
 
-    `stage`: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`,
-    `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
+    `stage`: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`, `moved`,
+    `move_failed`, `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
     """
 
     stage: str

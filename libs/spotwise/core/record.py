@@ -51,8 +51,9 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
-    """The end of a prompt phase: what the token worker needs besides the KV bytes of `num_tokens` tokens (prompt and committed
-    outputs): the prefill's token, without KV yet, and the level in the prompt worker's queues (`None` without).
+    """What the receiver of a sequence needs besides the KV bytes of `num_tokens` tokens: the attempt's tokens, the last of them
+    without KV yet, and the level in the sender's queues (`None` without). At the end of a prompt phase there is one token, the
+    prefill's; a sequence that moves in its token phase has `later_token_ids` as well.
     """
 
     choice_id: str
@@ -60,6 +61,12 @@ class KvHandoff:
     num_tokens: int
     first_token_id: int
     level: QueueLevel | None = None
+    later_token_ids: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens of the attempt so far."""
+        return self.first_token_id, *self.later_token_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class RequestEvent(StrEnum):
     PREFILL_STARTED = "prefill_started"
     HANDOFF_STARTED = "handoff_started"
     HANDOFF_DELIVERED = "handoff_delivered"
+    HANDOFF_ABANDONED = "handoff_abandoned"
     KV_ARRIVED = "kv_arrived"
     PREEMPTED = "preempted"
     RESUMED = "resumed"
@@ -70,7 +71,7 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = Mappin
             _E.LENGTH_REACHED: _S.FINISHED_LENGTH,
         },
         _S.PREEMPTED: {**_ENDINGS, _E.RESUMED: _S.RUNNING},
-        _S.MIGRATING: {**_ENDINGS, _E.HANDOFF_DELIVERED: _S.HANDED_OFF},
+        _S.MIGRATING: {**_ENDINGS, _E.HANDOFF_DELIVERED: _S.HANDED_OFF, _E.HANDOFF_ABANDONED: _S.RUNNING},
         _S.HANDED_OFF: {},
         _S.FINISHED_STOPPED: {},
         _S.FINISHED_LENGTH: {},

@@ -32,6 +32,7 @@ SchedulerEvent = (
     | m.KvReserved
     | m.PrefillAccepted
     | m.KvRefused
+    | m.RequestMoved
     | m.Member
     | m.Tick
 )
@@ -45,6 +46,8 @@ class SchedulerLimits:
     """Bounds of waiting; one request more than `max_queued` is rejected.
 
     Attributes:
+        max_unready_s: how long requests wait for a worker while none is ready, in the midst of a change of the fleet; 0 rejects
+            them at once.
         reservation_timeout_s: after which an unanswered reservation, or order for both phases, is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
@@ -54,6 +57,7 @@ class SchedulerLimits:
 
     max_queued: int = 1024
     max_queue_s: float = 60.0
+    max_unready_s: float = 30.0
     reservation_timeout_s: float = 2.0
     lease_s: float = 3.0
     member_timeout_s: float = 2.0
@@ -84,6 +88,7 @@ class SchedulerRole:
         self._requests = Requests()
         self._tombstones = Tombstones()
         self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
+        self._unready_since_s: float | None = None  # no worker has been ready since
         self._commands: list[SchedulerCommand] = []
         self._assigner = Assigner(
             scheduler_id,
@@ -101,6 +106,7 @@ class SchedulerRole:
             m.KvReserved: self._assigner.kv_reserved,
             m.PrefillAccepted: self._assigner.prefill_accepted,
             m.KvRefused: self._assigner.kv_refused,
+            m.RequestMoved: self._moved,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
         }
@@ -139,6 +145,7 @@ class SchedulerRole:
         if refusal := self._refusal(order):
             self._reject(order, *refusal)
             return
+        self._watch_readiness(now)
         accepted = m.RequestAccepted(order.choice_id, order.epoch)
         self._commands.append(m.to_gateway(order.stream, accepted))
         self._requests.accept(order, now)
@@ -150,18 +157,33 @@ class SchedulerRole:
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
 
     def _refusal(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
-        if not self.pools.ready:
+        if not self.pools.ready and not self.limits.max_unready_s:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
-        kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
-        if kv_tokens > largest:
-            return (
-                RejectCode.NEVER_FITS,
-                f"prompt and max_tokens need {kv_tokens} tokens of KV cache; no worker holds more than {largest}",
-                None,
-            )
+        if never_fits := self._never_fits(order):
+            return RejectCode.NEVER_FITS, never_fits, None
         if self.queued >= self.limits.max_queued:
             return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
         return None
+
+    def _never_fits(self, order: m.SubmitRequest) -> str | None:
+        kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
+        if not self.pools.ready or kv_tokens <= largest:
+            return None
+        return f"prompt and max_tokens need {kv_tokens} tokens of KV cache; no worker holds more than {largest}"
+
+    def _watch_readiness(self, now: float) -> None:
+        """Note since when no worker is ready; once one is, reject what waited for it and fits no worker."""
+        if not self.pools.ready:
+            self._unready_since_s = now if self._unready_since_s is None else self._unready_since_s
+        elif self._unready_since_s is not None:
+            self._unready_since_s = None
+            for entry in self._requests.queued:
+                if never_fits := self._never_fits(entry.order):
+                    self._give_up(entry, RejectCode.NEVER_FITS, never_fits, None)
+
+    def _give_up(self, entry: AcceptedRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
+        self._assigner.drop(entry, cancel=True)
+        self._reject(entry.order, code, message, retry_after_s)
 
     def _no_workers(self) -> str:
         others = len(self.pools.with_other_weights())
@@ -185,6 +207,12 @@ class SchedulerRole:
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.choice_id, order.epoch)
 
+    def _moved(self, report: m.RequestMoved, now: float) -> None:
+        """Note where a sequence decodes now: that worker is sent its cancellation."""
+        entry = self._requests.get(report.choice_id)
+        if entry is not None and entry.order.epoch == report.epoch and not self._requests.is_unanswered(entry):
+            entry.moved_to(report.worker_id, report.hop)
+
     def _note_success(self, entry: AcceptedRequest) -> None:
         prompt_worker, token_worker, sent_s = entry.prompt_worker, entry.token_worker, entry.sent_s
         if prompt_worker and token_worker and sent_s is not None and entry.order.max_new_tokens > 1:
@@ -203,6 +231,8 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.reported(member, self.scheduler_id, now)
+        self._watch_readiness(now)
+        if is_present and member.id in self.pools:
             self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, order))
@@ -228,6 +258,8 @@ class SchedulerRole:
             self.membership.was_away(event.away_s)
             self._gone_gateways.was_away(event.away_s)
             self._requests.was_away(event.away_s)
+            if self._unready_since_s is not None:
+                self._unready_since_s += event.away_s
         self._gone_gateways.forget_old(now)
         for change in self.membership.expire(now):
             self._member_changed(change)
@@ -238,11 +270,15 @@ class SchedulerRole:
             self._commands += self._confirmations.messages(held, now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
+        self._watch_readiness(now)
         for entry in self._requests.queued:
-            if now - entry.accepted_s > self.limits.max_queue_s:
-                self._assigner.drop(entry, cancel=True)
+            unready_s = 0.0 if self._unready_since_s is None else now - max(self._unready_since_s, entry.accepted_s)
+            if self._unready_since_s is not None and unready_s >= self.limits.max_unready_s:
+                message = f"{self._no_workers()}, for {unready_s:.0f} s"
+                self._give_up(entry, RejectCode.NO_WORKERS, message, 5.0)
+            elif now - entry.accepted_s > self.limits.max_queue_s:
                 message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
-                self._reject(entry.order, RejectCode.QUEUE_TIMEOUT, message, 5.0)
+                self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):
             self._commands.append(m.Send(order.worker_id, order))

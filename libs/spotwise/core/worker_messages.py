@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from spotwise.core.members import Pool
 from spotwise.core.record import KvTarget
@@ -30,12 +31,15 @@ class StreamRef:
 
 @dataclass(frozen=True, slots=True)
 class ReserveKv(OfAttempt):
-    """Reserve blocks for a sequence whose prompt another worker will compute; `KvReserved` or `KvRefused` answers.
+    """Reserve blocks for a sequence whose KV another worker computes; `KvReserved` or `KvRefused` answers.
 
     Attributes:
         assignment: the scheduler's running number; heartbeats echo the last one received, to reconcile its view.
         kv_tokens: tokens to hold at most, prompt and new ones; the worker decides for how many it takes blocks at once.
         lease_s: seconds after its last renewal at which the reservation expires.
+        source_id: the worker that the sequence moves away from, which is answered instead of the scheduler and numbers its own
+            orders; empty for a new request.
+        hop: number of the move, from 1; 0 for a new request.
     """
 
     stream: StreamRef
@@ -44,6 +48,8 @@ class ReserveKv(OfAttempt):
     kv_tokens: int
     max_new_tokens: int
     lease_s: float
+    source_id: str = ""
+    hop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,58 @@ class StartPrefill(OfAttempt):
 @dataclass(frozen=True, slots=True)
 class CancelRequest(OfAttempt):
     """Drop all attempts of the sequence up to `epoch`, without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequest(OfAttempt):
+    """Move a sequence that decodes here to `target_id`, with its KV; `MoveEnded` answers `sender_id`, in any case and once."""
+
+    sender_id: str
+    target_id: str
+
+
+class MoveOutcome(StrEnum):
+    """How a move ended."""
+
+    MOVED = "moved"
+    REFUSED = "refused"  #: nothing was tried, or the target has no room
+    FAILED = "failed"  #: the hand-off failed; the sequence goes on where it was
+    ENDED = "ended"  #: the sequence ended first
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded(OfAttempt):
+    """How a move from `worker_id` to `target_id` ended."""
+
+    worker_id: str
+    target_id: str
+    outcome: MoveOutcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMoved(OfAttempt):
+    """The sequence decodes on `worker_id` now; repeated until its gateway's `MoveAcknowledged`.
+
+    Attributes:
+        source_id, hop: the worker that it came from, and the number of the move.
+        first_index: index in the sequence's output of the attempt's first token.
+        token_ids: those that the attempt had when it came, so that nobody waits for a lost message of the source.
+    """
+
+    attempt_id: int
+    worker_id: str
+    source_id: str
+    hop: int
+    first_index: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAcknowledged(OfAttempt):
+    """The gateway takes the attempt's tokens from `worker_id`: it need not repeat itself, and others drop what they hold."""
+
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ peers cannot fill its memory. A cancelled export ends only after the copy thread
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,13 +46,16 @@ class KvExports:
         """Return the payload bytes of a chunk."""
         return frame.num_layers * frame.num_blocks * self.memory.layer_block_bytes
 
-    async def start(self, link: UcxLink, frame: KvFrame, block_ids: tuple[int, ...]) -> asyncio.Task[None]:
+    async def start(
+        self, link: UcxLink, frame: KvFrame, block_ids: tuple[int, ...], on_sent: Callable[[], None]
+    ) -> asyncio.Task[None]:
         """Wait for the budget, then export and submit a chunk in the background.
 
         Args:
             link: the caller holds one of its slots, which is released once the chunk is sent.
             frame: the chunk's header, without its payload's size and checksum.
             block_ids: of the whole push.
+            on_sent: called on the loop once the chunk is sent, or will not be.
 
         Returns:
             A task that ends when the chunk is submitted; it raises the memory's or the link's errors.
@@ -62,6 +66,7 @@ class KvExports:
             await self.budget.take(num_bytes)
         except BaseException:
             link.slots.release()
+            on_sent()
             raise
         submitted: list[asyncio.Future[Any]] = []
         buffer = self.buffers.take(frame)
@@ -71,6 +76,7 @@ class KvExports:
                 self.buffers.give(buffer)
             self.budget.give(num_bytes)
             link.slots.release()
+            on_sent()
 
         def ended(_: asyncio.Task[None]) -> None:
             if submitted:

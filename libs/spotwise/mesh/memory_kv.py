@@ -91,11 +91,10 @@ class MemoryKvTransport:
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
         """See `KvTransport`."""
 
-        async def move(handoff: KvHandoff) -> int:
-            return self._hand_over(target, handoff, source_block_ids)
+        async def move(handoff: KvHandoff, block_ids: tuple[int, ...]) -> int:
+            return self._hand_over(target, handoff, block_ids)
 
-        num_layers, num_blocks = self._memory.num_layers, len(source_block_ids)
-        return WholePush(target, choice_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
+        return WholePush(target, choice_id, epoch, self._memory.num_layers, source_block_ids, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """See `KvTransport`."""

@@ -187,8 +187,13 @@ class KvPush(Protocol):
         Raises `ValueError` where there are fewer layers or blocks.
         """
 
-    def commit(self, handoff: KvHandoff) -> None:
-        """Send the hand-off after its KV; raises `ValueError` where the KV is not all written."""
+    def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
+        """Send the hand-off after its KV. Given `source_block_ids`, the push has grown to these since it was opened, and all of
+        them are written. Raises `ValueError` where the KV is not all written, or the blocks are not those of before and more.
+        """
+
+    async def caught_up(self) -> None:
+        """Return once all that is written has been sent, or the push is over."""
 
     def abort(self) -> None:
         """Cancel the push: `delivered` raises, unless the hand-off is complete already; idempotent."""

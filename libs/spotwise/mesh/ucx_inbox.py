@@ -22,7 +22,7 @@ from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, Paylo
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import (
     CHUNK_BYTES,
-    HANDOFF_BYTES,
+    MAX_HANDOFF_BYTES,
     MAX_RESENDS,
     FrameKind,
     KvFrame,
@@ -81,7 +81,7 @@ class KvInbox:
     def admitted_bytes(self, frame: KvFrame) -> int:
         """Return the largest payload that a header may announce, by its kind and shape; at most a chunk's."""
         if frame.kind is FrameKind.COMMIT:
-            return HANDOFF_BYTES
+            return MAX_HANDOFF_BYTES
         if frame.kind is not FrameKind.CHUNK:
             return 0
         claimed_bytes = frame.num_layers * frame.num_blocks * self._memory.layer_block_bytes

@@ -79,6 +79,8 @@ class UcxPush:
         self._resends = 0
         self._kv_bytes = 0
         self._exporting: set[asyncio.Task[None]] = set()
+        self._unsent = 0
+        self._has_sent_all = asyncio.Event()
         self._answer: asyncio.Future[KvFrame] = asyncio.get_running_loop().create_future()
         self._answer.add_done_callback(lambda _: self._news.set())
         self._task = asyncio.create_task(self._run(), name="kv-push")
@@ -88,13 +90,29 @@ class UcxPush:
         self._stream.wrote(layers, blocks)
         self._news.set()
 
-    def commit(self, handoff: KvHandoff) -> None:
+    def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
         """See `KvPush`."""
+        if source_block_ids:
+            self._grow(source_block_ids)
         if not self._stream.is_written:
             raise ValueError(f"the KV of {handoff.choice_id} is not all written")
         self._handoff = handoff
         self._committed_s = time.perf_counter()
         self._news.set()
+
+    def _grow(self, block_ids: tuple[int, ...]) -> None:
+        before, reserved = self._block_ids, len(self._target.block_ids)
+        if block_ids[: len(before)] != before or len(block_ids) > reserved:
+            raise ValueError(
+                f"a push of {len(before)} blocks, {reserved} reserved, cannot grow to {len(block_ids)} others"
+            )
+        self._block_ids = block_ids
+        self._stream.grow(len(block_ids))
+        self._stream.wrote(self._exports.memory.num_layers, len(block_ids))
+
+    async def caught_up(self) -> None:
+        """See `KvPush`."""
+        await self._has_sent_all.wait()
 
     def abort(self) -> None:
         """See `KvPush`."""
@@ -148,6 +166,7 @@ class UcxPush:
         except KvTransferError as error:
             raise KvTransferError(f"{self._where}: {error}") from None
         finally:
+            self._has_sent_all.set()
             self._links.leave(self, timed_out=timed_out)
             if self._answer.done() and not self._answer.cancelled():
                 self._answer.exception()  # retrieved, so that asyncio does not log it
@@ -194,6 +213,8 @@ class UcxPush:
             else:
                 if not counts_from_commit:
                     patience.reschedule(None)
+                if not self._unsent:
+                    self._has_sent_all.set()
                 await self._news.wait()
 
     async def _start_chunk(self, link: UcxLink) -> None:
@@ -202,7 +223,8 @@ class UcxPush:
         if frame is None:
             link.slots.release()  # the chunk now waits for its next layer
             return
-        export = await self._exports.start(link, frame, self._block_ids)
+        self._unsent += 1
+        export = await self._exports.start(link, frame, self._block_ids, self._sent)
         self._exporting.add(export)
         export.add_done_callback(self._exported)
 
@@ -222,6 +244,10 @@ class UcxPush:
         self._cut.append(frame)
         self._kv_bytes += self._exports.bytes_of(frame)
         return frame
+
+    def _sent(self) -> None:
+        self._unsent -= 1
+        self._news.set()
 
     def _exported(self, export: asyncio.Task[None]) -> None:
         self._exporting.discard(export)

@@ -23,9 +23,9 @@ class WholePush:
 
     Args:
         num_layers: of the model.
-        num_blocks: of the prompt.
+        block_ids: of the prompt, at this end.
         transport: its name, for reports.
-        move: moves the KV, hands over, and returns the bytes; its `KvTransferError` need not name the push.
+        move: moves the KV of these blocks, hands over, and returns the bytes; its `KvTransferError` need not name the push.
     """
 
     def __init__(
@@ -34,14 +34,16 @@ class WholePush:
         choice_id: str,
         epoch: int,
         num_layers: int,
-        num_blocks: int,
+        block_ids: tuple[int, ...],
         transport: str,
-        move: Callable[[KvHandoff], Awaitable[int]],
+        move: Callable[[KvHandoff, tuple[int, ...]], Awaitable[int]],
     ) -> None:
-        if not 0 < num_blocks <= len(target.block_ids):
-            raise ValueError(f"{num_blocks} blocks to push, {len(target.block_ids)} reserved")
+        self._reserved = len(target.block_ids)
+        self._num_layers = num_layers
+        self._block_ids: tuple[int, ...] = ()
+        self._take(block_ids)
         self._where = f"KV of {choice_id} epoch {epoch} to {target.worker_id} at {target.address}"
-        self._cells = KvStream(num_layers, num_blocks, 1, 1)
+        self._cells = KvStream(num_layers, len(block_ids), 1, 1)
         self._transport = transport
         self._move = move
         self._started_s = time.perf_counter()
@@ -53,12 +55,25 @@ class WholePush:
         """See `KvPush`."""
         self._cells.wrote(layers, blocks)
 
-    def commit(self, handoff: KvHandoff) -> None:
+    def _take(self, block_ids: tuple[int, ...]) -> None:
+        before = self._block_ids
+        if not block_ids or block_ids[: len(before)] != before or len(block_ids) > self._reserved:
+            raise ValueError(f"{len(block_ids)} blocks to push, after {len(before)}, {self._reserved} reserved")
+        self._block_ids = block_ids
+
+    def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
         """See `KvPush`."""
+        if source_block_ids:
+            self._take(source_block_ids)
+            self._cells.grow(len(source_block_ids))
+            self._cells.wrote(self._num_layers, len(source_block_ids))
         if not self._cells.is_written:
             raise ValueError(f"the KV of {handoff.choice_id} is not all written")
         if not self._committed.cancelled():
             self._committed.set_result((handoff, time.perf_counter()))
+
+    async def caught_up(self) -> None:
+        """See `KvPush`; nothing is sent before the commit."""
 
     def abort(self) -> None:
         """See `KvPush`."""
@@ -74,7 +89,7 @@ class WholePush:
             # As a real push, after the callbacks that are ready on the loop.
             await asyncio.sleep(0)
             if not self._is_called_off:
-                self._moving = asyncio.ensure_future(self._move(handoff))
+                self._moving = asyncio.ensure_future(self._move(handoff, self._block_ids))
                 kv_bytes = await self._moving
                 ended_s = time.perf_counter()
                 return TransferReport(kv_bytes, ended_s - self._started_s, self._transport, ended_s - committed_s)

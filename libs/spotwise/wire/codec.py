@@ -186,6 +186,7 @@ def member_from(proto: cluster.Member) -> m.Member:
 
 _ATTEMPT = ("choice_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
+_RESERVATION = (*_ORDER, "kv_tokens", "max_new_tokens", "source_id", "hop")
 _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], ...] = (
     (m.TokenBatch, "token_batch", codec_tokens.batch_to, codec_tokens.batch_from),
     (
@@ -231,7 +232,33 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (
         m.ReserveKv,
         "reserve_kv",
-        *_codec(m.ReserveKv, worker.ReserveKv, *_ORDER, "kv_tokens", "max_new_tokens", stream=_STREAM),
+        *_codec(m.ReserveKv, worker.ReserveKv, *_RESERVATION, stream=_STREAM),
+    ),
+    (m.MoveRequest, "move_request", *_codec(m.MoveRequest, worker.MoveRequest, *_ATTEMPT, "sender_id", "target_id")),
+    (
+        m.MoveEnded,
+        "move_ended",
+        *_codec(
+            m.MoveEnded,
+            worker.MoveEnded,
+            *(*_ATTEMPT, "worker_id", "target_id", "reason"),
+            outcome=(_same, m.MoveOutcome),
+        ),
+    ),
+    (
+        m.RequestMoved,
+        "request_moved",
+        *_codec(
+            m.RequestMoved,
+            worker.RequestMoved,
+            *(*_ATTEMPT, "attempt_id", "worker_id", "source_id", "hop", "first_index"),
+            token_ids=(_same, tuple),
+        ),
+    ),
+    (
+        m.MoveAcknowledged,
+        "move_acknowledged",
+        *_codec(m.MoveAcknowledged, worker.MoveAcknowledged, *_ATTEMPT, "worker_id"),
     ),
     (
         m.StartPrefill,

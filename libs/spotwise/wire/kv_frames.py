@@ -16,7 +16,7 @@ from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 5
+VERSION = 6
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
@@ -36,14 +36,14 @@ _HELLO_MAGIC = b"SWHI"
 _FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
 # magic, version, id length, digest length, receive tag, incarnation, KV layout, model digest, worker id
 _HELLO = struct.Struct("!4sBBBxQQQ32s128s")
-# tokens, first token, MLFQ queue (0: none), seconds of its quantum used
-_HANDOFF = struct.Struct("!QQQd")
+# tokens, MLFQ queue (0: none), seconds of its quantum used, tokens of the attempt; their ids follow, 4 bytes each
+_HANDOFF = struct.Struct("!QQdI")
 _CHECKSUM = struct.Struct("!Q")
 
 #: Bytes of an encoded frame header.
 FRAME_BYTES = _FRAME.size + _CHECKSUM.size
-#: Bytes of a COMMIT's payload.
-HANDOFF_BYTES = _HANDOFF.size
+#: Bytes of a COMMIT's payload, at most: the ids of a million tokens.
+MAX_HANDOFF_BYTES = _HANDOFF.size + 4 * 2**20
 #: Bytes of an encoded hello.
 HELLO_BYTES = _HELLO.size + _CHECKSUM.size
 
@@ -203,17 +203,20 @@ def encode_handoff(handoff: KvHandoff) -> bytes:
     """Return a COMMIT's payload (its header has request and epoch); raises `ValueError` for negative or too large numbers."""
     try:
         level = (handoff.level.queue, handoff.level.used) if handoff.level else (0, 0.0)
-        return _HANDOFF.pack(handoff.num_tokens, handoff.first_token_id, *level)
+        token_ids = handoff.token_ids
+        head = _HANDOFF.pack(handoff.num_tokens, *level, len(token_ids))
+        return head + struct.pack(f"!{len(token_ids)}I", *token_ids)
     except struct.error as error:
         raise ValueError(f"the hand-off does not fit its fields: {error}") from None
 
 
 def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> KvHandoff:
     """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified; raises `KvFrameError` where the
-    payload has another length, or an invalid level.
+    payload has another length, no token, or an invalid level.
     """
     try:
-        num_tokens, first_token_id, queue, used = _HANDOFF.unpack(payload)
+        num_tokens, queue, used, count = _HANDOFF.unpack_from(payload)
+        first_token_id, *later = struct.unpack(f"!{count}I", bytes(payload)[_HANDOFF.size :])
         level = QueueLevel(queue, used) if queue else None
     except (struct.error, ValueError) as error:
         raise KvFrameError(f"not a hand-off: {error}") from None
@@ -223,6 +226,7 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
         num_tokens=num_tokens,
         first_token_id=first_token_id,
         level=level,
+        later_token_ids=tuple(later),
     )
 
 

@@ -26,7 +26,7 @@ _NEWEST = 0.25
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     push: KvPush
-    num_tokens: int
+    num_tokens: int | None
     num_blocks: int
 
 
@@ -100,24 +100,31 @@ class KvPushes:
             prompt.push.commit(handoff)
 
     def open(self, command: c.OpenPush) -> None:
-        """Open the push of a prompt that will be computed."""
+        """Open the push of a prompt that will be computed, or of a sequence that decodes on."""
         prompt = self._open(
             command.target,
             command.choice_id,
             command.epoch,
             command.source_block_ids,
             command.num_tokens,
-            PushMode.LAYERWISE,
+            None if command.num_tokens is None else PushMode.LAYERWISE,
         )
-        if prompt is not None:
-            prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, command.written_tokens))
+        if prompt is None:
+            return
+        prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, command.written_tokens))
+        if command.num_tokens is None:
+            self._spawn(self._catch_up(prompt.push, command.choice_id, command.epoch), "pre_copy")
+
+    async def _catch_up(self, push: KvPush, choice_id: str, epoch: int) -> None:
+        await push.caught_up()
+        self._feed(c.PushCaughtUp(choice_id, epoch))
 
     def commit(self, command: c.CommitPush) -> None:
-        """Commit the push of a prompt, which is computed now; no effect where it has failed already."""
+        """Commit the push of a prompt, which is computed now, or of a sequence; no effect where it has failed already."""
         handoff = command.handoff
         prompt = self._prompts.get(sequence_id(handoff.choice_id, handoff.epoch))
         if prompt is not None:
-            prompt.push.commit(handoff)
+            prompt.push.commit(handoff, command.source_block_ids)
 
     def abort(self, command: c.AbortPush) -> None:
         """Abort a push."""
@@ -132,7 +139,7 @@ class KvPushes:
         prompts = [
             (prompt, self._whole_blocks(prompt, row.first_position + row.num_tokens))
             for row in batch.rows
-            if (prompt := self._prompts.get(row.sequence_id)) is not None
+            if (prompt := self._prompts.get(row.sequence_id)) is not None and prompt.num_tokens is not None
         ]
         return LayerWatch(prompts, self._num_layers) if prompts else None
 
@@ -150,8 +157,8 @@ class KvPushes:
         choice_id: str,
         epoch: int,
         block_ids: tuple[int, ...],
-        num_tokens: int,
-        mode: PushMode,
+        num_tokens: int | None,
+        mode: PushMode | None,
     ) -> _Prompt | None:
         try:
             push = self._transport.open_push(target, choice_id, epoch, block_ids)
@@ -163,7 +170,7 @@ class KvPushes:
         self._spawn(self._deliver(push, target.worker_id, choice_id, epoch, mode), "push_kv")
         return prompt
 
-    async def _deliver(self, push: KvPush, worker_id: str, choice_id: str, epoch: int, mode: PushMode) -> None:
+    async def _deliver(self, push: KvPush, worker_id: str, choice_id: str, epoch: int, mode: PushMode | None) -> None:
         try:
             report = await push.delivered()
         except (KvTransferError, ValueError) as error:
@@ -172,12 +179,18 @@ class KvPushes:
         finally:
             del self._prompts[sequence_id(choice_id, epoch)]
         assert report.visible_s is not None  # a sender knows it
-        self._note(worker_id, mode, report.kv_bytes, report.visible_s)
-        self._feed(
-            c.HandoffDelivered(
-                choice_id, epoch, report.kv_bytes, report.seconds, report.transport, report.visible_s, mode
-            )
+        if mode is not None:  # a prompt's: what a move costs says nothing of these
+            self._note(worker_id, mode, report.kv_bytes, report.visible_s)
+        delivered = c.HandoffDelivered(
+            choice_id,
+            epoch,
+            report.kv_bytes,
+            report.seconds,
+            report.transport,
+            report.visible_s,
+            mode or PushMode.SERIAL,
         )
+        self._feed(delivered)
 
     def _note(self, worker_id: str, mode: PushMode, kv_bytes: int, visible_s: float) -> None:
         fit = self._fits[worker_id, mode] = self._fits.get((worker_id, mode), LinkFit())

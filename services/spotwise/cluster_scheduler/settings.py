@@ -17,6 +17,11 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0, gt=0, description="seconds that a request waits for a worker with free capacity, at most"
     )
+    max_unready_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that a request waits while no worker is ready, at most; 0: it is rejected at once",
+    )
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 
@@ -64,6 +69,7 @@ class SchedulerSettings(ServiceSettings):
         return SchedulerLimits(
             max_queued=self.max_queued,
             max_queue_s=self.max_queue_s,
+            max_unready_s=self.max_unready_s,
             reservation_timeout_s=self.reservation_timeout_s,
             lease_s=self.lease_s,
             member_timeout_s=self.member_timeout_s,

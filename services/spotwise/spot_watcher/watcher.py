@@ -116,6 +116,8 @@ class SpotWatcher:
     def _publish_report(self, command: c.PublishReport) -> None:
         report = command.report
         self._host.post(subjects.INTERRUPTIONS, report)
+        if command.again:
+            return
         self._metrics.reports.labels(report.kind.value).inc()
         _log.info(
             "interruption",

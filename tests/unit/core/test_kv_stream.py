@@ -109,3 +109,17 @@ def test_a_hand_off_has_layers_blocks_and_bytes() -> None:
 def test_a_chunk_counts_its_cells() -> None:
     """A chunk's cells are its layers times its blocks."""
     assert KvChunk(1, 3, 2, 4).cells == 12
+
+
+def test_a_stream_grows_at_its_end() -> None:
+    """What was cut stays so; the new blocks leave once they are written."""
+    stream = KvStream(2, 2, 10, 1000)
+    stream.wrote(2, 1)
+    assert stream.next_chunk() == KvChunk(0, 2, 0, 1)
+    stream.grow(3)
+    assert not stream.is_written
+    stream.wrote(2, 3)
+    assert stream.next_chunk() == KvChunk(0, 2, 1, 2)
+    assert stream.is_written
+    with pytest.raises(ValueError, match="2 blocks, of 3"):
+        stream.grow(2)

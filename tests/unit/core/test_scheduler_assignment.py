@@ -229,9 +229,9 @@ class TestRejections:
     """A rejected request gets a reason and when to retry."""
 
     def test_no_workers(self) -> None:
-        """In an empty or all-draining mesh the rejection comes at once."""
+        """In an empty or all-draining mesh that is configured to wait for nothing the rejection comes at once."""
         draining = worker_member("t", state=m.MemberState.DRAINING)
-        rejected = SchedulerBench(draining).rejection(submission())
+        rejected = SchedulerBench(draining, limits=SchedulerLimits(max_unready_s=0.0)).rejection(submission())
         assert (rejected.code, rejected.retry_after_s) == (RejectCode.NO_WORKERS, 5.0)
 
     def test_never_fits(self) -> None:

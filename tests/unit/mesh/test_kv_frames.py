@@ -123,12 +123,17 @@ def test_a_hello_is_no_frame() -> None:
         kv_frames.decode_hello(kv_frames.encode_frame(FRAME))
 
 
-@given(U64, U64, st.none() | st.builds(QueueLevel, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)))
+@given(
+    U64,
+    U32,
+    st.none() | st.builds(QueueLevel, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)),
+    st.lists(U32, max_size=9),
+)
 def test_a_hand_off_travels_in_header_and_payload(
-    num_tokens: int, first_token_id: int, level: QueueLevel | None
+    num_tokens: int, first_token_id: int, level: QueueLevel | None, later: list[int]
 ) -> None:
     """Request and epoch come from the COMMIT's header, the rest from its payload; a level is there or is not."""
-    handoff = KvHandoff("chatcmpl-1#0", 2, num_tokens, first_token_id, level)
+    handoff = KvHandoff("chatcmpl-1#0", 2, num_tokens, first_token_id, level, tuple(later))
     payload = kv_frames.encode_handoff(handoff)
     assert kv_frames.decode_handoff(FRAME, payload) == handoff
 
@@ -137,9 +142,11 @@ def test_a_hand_off_travels_in_header_and_payload(
     "payload",
     [
         pytest.param(kv_frames.encode_handoff(KvHandoff("r", 1, 100, 0)) + b"\0", id="too long"),
-        pytest.param(struct.pack("!QQ", 100, 0), id="that of an earlier version"),
-        pytest.param(struct.pack("!QQQd", 100, 0, 3, 1.5), id="more than all of a quantum"),
-        pytest.param(struct.pack("!QQQd", 100, 0, 3, math.nan), id="no number of a quantum"),
+        pytest.param(struct.pack("!QQQd", 100, 0, 3, 0.5), id="that of an earlier version"),
+        pytest.param(struct.pack("!QQdI", 100, 0, 0.0, 0), id="no token"),
+        pytest.param(struct.pack("!QQdI", 100, 0, 0.0, 2**31), id="fewer tokens than it says"),
+        pytest.param(struct.pack("!QQdII", 100, 3, 1.5, 1, 7), id="more than all of a quantum"),
+        pytest.param(struct.pack("!QQdII", 100, 3, math.nan, 1, 7), id="no number of a quantum"),
     ],
 )
 def test_what_is_no_hand_off_is_malformed(payload: bytes) -> None:

@@ -30,13 +30,19 @@ class HeldPush:
         self.wrote_calls: list[tuple[int, int]] = []
         self.committed: list[KvHandoff] = []
         self.aborts = 0
+        self.grown_to: tuple[int, ...] = ()
+        self.has_sent = asyncio.Event()
         self.end: asyncio.Future[TransferReport] = asyncio.get_running_loop().create_future()
 
     def wrote(self, layers: int, blocks: int) -> None:
         self.wrote_calls.append((layers, blocks))
 
-    def commit(self, handoff: KvHandoff) -> None:
+    def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
         self.committed.append(handoff)
+        self.grown_to = source_block_ids
+
+    async def caught_up(self) -> None:
+        await self.has_sent.wait()
 
     def abort(self) -> None:
         self.aborts += 1
@@ -181,3 +187,19 @@ async def test_a_push_that_cannot_be_is_a_failed_hand_off(outbox: Outbox) -> Non
     assert outbox.events == []
     await until(lambda: outbox.events)
     assert outbox.events == [c.HandoffFailed("r", 1, "too many blocks")]
+
+
+async def test_a_sequence_that_decodes_on_is_copied_as_far_as_it_is_written() -> None:
+    """Its full blocks leave, the role is told when they have, and the commit brings the other blocks."""
+    outbox = Outbox()
+    outbox.pushes.open(c.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=None, written_tokens=40))
+    (push,) = outbox.opened
+    assert push.wrote_calls == [(LAYERS, 2)]
+    assert outbox.pushes.watch(Batch((BatchRow("r@1", 40, 1, (0, 1, 2)),))) is None
+    push.has_sent.set()
+    await until(lambda: outbox.events == [c.PushCaughtUp("r", 1)])
+    outbox.pushes.commit(c.CommitPush(HANDOFF, (0, 1, 2, 3)))
+    assert (push.committed, push.grown_to) == ([HANDOFF], (0, 1, 2, 3))
+    push.end.set_result(TransferReport(4096, 0.5, "shm", 0.1))
+    await until(lambda: len(outbox.events) == 2)
+    assert isinstance(outbox.events[1], c.HandoffDelivered)  # and no cost of hand-offs was measured by it

@@ -215,9 +215,8 @@ class Assigner:
         self._forget_intent(entry)
         self._requests.drop(entry)
         if cancel:
-            for worker_id in dict.fromkeys((entry.prompt_worker, entry.token_worker)):
-                if worker_id is not None:
-                    self.cancel(worker_id, entry.choice_id, entry.order.epoch)
+            for worker_id in entry.workers:
+                self.cancel(worker_id, entry.choice_id, entry.order.epoch)
 
     def _forget_intent(self, entry: AcceptedRequest) -> None:
         if entry.prompt_worker is not None:

@@ -22,6 +22,7 @@ class AcceptedRequest:
         prompt_worker, token_worker: set once it has left the queue; `placed_by` is the rule that chose them.
         prompt_queued: prompt tokens counted for the prompt worker.
         sent_s, assignment: when a worker was sent the request, and the number of that order.
+        holder, hop: the worker that its sequence has moved to, and the number of that move.
     """
 
     order: SubmitRequest
@@ -33,6 +34,8 @@ class AcceptedRequest:
     placed_by: str = ""
     sent_s: float | None = None
     assignment: int | None = None
+    holder: str | None = None
+    hop: int = 0
 
     @property
     def choice_id(self) -> str:
@@ -43,6 +46,17 @@ class AcceptedRequest:
     def place(self) -> tuple[int, int, str]:
         """Its key in the queue: priority, number of arrival, id."""
         return self.order.priority, self.number, self.order.choice_id
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that may hold something of it."""
+        named = dict.fromkeys((self.prompt_worker, self.token_worker, self.holder))
+        return tuple(worker_id for worker_id in named if worker_id is not None)
+
+    def moved_to(self, worker_id: str, hop: int) -> None:
+        """Note a move, unless a later one is known."""
+        if hop > self.hop:
+            self.holder, self.hop = worker_id, hop
 
     @property
     def is_in_place(self) -> bool:

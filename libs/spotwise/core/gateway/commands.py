@@ -48,6 +48,7 @@ GatewayEvent = (
     | m.RequestAssigned
     | m.RequestRejected
     | m.TokenBatch
+    | m.RequestMoved
     | m.ConfirmAttempts
     | m.Member
     | m.Tick

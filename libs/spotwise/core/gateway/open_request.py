@@ -2,6 +2,7 @@
 
 Law: an attempt's tokens count from its workers only. The scheduler names them; where that message was lost, the first tokens
 do: the attempt's first token is the prompt worker's, all later ones are the token worker's.
+An attempt that moves has the workers of its latest move; tokens of a worker that nobody has named yet wait for that message.
 Tokens are missing where a later one has overtaken them, or where a worker has lost batches and sent this attempt none since.
 """
 
@@ -26,6 +27,9 @@ class OpenRequest:
         first_index: index of the attempt's first token.
         model_digest: of the weights that `token_ids` (committed: delivered to the client) were computed with.
         early: tokens that arrived before the next one.
+        hop: number of the attempt's latest move; 0 before one.
+        unclaimed: tokens, with their senders, of workers that are none of its senders: it may have moved there.
+        source_tokens: by index, the tokens that the attempt had when it moved: the source's message may be lost.
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
@@ -49,6 +53,9 @@ class OpenRequest:
     model_digest: str | None = None
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
+    hop: int = 0
+    unclaimed: list[tuple[str, m.TokenDelta]] = field(default_factory=list)
+    source_tokens: dict[int, int] = field(default_factory=dict)
     gap_since_s: float | None = None
     doubted_s: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
@@ -68,13 +75,19 @@ class OpenRequest:
         if not self.token_ids:
             self.model_digest = None
         self.early.clear()
+        self.hop = 0
+        self.unclaimed.clear()
+        self.source_tokens.clear()
         self.doubted_s.clear()
         self.gap_since_s = None
         self.submitted_s, self.held_s, self.retry_at_s = now, now, None
         self.history.began()
 
     def assign(self, prompt_worker: str, token_worker: str) -> None:
-        """Set the workers that the scheduler named."""
+        """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
+        if self.hop:
+            self.assigned, self.senders = True, tuple(dict.fromkeys((*self.senders, prompt_worker, token_worker)))
+            return
         self.assigned, self.senders = True, (prompt_worker, token_worker)
         if self.workers[-1:] != (token_worker,):  # else its tokens arrived before this message
             self.workers = self.senders
@@ -83,14 +96,40 @@ class OpenRequest:
         """Tell whether the attempt is this sender's; an unnamed worker names itself, a scheduler sends endings only."""
         is_schedulers = batch.number is None and delta.finish_reason is FinishReason.ERROR
         if batch.worker_id not in self.senders and not is_schedulers:
-            if self.assigned:
+            if self.assigned or self.hop:
+                self.unclaimed.append((batch.worker_id, delta))
                 return False
             others, sender = self.workers, (batch.worker_id,)
             is_token_worker = delta.token_index > self.first_index
             self.workers = self.senders = (*others, *sender) if is_token_worker else (*sender, *others)
+        if self.hop and batch.worker_id not in self.workers and delta.finish_reason is FinishReason.ERROR:
+            return is_schedulers  # it does not have the attempt any more
         if (batch.worker_id,) == self.workers[-1:]:
             self.workers = self.workers[-1:]  # the prompt worker's part is done; its loss changes nothing
         return True
+
+    def move(self, report: m.RequestMoved) -> list[tuple[str, m.TokenDelta]]:
+        """Take the worker of a move for the attempt's, unless a later move is known; return its tokens that have waited."""
+        if report.hop <= self.hop:
+            return []
+        self.hop = report.hop
+        before, self.workers = self.workers, (report.worker_id,)
+        self.senders = tuple(dict.fromkeys((report.worker_id, report.source_id, *before)))
+        self.source_tokens = dict(enumerate(report.token_ids, report.first_index))
+        claimed = [each for each in self.unclaimed if each[0] in self.senders]
+        self.unclaimed = [each for each in self.unclaimed if each[0] not in self.senders]
+        return claimed
+
+    def has_left(self, worker_id: str, delta: m.TokenDelta) -> bool:
+        """Tell whether a token was computed by a worker that the attempt had moved away from: it does not know that yet."""
+        return bool(self.hop) and worker_id not in self.workers and delta.token_index not in self.source_tokens
+
+    def missed_before(self, delta: m.TokenDelta) -> list[m.TokenDelta]:
+        """Return the tokens that lack before this one, where they are those of a move's source; empty where some are not."""
+        lacking = range(len(self.token_ids), delta.token_index)
+        if not all(index in self.source_tokens for index in lacking):
+            return []
+        return [m.TokenDelta(self.attempt_id, index, self.source_tokens[index]) for index in lacking]
 
     def doubt(self, worker_id: str, since_s: float) -> None:
         """Note that a worker has lost tokens, which may be this attempt's."""

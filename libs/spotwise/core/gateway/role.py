@@ -47,6 +47,7 @@ class GatewayRole:
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._token_batch,
+            m.RequestMoved: self._moved,
             m.ConfirmAttempts: self._confirm,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
@@ -164,10 +165,32 @@ class GatewayRole:
             request = self._attempts.get(delta.attempt_id)
             if request is None or not request.counts(batch, delta):
                 continue
-            if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
-                request.model_digest = worker.model_digest
-            if self._token(request, delta, now):
-                request.doubted_s.pop(batch.worker_id, None)
+            if request.has_left(batch.worker_id, delta):
+                answer = m.MoveAcknowledged(request.choice_id, request.epoch, request.workers[-1])
+                self._commands.append(m.Send(batch.worker_id, answer))
+            self._counted(request, batch.worker_id, delta, now)
+
+    def _counted(self, request: OpenRequest, worker_id: str, delta: m.TokenDelta, now: float) -> None:
+        if request.model_digest is None and (worker := self.membership.get(worker_id)) is not None:
+            request.model_digest = worker.model_digest
+        if self._token(request, delta, now):
+            request.doubted_s.pop(worker_id, None)
+
+    def _moved(self, report: m.RequestMoved, now: float) -> None:
+        """Take the attempt's tokens from the worker that it moved to, and let all that hold it know."""
+        if not self.is_open(report.choice_id, report.epoch):
+            ended = m.AttemptsConfirmed(((report.choice_id, report.epoch),))
+            self._commands.append(m.Send(report.worker_id, ended))
+            return
+        request = self._requests[report.choice_id]
+        holders = (report.worker_id, report.source_id, *request.workers)
+        waiting = request.move(report)
+        answer = m.MoveAcknowledged(report.choice_id, report.epoch, request.workers[-1])
+        for worker_id in dict.fromkeys((*holders, *request.workers)):
+            self._commands.append(m.Send(worker_id, answer))
+        for worker_id, delta in waiting:
+            if request.choice_id in self._requests and request.epoch == report.epoch:
+                self._counted(request, worker_id, delta, now)
 
     def _tokens_missing(self, worker_id: str, since_s: float) -> None:
         """Record a worker's lost tokens, of an unknown request: later tokens of each attempt decide."""
@@ -183,6 +206,10 @@ class GatewayRole:
                 self._fail(request, g.FAIL_ENGINE, delta.error, None, now)
             return True
         expected = len(request.token_ids)
+        if delta.token_index > expected and (missed := request.missed_before(delta)):
+            for each in missed:
+                self._token(request, each, now)
+            return self._token(request, delta, now)
         if delta.token_index > expected:
             request.early[delta.token_index] = delta  # the prompt worker's token is still under way
             request.gap_since_s = now if request.gap_since_s is None else request.gap_since_s

@@ -53,9 +53,10 @@ class PublishNotice:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """Report an interruption to the migration planner."""
+    """Report an interruption to the migration planner; `again` where the report was published before."""
 
     report: InterruptionReported
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

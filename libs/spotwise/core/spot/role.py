@@ -1,7 +1,7 @@
 """The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it.
 
 Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
-earlier one or while it still reports READY `RETELL_S` later (messages may be lost).
+earlier one or while it still reports READY `RETELL_S` later (messages may be lost). Reports to planners repeat (`reports.py`).
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
 An event is acknowledged once every notified worker has left in order and no other worker is on the machine; a silent worker has
 not left, since it may still be handing KV off.
@@ -18,6 +18,7 @@ from spotwise.core import messages as m
 from spotwise.core.membership import MemberLost, Membership
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
+from spotwise.core.spot.reports import RepeatedReports
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
 #: A worker that still reports READY so long after its notice has not received it.
@@ -40,6 +41,7 @@ class SpotWatcherRole:
         self._policy = policy
         self._membership = Membership(policy.member_timeout_s)
         self._signs = ActiveSigns()
+        self._reports = RepeatedReports()
         self._notified: dict[str, _SentNotice] = {}
         self._acknowledged: list[str] = []
         self._queried_s = 0.0
@@ -80,13 +82,15 @@ class SpotWatcherRole:
         if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._notify(member, now):
             deadline_s, sign = self._signs.notice() or (now, None)
             if sign is not None:
-                self._report(sign, m.InterruptionKind.NOTICE, deadline_s, (member.id,))
+                self._report(sign, m.InterruptionKind.NOTICE, deadline_s, (member.id,), now)
 
     def _tick(self, event: m.Tick, now: float) -> None:
         self._membership.was_away(event.away_s)
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)
+        beside = tuple(worker.id for worker in self._membership.workers() if self._policy.is_beside(worker))
+        self._commands += [c.PublishReport(report, again=True) for report in self._reports.due(beside, now)]
 
     def _process_ended(self, event: c.ProcessEnded, now: float) -> None:
         known = self._membership.get(event.member.id)
@@ -97,7 +101,7 @@ class SpotWatcherRole:
         member = lost.member
         if member.kind in (m.MemberKind.PROMPT_WORKER, m.MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
             event_id = f"lost-{member.id}-{member.incarnation}"
-            self._report(Sign(event_id, f"lost: {lost.reason}"), m.InterruptionKind.LOST, now, (member.id,))
+            self._report(Sign(event_id, f"lost: {lost.reason}"), m.InterruptionKind.LOST, now, (member.id,), now)
 
     def _speaks_for_all(self, now: float) -> bool:
         seen_s = self._own_heartbeat_s
@@ -132,17 +136,17 @@ class SpotWatcherRole:
         beside = [worker for worker in self._membership.workers() if self._policy.is_beside(worker)]
         worker_ids = tuple(worker.id for worker in beside)
         for gone in changes.gone:
-            self._withdraw(gone.sign, worker_ids)
+            self._withdraw(gone.sign, worker_ids, now)
         for seen in changes.seen:
             kind = m.InterruptionKind.HINT if seen.deadline_s is None else m.InterruptionKind.NOTICE
-            self._report(seen.sign, kind, seen.deadline_s, worker_ids)
+            self._report(seen.sign, kind, seen.deadline_s, worker_ids, now)
         for worker in beside:
             self._notify(worker, now)
         self._acknowledge()
         self._query(self._policy.next_query_s(self._queried_s, now, self._poll_s, self._failures))
 
-    def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...]) -> None:
-        self._report(sign, m.InterruptionKind.WITHDRAWN, None, worker_ids)
+    def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...], now: float) -> None:
+        self._report(sign, m.InterruptionKind.WITHDRAWN, None, worker_ids, now)
         if sign.event_id in self._acknowledged:
             self._acknowledged.remove(sign.event_id)
         if self._signs.notice() is None:
@@ -166,9 +170,10 @@ class SpotWatcherRole:
         return is_new
 
     def _report(
-        self, sign: Sign, kind: m.InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
+        self, sign: Sign, kind: m.InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...], now: float
     ) -> None:
         report = m.InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
+        self._reports.remember(report, now)
         self._commands.append(c.PublishReport(report))
 
     def _acknowledge(self) -> None:

@@ -63,6 +63,11 @@ class KvArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class PushCaughtUp(m.OfAttempt):
+    """The push of a sequence that decodes has sent what was written when it was opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffDelivered(m.OfAttempt):
     """The token worker has acknowledged the KV, `transfer_s` after the first bytes read, `visible_s` after the prompt's end."""
 
@@ -106,6 +111,10 @@ class SwapFailed:
 WorkerEvent = (
     m.ReserveKv
     | m.StartPrefill
+    | m.MoveRequest
+    | m.KvReserved
+    | m.KvRefused
+    | m.MoveAcknowledged
     | m.CancelRequest
     | m.AttemptsConfirmed
     | m.RenewLeases
@@ -118,6 +127,7 @@ WorkerEvent = (
     | IterationsCounted
     | IterationFailed
     | KvArrived
+    | PushCaughtUp
     | HandoffDelivered
     | HandoffFailed
     | PushesMeasured
@@ -194,21 +204,26 @@ class TakeHomePool:
 
 @dataclass(frozen=True, slots=True)
 class OpenPush(m.OfAttempt):
-    """Open a layer-wise push of a prompt of `num_tokens` that is about to be computed, `written_tokens` of them with KV in the
-    source blocks already; `CommitPush` or `AbortPush` follows.
+    """Open a push; `CommitPush` or `AbortPush` follows.
+
+    Attributes:
+        num_tokens: of a prompt that is about to be computed, pushed layer by layer; `None` for a sequence that decodes on, of
+            which the blocks that are full now are pushed, answered by `PushCaughtUp`.
+        written_tokens: those with KV in the source blocks already.
     """
 
     target: KvTarget
     source_block_ids: tuple[int, ...]
-    num_tokens: int
+    num_tokens: int | None
     written_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommitPush:
-    """Push the rest of an opened push, and hand the computed prompt off."""
+    """Push the rest of an opened push, and hand the sequence off; `source_block_ids`: of one that decoded meanwhile."""
 
     handoff: KvHandoff
+    source_block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.kv_allocator import KvAllocator
+from spotwise.core.worker.moves import MoveSide
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
@@ -38,9 +39,10 @@ class CountedIterations(Iterations):
         order: SchedulingPolicy,
         allocator: KvAllocator,
         prompt_side: PromptSide,
+        moves: MoveSide,
         policy: WorkerPolicy,
     ) -> None:
-        super().__init__(table, order, allocator, prompt_side, policy)
+        super().__init__(table, order, allocator, prompt_side, moves, policy)
         self._pool = table.pool
         self._max_steps = policy.counted_steps or 1
         self._run: list[Sequence] = []  #: members of the order in flight

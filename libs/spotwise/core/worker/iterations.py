@@ -20,6 +20,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, ExaminationVerdict
 from spotwise.core.worker.kv_allocator import KvAllocator
+from spotwise.core.worker.moves import MoveSide
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
@@ -36,6 +37,7 @@ class Iterations:
         order: SchedulingPolicy,
         allocator: KvAllocator,
         prompt_side: PromptSide,
+        moves: MoveSide,
         policy: WorkerPolicy,
     ) -> None:
         self.finished = 0
@@ -44,6 +46,7 @@ class Iterations:
         self._order = order
         self._allocator = allocator
         self._prompt_side = prompt_side
+        self._moves = moves
         self._policy = policy
         self._prefill_budget = ChunkedPrefillBudget(policy.max_stall_s, policy.context_parity, policy.cost)
         self._examination = Examination()
@@ -227,6 +230,8 @@ class Iterations:
             self._finish(sequence, finish_reason, now)
         elif not sequence.decodes_here:
             self._prompt_side.hand_off(sequence, token_id)
+        else:
+            self._moves.token_sampled(sequence, now)
 
     def _record_prefill(self, sequence: Sequence, now: float) -> None:
         assert sequence.started_s is not None

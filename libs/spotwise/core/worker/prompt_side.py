@@ -80,6 +80,7 @@ class PromptSide:
         self._table.fence(order.choice_id, order.epoch - 1)
         sequence = self._table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
+        sequence.scheduler_id = order.scheduler_id
         return sequence
 
     def prefill_started(self, sequence: Sequence) -> None:
@@ -99,15 +100,19 @@ class PromptSide:
         """Push a computed prompt's KV, or the rest of it, to its token worker."""
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
-        handoff = KvHandoff(
-            sequence.choice_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
-        )
+        handoff = self.handoff_of(sequence, (first_token_id,))
         if sequence.push_in_flight:
             self._table.emit(c.CommitPush(handoff))
             return
         sequence.push_in_flight = True
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
         self._table.emit(c.PushKv(handoff, sequence.target, blocks))
+
+    def handoff_of(self, sequence: Sequence, token_ids: tuple[int, ...]) -> KvHandoff:
+        """Return what the receiver needs besides the KV; `token_ids` are the attempt's so far."""
+        first, *later = token_ids
+        level = self._level_of(sequence)
+        return KvHandoff(sequence.choice_id, sequence.epoch, sequence.computed_tokens, first, level, tuple(later))
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
         """The queue level that moves with the sequence; `None` without queues."""
@@ -118,11 +123,8 @@ class PromptSide:
     def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
         return sequence.block_ids[: self._table.pool.blocks_for(tokens)]
 
-    def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
+    def delivered(self, sequence: Sequence, event: c.HandoffDelivered, now: float) -> None:
         """Release a sequence whose KV the token worker has."""
-        sequence = self._table.push_ended(event.choice_id, event.epoch)
-        if sequence is None:
-            return
         assert sequence.target is not None
         self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, event.visible_s)
         self._table.record(
@@ -143,22 +145,19 @@ class PromptSide:
         """Learn which push mode is cheaper to a worker."""
         self._pushes.measured(event.worker_id, event.costs)
 
-    def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
+    def failed(self, sequence: Sequence, reason: str, now: float) -> None:
         """Fail the attempt as retryable."""
-        sequence = self._table.push_ended(event.choice_id, event.epoch)
-        if sequence is None:
-            return
         assert sequence.target is not None
         suspects = (self._table.worker_id, sequence.target.worker_id)
-        reason = f"the KV hand-off failed: {event.reason}"
-        self._table.fail(sequence, reason, now, retryable=True, suspects=suspects)
+        self._table.fail(sequence, f"the KV hand-off failed: {reason}", now, retryable=True, suspects=suspects)
 
     def renew_leases(self, now: float) -> None:
         """Renew the leases of reservations in use, in one message a token worker."""
         by_target: dict[str, list[Sequence]] = {}
         for sequence in self._table:
-            if sequence.target is not None and not sequence.pending_free:
-                by_target.setdefault(sequence.target.worker_id, []).append(sequence)
+            worker_id = sequence.reserved_at
+            if worker_id is not None and not sequence.pending_free:
+                by_target.setdefault(worker_id, []).append(sequence)
         renewed_s, self._renewed_s = self._renewed_s, {}
         for target_id, sequences in by_target.items():
             interval_s = min(sequence.lease_s for sequence in sequences) / RENEWALS_PER_LEASE

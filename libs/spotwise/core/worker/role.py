@@ -16,10 +16,12 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.counted_iterations import CountedIterations
 from spotwise.core.worker.fcfs_kv_allocator import FcfsKvAllocator
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.kv_allocator import KvAllocator
+from spotwise.core.worker.moves import MoveSide
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.policy_registry import scheduling_policy_of
 from spotwise.core.worker.preemptive_kv_allocator import PreemptiveKvAllocator
@@ -63,10 +65,12 @@ class WorkerRole:
             if policy.is_ranked
             else FcfsKvAllocator(table, policy, prefixes)
         )
-        self._token_side = TokenSide(table, self._allocator, incarnation, address)
+        self._arrivals = Arrivals(table)
+        self._token_side = TokenSide(table, self._allocator, self._arrivals, incarnation, address)
         self._prompt_side = PromptSide(table, policy)
+        self._moves = MoveSide(table, self._prompt_side)
         iterations_of = Iterations if policy.counted_steps is None else CountedIterations
-        self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, policy)
+        self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, self._moves, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
@@ -76,7 +80,11 @@ class WorkerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
-            m.CancelRequest: lambda order, now: self._table.fence(order.choice_id, order.epoch),
+            m.CancelRequest: lambda order, now: self._fence(order.choice_id, order.epoch),
+            m.MoveRequest: self._moves.move_request,
+            m.KvReserved: self._moves.kv_reserved,
+            m.KvRefused: self._moves.kv_refused,
+            m.MoveAcknowledged: self._move_acknowledged,
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHomePool: self._change_home_pool,
@@ -86,8 +94,9 @@ class WorkerRole:
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
             c.KvArrived: self._token_side.kv_arrived,
-            c.HandoffDelivered: self._prompt_side.handoff_delivered,
-            c.HandoffFailed: self._prompt_side.handoff_failed,
+            c.PushCaughtUp: self._moves.copied,
+            c.HandoffDelivered: self._handoff_delivered,
+            c.HandoffFailed: self._handoff_failed,
             c.PushesMeasured: self._prompt_side.pushes_measured,
             **self._iterations.handlers(),
         }
@@ -137,7 +146,7 @@ class WorkerRole:
                 remaining += sequence.remaining_tokens_here
                 if sequence.in_prompt_phase:
                     in_place += 1
-                elif sequence.state is not RequestState.WAITING_FOR_KV:
+                elif sequence.state not in (RequestState.WAITING_FOR_KV, RequestState.MIGRATING):
                     decoding += 1
         return m.WorkerLoad(
             pending_prompt_tokens=pending,
@@ -169,7 +178,8 @@ class WorkerRole:
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
-        self._assignments_seen[order.scheduler_id] = order.assignment
+        if not order.source_id:
+            self._assignments_seen[order.scheduler_id] = order.assignment
         self._token_side.reserve_kv(order, now, draining=self._drain is not None)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
@@ -178,7 +188,25 @@ class WorkerRole:
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
         for choice_id, epoch in answer.ended:
-            self._table.fence(choice_id, epoch)
+            self._fence(choice_id, epoch)
+
+    def _fence(self, choice_id: str, epoch: int) -> None:
+        self._table.fence(choice_id, epoch)
+        self._arrivals.fence(choice_id, epoch)
+
+    def _move_acknowledged(self, answer: m.MoveAcknowledged, now: float) -> None:
+        self._arrivals.acknowledged(answer)
+        self._moves.acknowledged(answer, now)
+
+    def _handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
+        sequence = self._table.push_ended(event.choice_id, event.epoch)
+        if sequence is not None:
+            (self._prompt_side if sequence.move is None else self._moves).delivered(sequence, event, now)
+
+    def _handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
+        sequence = self._table.push_ended(event.choice_id, event.epoch)
+        if sequence is not None:
+            (self._prompt_side if sequence.move is None else self._moves).failed(sequence, event.reason, now)
 
     def _confirm(self, now: float) -> None:
         held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
@@ -196,7 +224,7 @@ class WorkerRole:
             self._table.emit(c.DropSequence(event.record.sequence_id))  # the attempt ended in the meantime
             return
         sequence.load(event.record)
-        self._token_side.pass_first_token(sequence)
+        self._token_side.pass_tokens(sequence, now)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._table.load_answered(event.choice_id, event.epoch)
@@ -205,14 +233,20 @@ class WorkerRole:
 
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
-            self._token_side.was_away(event.away_s)
+            for side in (self._token_side, self._moves, self._arrivals):
+                side.was_away(event.away_s)
         self._token_side.expire_leases(now)
+        self._moves.tick(now)
+        self._arrivals.tick(now)
         self._prompt_side.renew_leases(now)
         if self._confirmations.is_due(now):
             self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
             for sequence in [s for s in self._table if not s.pending_free]:
-                self._table.fail(sequence, "the worker had to leave", now, retryable=True)
+                if sequence.is_delivered:
+                    self._moves.give_up(sequence)
+                else:
+                    self._table.fail(sequence, "the worker had to leave", now, retryable=True)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
         if order.worker_id != self.worker_id:
@@ -231,6 +265,8 @@ class WorkerRole:
 
     def _leave_if_done(self, now: float) -> None:
         if self._drain is None or self._has_left or len(self._table):
+            return
+        if self._arrivals and now < self._drain.deadline_s:
             return
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True

@@ -8,7 +8,7 @@ from enum import StrEnum
 from spotwise.core.mlfq import QueueLevel, QueueState
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.worker_messages import MoveRequest, StreamRef
 
 _COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -23,6 +23,36 @@ class KvPlace(StrEnum):
     RETURNING = "returning"  #: being swapped in; its device blocks are written, its host blocks read
 
 
+class MoveStep(StrEnum):
+    """How far a move has come."""
+
+    RESERVING = "reserving"  #: the target was asked for blocks; the sequence decodes
+    COPYING = "copying"  #: full blocks are copied; the sequence decodes
+    PARKING = "parking"  #: it takes part in no further iteration
+    HANDING_OVER = "handing_over"  #: the tail is copied
+    DELIVERED = "delivered"  #: the target has it; its gateway has not acknowledged that
+
+
+@dataclass(slots=True)
+class Move:
+    """A sequence's way to another worker.
+
+    Attributes:
+        reservation: at the target, once it has granted it.
+        tokens_copied: tokens whose KV was copied while it decoded; `parked_s`: since when it does not.
+        delivered_s: when the target had it; `is_acknowledged`: its gateway takes its tokens from there.
+    """
+
+    order: MoveRequest
+    began_s: float
+    step: MoveStep = MoveStep.RESERVING
+    reservation: KvTarget | None = None
+    tokens_copied: int = 0
+    parked_s: float = 0.0
+    delivered_s: float = 0.0
+    is_acknowledged: bool = False
+
+
 @dataclass(slots=True)
 class Sequence:
     """One attempt at a request on one worker; `stop`, `max_new_tokens`, `may_reuse`, `priority` and `tenant` are the record's.
@@ -35,7 +65,13 @@ class Sequence:
         target: the reservation that its KV is handed off to; `None` where this worker decodes.
         lease_expires_s: when a reservation expires unless renewed; `None` for other sequences.
         stop: `None` until the engine knows the sequence.
-        handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
+        handed_token_ids: the attempt's tokens, sampled by other workers, until the engine knows them.
+        record_tokens: tokens of the record, which the attempt began with.
+        move: its way to another worker.
+        source_id, hop: the worker that it moved here from, and the number of that move; empty and 0 for one that began here.
+        announced: its gateway was told that it moved here.
+        scheduler_id: of the scheduler that ordered it.
+        kv_tokens: tokens that it may hold at most, where another worker computed its first.
         pending_free: ended, and held only until nothing uses its blocks.
         push_in_flight: its blocks are read for a hand-off, or will be as they are written.
         in_iteration: an iteration in flight computes tokens of it.
@@ -67,7 +103,14 @@ class Sequence:
     lease_s: float = 0.0
     lease_expires_s: float | None = None
     stop: StopCriteria | None = None
-    handed_token_id: int | None = None
+    handed_token_ids: tuple[int, ...] = ()
+    record_tokens: int = 0
+    move: Move | None = None
+    source_id: str = ""
+    hop: int = 0
+    announced: bool = False
+    scheduler_id: str = ""
+    kv_tokens: int = 0
     pending_free: bool = False
     push_in_flight: bool = False
     prompt_ordered_here: bool = False
@@ -124,15 +167,38 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        return self.state in _COMPUTED_HERE and self.stop is not None and not self.pending_free
+        return (
+            self.state in _COMPUTED_HERE
+            and self.stop is not None
+            and not self.pending_free
+            and (self.move is None or self.move.step is not MoveStep.PARKING)
+        )
 
     @property
     def is_preemptible(self) -> bool:
-        """Whether it could be preempted and computed again here."""
-        return self.state is RequestState.RUNNING and self.decodes_here and not self.pending_free
+        """Whether it could be preempted and computed again here; not while its blocks are copied to another worker."""
+        decodes = self.state is RequestState.RUNNING and self.decodes_here
+        return decodes and not self.pending_free and not self.push_in_flight
 
     @property
-    def is_moving(self) -> bool:
+    def reserved_at(self) -> str | None:
+        """The worker that has those blocks, or was asked for them."""
+        if self.move is not None:
+            return self.move.order.target_id
+        return None if self.target is None else self.target.worker_id
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether another worker has it, and only its gateway's word is missing."""
+        return self.move is not None and self.move.step is MoveStep.DELIVERED
+
+    @property
+    def attempt_token_ids(self) -> tuple[int, ...]:
+        """The output tokens of this attempt so far."""
+        return tuple(self.token_ids[self.record_tokens :])
+
+    @property
+    def is_swapping(self) -> bool:
         """Whether its KV is being swapped, so that blocks on both sides are in use."""
         return self.kv_place in (KvPlace.LEAVING, KvPlace.RETURNING, KvPlace.FETCHED)
 
@@ -172,5 +238,6 @@ class Sequence:
         self.priority, self.tenant = record.priority, record.tenant
         self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
+        self.record_tokens = len(self.token_ids)
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)

@@ -173,7 +173,10 @@ class SequenceTable:
 
     def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool, suspects: m.Suspects = ()) -> None:
         """End a sequence that cannot be served here; its gateway and its token worker are notified."""
-        self.publish_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable, suspects=suspects)
+        if sequence.announced or not sequence.source_id:  # else its gateway knows it on another worker, which has it
+            self.publish_failure(
+                sequence.stream, sequence.output_tokens, reason, retryable=retryable, suspects=suspects
+            )
         self.record(sequence, "failed", now, reason=reason)
         self.cancel_target(sequence)
         self.end(sequence, FinishReason.ERROR)
@@ -195,23 +198,26 @@ class SequenceTable:
 
     def cancel_target(self, sequence: Sequence) -> None:
         """Cancel the reservation on the token worker, where there is one."""
-        if sequence.target is not None:
-            order = m.CancelRequest(sequence.choice_id, sequence.epoch)
-            self.emit(m.Send(sequence.target.worker_id, order))
+        if (worker_id := sequence.reserved_at) is not None:
+            self.emit(m.Send(worker_id, m.CancelRequest(sequence.choice_id, sequence.epoch)))
 
     def end(self, sequence: Sequence, finish_reason: FinishReason) -> None:
         """End a sequence; its blocks are freed once no operation uses them."""
         if sequence.state is RequestState.WAITING_FOR_KV:
             self.emit(c.ForgetKv(sequence.choice_id))
-        if sequence.push_in_flight:
+        if sequence.push_in_flight and not sequence.is_delivered:
             self.emit(c.AbortPush(sequence.choice_id, sequence.epoch))
+        if (move := sequence.move) is not None and not sequence.is_delivered:
+            order = move.order
+            ended = m.MoveEnded(order.choice_id, order.epoch, self.worker_id, order.target_id, m.MoveOutcome.ENDED)
+            self.emit(m.Send(order.sender_id, ended))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.pending_free = True
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Drop an ended or handed-off sequence and free its blocks, unless they are in use."""
-        if sequence.push_in_flight or sequence.in_iteration or sequence.is_moving:
+        if sequence.push_in_flight or sequence.in_iteration or sequence.is_swapping:
             return
         del self._sequences[sequence.sequence_id]
         self._attempts[sequence.choice_id] -= 1
@@ -224,10 +230,10 @@ class SequenceTable:
             self.host.free(sequence.sequence_id)
         self.emit(c.DropSequence(sequence.sequence_id))
 
-    def move_ended(self, sequence_id: str) -> tuple[Sequence, KvPlace] | None:
+    def swap_ended(self, sequence_id: str) -> tuple[Sequence, KvPlace] | None:
         """Note that a swap ended; return its sequence, and where its KV was, if the sequence has not ended."""
         sequence = self._sequences.get(sequence_id)
-        if sequence is None or not sequence.is_moving:
+        if sequence is None or not sequence.is_swapping:
             return None
         moved, sequence.kv_place = sequence.kv_place, KvPlace.DEVICE
         if sequence.pending_free:

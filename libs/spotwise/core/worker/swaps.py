@@ -91,7 +91,7 @@ class Swaps:
 
     def swapped(self, event: c.Swapped, now: float) -> None:
         """Free the source of a swap."""
-        ended = self._table.move_ended(event.sequence_id)
+        ended = self._table.swap_ended(event.sequence_id)
         if ended is None:
             return
         sequence, moved = ended
@@ -113,7 +113,7 @@ class Swaps:
 
     def swap_failed(self, event: c.SwapFailed, now: float) -> None:
         """Continue with the KV on the device, or with none."""
-        ended = self._table.move_ended(event.sequence_id)
+        ended = self._table.swap_ended(event.sequence_id)
         if ended is None:
             return
         sequence, moved = ended

@@ -1,7 +1,7 @@
 """Reservations, their leases, and KV that arrives.
 
-Law: blocks are reserved before the prompt starts, under a lease that the prompt worker renews.
-An expired lease ends the attempt as retryable, so a dead prompt worker holds no blocks.
+Law: blocks are reserved before the prompt starts or the sequence moves, under a lease that the sender renews.
+An expired lease ends the attempt as retryable, so a dead sender holds no blocks; one that moved goes on at its source.
 KV is accepted only into a live reservation of the same epoch.
 Source: joint assignment of both machines, Splitwise, section 4.2.
 """
@@ -12,6 +12,7 @@ from spotwise.core import messages as m
 from spotwise.core.record import KvTarget, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
@@ -23,8 +24,11 @@ FIRST_TERM = 2
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
-    def __init__(self, table: SequenceTable, allocator: KvAllocator, incarnation: int, address: str) -> None:
+    def __init__(
+        self, table: SequenceTable, allocator: KvAllocator, arrivals: Arrivals, incarnation: int, address: str
+    ) -> None:
         self._table = table
+        self._arrivals = arrivals
         self._allocator = allocator
         self._incarnation = incarnation
         self._address = address
@@ -32,19 +36,20 @@ class TokenSide:
     def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
         """Reserve blocks, or refuse with the reason."""
         table = self._table
+        asker_id = order.source_id or order.scheduler_id
         if refusal := self._refusal(order, now, draining):
             answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
-            table.emit(m.Send(order.scheduler_id, answer))
+            table.emit(m.Send(asker_id, answer))
             return
         table.fence(order.choice_id, order.epoch - 1)
         sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
-        sequence.max_new_tokens_here = order.max_new_tokens
+        sequence.scheduler_id, sequence.source_id, sequence.hop = order.scheduler_id, order.source_id, order.hop
+        sequence.kv_tokens, sequence.max_new_tokens_here = order.kv_tokens, order.max_new_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
         table.emit(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
-        reserved = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
-        table.emit(m.Send(order.scheduler_id, reserved))
+        table.emit(m.Send(asker_id, m.KvReserved(order.choice_id, order.epoch, order.assignment, target)))
         table.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
@@ -83,11 +88,12 @@ class TokenSide:
             return  # it ended while its last bytes were on the way
         sequence.advance(RequestEvent.KV_ARRIVED)
         sequence.lease_expires_s = None
+        token_ids = event.handoff.token_ids
         sequence.computed_tokens = event.handoff.num_tokens
         sequence.known_tokens = event.handoff.num_tokens + 1
-        sequence.output_tokens += 1
-        sequence.max_new_tokens_here -= 1  # the first token, which the prompt worker sampled
-        sequence.handed_token_id = event.handoff.first_token_id
+        sequence.output_tokens += len(token_ids)
+        sequence.max_new_tokens_here = sequence.kv_tokens - sequence.known_tokens
+        sequence.handed_token_ids = token_ids
         sequence.arrived_level = event.handoff.level
         sequence.started_s = now
         self._table.record(
@@ -99,12 +105,17 @@ class TokenSide:
             transport=event.transport,
             reserved_s=now - sequence.arrived_s,
         )
-        self.pass_first_token(sequence)
+        self.pass_tokens(sequence, now)
 
-    def pass_first_token(self, sequence: Sequence) -> None:
-        """Append the prompt worker's token at the engine, once the engine knows the sequence."""
-        if sequence.handed_token_id is not None and sequence.stop is not None:
-            self._table.emit(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
-            sequence.token_ids.append(sequence.handed_token_id)
-            self._allocator.prefixes.enter_computed(sequence)
-            sequence.handed_token_id = None
+    def pass_tokens(self, sequence: Sequence, now: float) -> None:
+        """Append the tokens of other workers at the engine, once it knows the sequence; announce one that moved here."""
+        token_ids = sequence.handed_token_ids
+        if not token_ids or sequence.stop is None:
+            return
+        for token_id in token_ids:
+            self._table.emit(c.AppendToken(sequence.sequence_id, token_id))
+        sequence.token_ids.extend(token_ids)
+        sequence.handed_token_ids = ()
+        self._allocator.prefixes.enter_computed(sequence)
+        if sequence.source_id:
+            self._arrivals.announce(sequence, token_ids, now)

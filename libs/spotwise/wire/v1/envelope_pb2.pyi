@@ -45,6 +45,10 @@ class Envelope(_message.Message):
     FORGET_GATEWAY_FIELD_NUMBER: _builtins.int
     CONFIRM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_CONFIRMED_FIELD_NUMBER: _builtins.int
+    MOVE_REQUEST_FIELD_NUMBER: _builtins.int
+    MOVE_ENDED_FIELD_NUMBER: _builtins.int
+    REQUEST_MOVED_FIELD_NUMBER: _builtins.int
+    MOVE_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_batch(self) -> _request_pb2.TokenBatch: ...
     @_builtins.property
@@ -87,6 +91,14 @@ class Envelope(_message.Message):
     def confirm_attempts(self) -> _cluster_pb2.ConfirmAttempts: ...
     @_builtins.property
     def attempts_confirmed(self) -> _cluster_pb2.AttemptsConfirmed: ...
+    @_builtins.property
+    def move_request(self) -> _worker_pb2.MoveRequest: ...
+    @_builtins.property
+    def move_ended(self) -> _worker_pb2.MoveEnded: ...
+    @_builtins.property
+    def request_moved(self) -> _worker_pb2.RequestMoved: ...
+    @_builtins.property
+    def move_acknowledged(self) -> _worker_pb2.MoveAcknowledged: ...
     def __init__(
         self,
         *,
@@ -111,12 +123,16 @@ class Envelope(_message.Message):
         forget_gateway: _worker_pb2.ForgetGateway | None = ...,
         confirm_attempts: _cluster_pb2.ConfirmAttempts | None = ...,
         attempts_confirmed: _cluster_pb2.AttemptsConfirmed | None = ...,
+        move_request: _worker_pb2.MoveRequest | None = ...,
+        move_ended: _worker_pb2.MoveEnded | None = ...,
+        request_moved: _worker_pb2.RequestMoved | None = ...,
+        move_acknowledged: _worker_pb2.MoveAcknowledged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

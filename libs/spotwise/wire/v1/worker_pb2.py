@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spotwise.wire.v1 import cluster_pb2 as spotwise_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"V\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"\xbb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"V\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"\xdb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x11\n\tsource_id\x18\t \x01(\t\x12\x0b\n\x03hop\x18\n \x01(\r\"U\n\x0bMoveRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\"t\n\tMoveEnded\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9f\x01\n\x0cRequestMoved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nattempt_id\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"G\n\x10MoveAcknowledged\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVTARGET']._serialized_start=68
   _globals['_KVTARGET']._serialized_end=154
   _globals['_RESERVEKV']._serialized_start=157
-  _globals['_RESERVEKV']._serialized_end=344
-  _globals['_STARTPREFILL']._serialized_start=347
-  _globals['_STARTPREFILL']._serialized_end=580
-  _globals['_PREFILLACCEPTED']._serialized_start=582
-  _globals['_PREFILLACCEPTED']._serialized_end=672
-  _globals['_CANCELREQUEST']._serialized_start=674
-  _globals['_CANCELREQUEST']._serialized_end=723
-  _globals['_KVRESERVED']._serialized_start=725
-  _globals['_KVRESERVED']._serialized_end=830
-  _globals['_KVREFUSED']._serialized_start=832
-  _globals['_KVREFUSED']._serialized_end=932
-  _globals['_RENEWLEASES']._serialized_start=934
-  _globals['_RENEWLEASES']._serialized_end=983
-  _globals['_FORGETGATEWAY']._serialized_start=985
-  _globals['_FORGETGATEWAY']._serialized_end=1041
-  _globals['_CHANGEHOMEPOOL']._serialized_start=1043
-  _globals['_CHANGEHOMEPOOL']._serialized_end=1092
+  _globals['_RESERVEKV']._serialized_end=376
+  _globals['_MOVEREQUEST']._serialized_start=378
+  _globals['_MOVEREQUEST']._serialized_end=463
+  _globals['_MOVEENDED']._serialized_start=465
+  _globals['_MOVEENDED']._serialized_end=581
+  _globals['_REQUESTMOVED']._serialized_start=584
+  _globals['_REQUESTMOVED']._serialized_end=743
+  _globals['_MOVEACKNOWLEDGED']._serialized_start=745
+  _globals['_MOVEACKNOWLEDGED']._serialized_end=816
+  _globals['_STARTPREFILL']._serialized_start=819
+  _globals['_STARTPREFILL']._serialized_end=1052
+  _globals['_PREFILLACCEPTED']._serialized_start=1054
+  _globals['_PREFILLACCEPTED']._serialized_end=1144
+  _globals['_CANCELREQUEST']._serialized_start=1146
+  _globals['_CANCELREQUEST']._serialized_end=1195
+  _globals['_KVRESERVED']._serialized_start=1197
+  _globals['_KVRESERVED']._serialized_end=1302
+  _globals['_KVREFUSED']._serialized_start=1304
+  _globals['_KVREFUSED']._serialized_end=1404
+  _globals['_RENEWLEASES']._serialized_start=1406
+  _globals['_RENEWLEASES']._serialized_end=1455
+  _globals['_FORGETGATEWAY']._serialized_start=1457
+  _globals['_FORGETGATEWAY']._serialized_end=1513
+  _globals['_CHANGEHOMEPOOL']._serialized_start=1515
+  _globals['_CHANGEHOMEPOOL']._serialized_end=1564
 # @@protoc_insertion_point(module_scope)

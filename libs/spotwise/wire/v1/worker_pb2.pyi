@@ -60,6 +60,8 @@ class ReserveKv(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    SOURCE_ID_FIELD_NUMBER: _builtins.int
+    HOP_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
@@ -67,6 +69,8 @@ class ReserveKv(_message.Message):
     kv_tokens: _builtins.int
     max_new_tokens: _builtins.int
     lease_s: _builtins.float
+    source_id: _builtins.str
+    hop: _builtins.int
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     def __init__(
@@ -80,14 +84,144 @@ class ReserveKv(_message.Message):
         kv_tokens: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
         lease_s: _builtins.float = ...,
+        source_id: _builtins.str = ...,
+        hop: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReserveKv: _TypeAlias = ReserveKv  # noqa: Y015
+
+@_typing.final
+class MoveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SENDER_ID_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    sender_id: _builtins.str
+    target_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sender_id: _builtins.str = ...,
+        target_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "sender_id", b"sender_id", "target_id", b"target_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveRequest: _TypeAlias = MoveRequest  # noqa: Y015
+
+@_typing.final
+class MoveEnded(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    worker_id: _builtins.str
+    target_id: _builtins.str
+    outcome: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        target_id: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveEnded: _TypeAlias = MoveEnded  # noqa: Y015
+
+@_typing.final
+class RequestMoved(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_ID_FIELD_NUMBER: _builtins.int
+    HOP_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    attempt_id: _builtins.int
+    worker_id: _builtins.str
+    source_id: _builtins.str
+    hop: _builtins.int
+    first_index: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        attempt_id: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+        source_id: _builtins.str = ...,
+        hop: _builtins.int = ...,
+        first_index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "choice_id", b"choice_id", "epoch", b"epoch", "first_index", b"first_index", "hop", b"hop", "source_id", b"source_id", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestMoved: _TypeAlias = RequestMoved  # noqa: Y015
+
+@_typing.final
+class MoveAcknowledged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveAcknowledged: _TypeAlias = MoveAcknowledged  # noqa: Y015
 
 @_typing.final
 class StartPrefill(_message.Message):

@@ -125,12 +125,11 @@ class TimedKvTransport:
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
         """Begin a hand-off, timed from its commit; raises `ValueError` for no blocks, or more than the target reserved."""
-        num_blocks = len(source_block_ids)
 
-        async def move(handoff: KvHandoff) -> int:
-            return await self._move(target, handoff, num_blocks)
+        async def move(handoff: KvHandoff, block_ids: tuple[int, ...]) -> int:
+            return await self._move(target, handoff, len(block_ids))
 
-        return WholePush(target, choice_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
+        return WholePush(target, choice_id, epoch, NUM_LAYERS, source_block_ids, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Wait as long as the bytes take, then hand the request over; raises `KvTransferError`: unreachable, refused or timed

@@ -10,6 +10,7 @@ from spotwise.core import messages as m
 from spotwise.core.cluster.served_model import ServedModel
 from spotwise.core.members import MemberState, Pool
 from spotwise.core.messages import RejectCode
+from spotwise.core.scheduler import SchedulerLimits
 from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 
@@ -71,7 +72,7 @@ def test_a_worker_with_other_weights_gets_no_request() -> None:
 
 def test_when_only_others_are_left_the_request_is_rejected() -> None:
     """A request is rejected when all workers left have other weights, with that reason in the message."""
-    bench = SchedulerBench(worker("t", "A"), worker("stray", "B", 2))
+    bench = SchedulerBench(worker("t", "A"), worker("stray", "B", 2), limits=SchedulerLimits(max_unready_s=0.0))
     bench.feed(replace(worker("t", "A"), state=MemberState.LEFT))
     (rejection,) = only(bench.feed(submission()), m.RequestRejected)
     assert rejection.code is RejectCode.NO_WORKERS

@@ -1,0 +1,104 @@
+"""`spotwise move`: an operator moves a running request to another worker, with its KV."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh_access import MeshAddresses, find_mesh
+from spotwise.core.messages import LedgerEntry
+from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire import subjects
+from spotwise.wire.codec import MalformedMessageError, decode, encode
+
+#: The source has answered by then, whatever becomes of the move: a reservation, a copy, an acknowledgement.
+_ANSWER_TIMEOUT_S = 60.0
+
+
+def move(
+    request_id: Annotated[str, typer.Argument(help="Id of the answer; all its running choices move.")],
+    worker: Annotated[str, typer.Argument(help="Id of the worker to move it to, as `spotwise status` shows it.")],
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+) -> None:
+    """Move a running request to another worker, with its KV: it goes on there at its next token."""
+    mesh = find_mesh(name, nats_url, redis_url)
+    console = Console(highlight=False)
+    ended = asyncio.run(move_request(mesh, request_id, worker))
+    for each in ended:
+        if each.outcome is MoveOutcome.MOVED:
+            console.print(f"{each.choice_id} has moved from {each.worker_id} to {worker}")
+        else:
+            console.print(f"{each.choice_id} stays at {each.worker_id}: {each.reason or 'it ended first'}")
+    if not any(each.outcome is MoveOutcome.MOVED for each in ended):
+        raise CommandError("nothing was moved")
+
+
+async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> list[MoveEnded]:
+    """Move all running choices of a request, and return how each move ended; raises `CommandError` where none runs, the worker
+    is unknown, or a worker does not answer.
+    """
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            store = await RedisStore.connect(mesh.redis_url)
+            stack.push_async_callback(store.close)
+            if worker not in {member.id for member in await store.members() if member.pool is not None}:
+                raise CommandError(f"no worker {worker!r} is in the mesh; `spotwise status` shows them")
+            holders = running_choices(await store.get_ledger(request_id))
+            if not holders:
+                raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
+            bus = await NatsBus.connect(mesh.nats_url, "spotwise-move")
+            stack.push_async_callback(bus.close)
+            return await _order(bus, holders, worker)
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+
+
+def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
+    """Return, by id, the epoch and the worker of each choice that has neither ended nor lost its attempt."""
+    holders: dict[str, tuple[int, str]] = {}
+    for entry in ledger:
+        facts = dict(entry.facts)
+        if entry.stage == "assigned":
+            holders[entry.choice_id] = (entry.epoch, str(facts["token_worker"]))
+        elif entry.stage == "kv_received":
+            holders[entry.choice_id] = (entry.epoch, entry.member_id)
+        elif entry.stage in ("completed", "attempt_lost"):
+            holders.pop(entry.choice_id, None)
+    return holders
+
+
+async def _order(bus: NatsBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
+    own_id = f"spotwise-move-{os.getpid()}"
+    answers: asyncio.Queue[MoveEnded] = asyncio.Queue()
+
+    async def take(raw: BusMessage) -> None:
+        with contextlib.suppress(MalformedMessageError):
+            message = decode(raw.payload)
+            if isinstance(message, MoveEnded):
+                answers.put_nowait(message)
+
+    await bus.subscribe(subjects.inbox(own_id), take)
+    for choice_id, (epoch, holder) in holders.items():
+        await bus.publish(subjects.inbox(holder), encode(MoveRequest(choice_id, epoch, own_id, worker)))
+    ended: dict[str, MoveEnded] = {}
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            while len(ended) < len(holders):
+                answer = await answers.get()
+                ended[answer.choice_id] = answer
+    except TimeoutError:
+        silent = ", ".join(sorted({holders[each][1] for each in holders if each not in ended}))
+        raise CommandError(f"no answer of {silent} within {_ANSWER_TIMEOUT_S:g} s") from None
+    return [ended[choice_id] for choice_id in holders]

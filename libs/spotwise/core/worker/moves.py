@@ -1,0 +1,215 @@
+"""Moves of running sequences to other workers, with their KV.
+
+Law: a moving sequence decodes while its full blocks are copied (pre-copy); then it parks, and the tail and its tokens follow.
+It is kept, parked, until its gateway takes tokens from the target. Where the hand-off fails, or nothing is heard of the gateway
+for `ACKNOWLEDGED_WITHIN_S`, it goes on here: two holders compute the same tokens, of which the gateway delivers one.
+A move that is refused or fails costs the sequence nothing but the pause. No room is waited for, here or at the target.
+Source: SpotServe, section 4.2 (migration of the KV cache); pre-copy as in live migration (Clark et al., NSDI 2005, section 3).
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason, RequestEvent
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.prompt_side import PromptSide
+from spotwise.core.worker.sequence import KvPlace, Move, MoveStep, Sequence
+from spotwise.core.worker.sequence_table import SequenceTable
+
+#: A parked sequence whose gateway is not heard of for so long goes on where it was.
+ACKNOWLEDGED_WITHIN_S = 2.0
+#: A target that does not answer a reservation for so long has not received it.
+RESERVED_WITHIN_S = 2.0
+#: Length of a reservation's lease.
+LEASE_S = 3.0
+#: Tokens that a sequence may decode here after its reservation was made, at most: then it parks.
+TOKENS_AHEAD = 64
+
+
+class MoveSide:
+    """Handles `MoveRequest`, and what follows from it on the source."""
+
+    def __init__(self, table: SequenceTable, prompt_side: PromptSide) -> None:
+        self._table = table
+        self._prompt_side = prompt_side
+
+    def move_request(self, order: m.MoveRequest, now: float) -> None:
+        """Ask the target for blocks; refuse where the sequence cannot move now."""
+        table = self._table
+        sequence = table.get(order.choice_id, order.epoch)
+        refusal = "it does not run here" if sequence is None else self._refusal(sequence, order)
+        if sequence is None or refusal is not None:
+            self._report(order, m.MoveOutcome.REFUSED, refusal or "")
+            return
+        sequence.move = Move(order, now)
+        sequence.lease_s = LEASE_S
+        left = sequence.remaining_tokens_here
+        reservation = m.ReserveKv(
+            choice_id=order.choice_id,
+            epoch=order.epoch,
+            stream=sequence.stream,
+            scheduler_id=sequence.scheduler_id,
+            assignment=0,
+            kv_tokens=sequence.known_tokens + left,
+            max_new_tokens=left - min(left, TOKENS_AHEAD),
+            lease_s=LEASE_S,
+            source_id=table.worker_id,
+            hop=sequence.hop + 1,
+        )
+        table.emit(m.Send(order.target_id, reservation))
+
+    def _refusal(self, sequence: Sequence, order: m.MoveRequest) -> str | None:
+        if order.target_id == self._table.worker_id:
+            return "it is there already"
+        if sequence.move is not None:
+            return f"it is on its way to {sequence.move.order.target_id}"
+        return _why_it_cannot_move(sequence)
+
+    def kv_reserved(self, report: m.KvReserved, now: float) -> None:
+        """Copy the full blocks, while the sequence decodes on."""
+        target = report.target
+        sequence = self._answered(report.choice_id, report.epoch, target.worker_id)
+        if sequence is None or sequence.move is None:
+            cancel = m.CancelRequest(report.choice_id, report.epoch)
+            self._table.emit(m.Send(target.worker_id, cancel))
+            return
+        sequence.move.reservation = target
+        if reason := _why_it_cannot_move(sequence):
+            self._abandon(sequence, m.MoveOutcome.REFUSED, reason, now)
+            return
+        sequence.move.step = MoveStep.COPYING
+        sequence.move.tokens_copied = sequence.computed_tokens
+        sequence.push_in_flight = True
+        blocks = sequence.block_ids[: self._table.pool.blocks_for(sequence.computed_tokens)]
+        self._table.emit(c.OpenPush(sequence.choice_id, sequence.epoch, target, blocks, None, sequence.computed_tokens))
+
+    def kv_refused(self, report: m.KvRefused, now: float) -> None:
+        """The target has no room: the sequence goes on here."""
+        sequence = self._answered(report.choice_id, report.epoch, report.worker_id)
+        if sequence is not None:
+            self._abandon(sequence, m.MoveOutcome.REFUSED, report.reason, now)
+
+    def _answered(self, choice_id: str, epoch: int, worker_id: str) -> Sequence | None:
+        sequence = self._table.get(choice_id, epoch)
+        if sequence is None or sequence.move is None or sequence.move.step is not MoveStep.RESERVING:
+            return None
+        return sequence if sequence.move.order.target_id == worker_id else None
+
+    def copied(self, event: c.PushCaughtUp, now: float) -> None:
+        """Park the sequence: what it computed meanwhile is the tail."""
+        sequence = self._table.get(event.choice_id, event.epoch)
+        if sequence is None or sequence.move is None or sequence.move.step is not MoveStep.COPYING:
+            return
+        sequence.move.step, sequence.move.parked_s = MoveStep.PARKING, now
+        if not sequence.in_iteration:
+            self._hand_over(sequence)
+
+    def token_sampled(self, sequence: Sequence, now: float) -> None:
+        """Go on with a move after an iteration: a parked sequence is handed over, one that fills its reservation parks."""
+        move = sequence.move
+        if move is None or move.reservation is None or move.step not in (MoveStep.COPYING, MoveStep.PARKING):
+            return
+        if move.step is MoveStep.COPYING:
+            if self._table.pool.blocks_for(sequence.known_tokens) <= len(move.reservation.block_ids):
+                return
+            move.step, move.parked_s = MoveStep.PARKING, now
+        self._hand_over(sequence)
+
+    def _hand_over(self, sequence: Sequence) -> None:
+        assert sequence.move is not None
+        sequence.move.step = MoveStep.HANDING_OVER
+        sequence.advance(RequestEvent.HANDOFF_STARTED)
+        blocks = sequence.block_ids[: self._table.pool.blocks_for(sequence.computed_tokens)]
+        self._table.emit(c.CommitPush(self._prompt_side.handoff_of(sequence, sequence.attempt_token_ids), blocks))
+
+    def delivered(self, sequence: Sequence, event: c.HandoffDelivered, now: float) -> None:
+        """The target has it: wait for the gateway's word."""
+        move = sequence.move
+        assert move is not None and move.reservation is not None
+        self._table.record(
+            sequence,
+            "moved",
+            now,
+            token_worker=move.reservation.worker_id,
+            tokens=sequence.computed_tokens,
+            copied_before=move.tokens_copied,
+            kv_bytes=event.kv_bytes,
+            transfer_s=now - move.began_s,
+            pause_s=now - move.parked_s,
+            transport=event.transport,
+        )
+        move.delivered_s = now
+        self._delivered(sequence, move)
+
+    def _delivered(self, sequence: Sequence, move: Move) -> None:
+        move.step = MoveStep.DELIVERED
+        self._report(move.order, m.MoveOutcome.MOVED)
+        if move.is_acknowledged:
+            self._table.end(sequence, FinishReason.ABORT)
+
+    def failed(self, sequence: Sequence, reason: str, now: float) -> None:
+        """Go on here, unless the target has it all the same: its answer was lost, and the gateway's was not."""
+        if sequence.move is not None and sequence.move.is_acknowledged:
+            self._delivered(sequence, sequence.move)
+            return
+        if sequence.move is not None and sequence.move.step is MoveStep.HANDING_OVER:
+            sequence.advance(RequestEvent.HANDOFF_ABANDONED)
+        self._abandon(sequence, m.MoveOutcome.FAILED, reason, now)
+
+    def acknowledged(self, answer: m.MoveAcknowledged, now: float) -> None:
+        """Drop the sequence: its gateway takes its tokens from another worker."""
+        sequence = self._table.get(answer.choice_id, answer.epoch)
+        if sequence is None or answer.worker_id == self._table.worker_id:
+            return
+        move = sequence.move
+        if move is not None and move.order.target_id == answer.worker_id:
+            move.is_acknowledged = True
+            if move.step is MoveStep.HANDING_OVER:
+                return  # the transport's word is still on its way
+        else:
+            self._table.cancel_target(sequence)
+        self._table.end(sequence, FinishReason.ABORT)
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Drop a delivered sequence without the gateway's word: this worker has to leave."""
+        self._table.end(sequence, FinishReason.ABORT)
+
+    def tick(self, now: float) -> None:
+        """Abandon moves that nobody answers."""
+        for sequence in [each for each in self._table if each.move is not None and not each.pending_free]:
+            move = sequence.move
+            assert move is not None
+            if move.step is MoveStep.RESERVING and now - move.began_s > RESERVED_WITHIN_S:
+                self._abandon(sequence, m.MoveOutcome.REFUSED, "the target did not answer", now)
+            elif move.step is MoveStep.DELIVERED and now - move.delivered_s > ACKNOWLEDGED_WITHIN_S:
+                sequence.advance(RequestEvent.HANDOFF_ABANDONED)
+                sequence.move = None  # the target may have it, or may be gone
+
+    def was_away(self, seconds: float) -> None:
+        """Extend the time for answers by one in which none could be received."""
+        for sequence in self._table:
+            if sequence.move is not None:
+                sequence.move.began_s += seconds
+                sequence.move.delivered_s += seconds
+
+    def _abandon(self, sequence: Sequence, outcome: m.MoveOutcome, reason: str, now: float) -> None:
+        move = sequence.move
+        assert move is not None
+        self._table.cancel_target(sequence)
+        self._table.record(sequence, "move_failed", now, token_worker=move.order.target_id, reason=reason)
+        sequence.move = None
+        self._report(move.order, outcome, reason)
+
+    def _report(self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "") -> None:
+        ended = m.MoveEnded(order.choice_id, order.epoch, self._table.worker_id, order.target_id, outcome, reason)
+        self._table.emit(m.Send(order.sender_id, ended))
+
+
+def _why_it_cannot_move(sequence: Sequence) -> str | None:
+    if not sequence.decodes_here or not sequence.is_runnable:
+        return "it does not decode here"
+    if sequence.kv_place is not KvPlace.DEVICE or not sequence.block_ids:
+        return "its KV is not on the device"
+    if not sequence.is_decoding or not sequence.attempt_token_ids:
+        return "its prompt is not computed yet"
+    return None

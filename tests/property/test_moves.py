@@ -1,0 +1,76 @@
+"""Running requests move between workers with their KV, and no client gets another token, or one twice, for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core import messages as m
+from tests.property.mesh_world import MeshWorld
+from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
+
+
+def move_some(world: MeshWorld, times: int, within_s: float = 6.0) -> None:
+    """Order moves of running sequences to random workers, at random times."""
+    for _ in range(times):
+        world.at(world.rng.uniform(0.1, within_s), partial(_move_one, world))
+
+
+def _move_one(world: MeshWorld) -> None:
+    running = [
+        (worker_id, sequence)
+        for worker_id, worker in sorted(world.workers.items())
+        for sequence in worker.role.sequences
+        if sequence.decodes_here and sequence.produced_here
+    ]
+    if running:
+        worker_id, sequence = world.rng.choice(running)
+        others = [each for each in sorted(world.workers) if each != worker_id] or [worker_id]
+        world.move(sequence.choice_id, sequence.epoch, worker_id, world.rng.choice(others))
+
+
+def outcomes(world: MeshWorld) -> set[m.MoveOutcome]:
+    return {ended.outcome for ended in world.moves_ended}
+
+
+@settings(max_examples=150, deadline=None)
+@given(meshes(1, 16), st.integers(1, 30))
+def test_moves_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
+    """Undisturbed moves lose nothing, compute nothing again, and leave nothing behind on either side."""
+    world, count = case.world(), case.count
+    move_some(world, moves)
+    settle(world, count)
+    assert set(world.attempts.values()) == {1}
+    assert set(world.ended.values()) == {"length"}
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=150, deadline=None)
+@given(meshes(1, 16), st.integers(1, 20), st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3]))
+def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int, loss: float) -> None:
+    """Workers die and stall in the midst of moves, and one message in three at most is lost: every token is delivered once."""
+    world, count, pools = case.world(), case.count, case.pools
+    rng = world.rng
+    world.loss = loss
+    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    move_some(world, moves)
+
+    def kill(number: int, back_s: float) -> None:
+        if f"w{number}" in world.workers:
+            world.kill(f"w{number}")
+            world.at(back_s, lambda: world.start_worker(f"w{number}", pools[number]))
+
+    for _ in range(kills):
+        world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
+        world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
+    settle(world, count)
+    assert_served(world, *(["fells_workers"] if kills >= 2 else []))
+    assert_nothing_held(world)
+
+
+def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
+    if worker_id in world.workers:
+        world.stall(worker_id, seconds)

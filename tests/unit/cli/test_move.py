@@ -1,0 +1,34 @@
+"""Where a request's choices run, as its ledger tells."""
+
+from __future__ import annotations
+
+from spotwise.cli.move import running_choices
+from spotwise.core.messages import LedgerEntry
+
+
+def entry(stage: str, member: str = "gateway-0", choice: str = "r", epoch: int = 1, **facts: str) -> LedgerEntry:
+    return LedgerEntry(choice, epoch, stage, member, 1000.0, tuple(facts.items()))
+
+
+ASSIGNED = entry("assigned", "scheduler-0", prompt_worker="prompt-0", token_worker="token-0")
+
+
+def test_a_request_in_place_is_where_it_was_assigned() -> None:
+    assert running_choices([ASSIGNED]) == {"r": (1, "token-0")}
+
+
+def test_a_request_that_moved_is_where_its_kv_arrived_last() -> None:
+    ledger = [ASSIGNED, entry("kv_received", "token-0"), entry("moved", "token-0"), entry("kv_received", "token-1")]
+    assert running_choices(ledger) == {"r": (1, "token-1")}
+
+
+def test_what_has_ended_or_lost_its_attempt_runs_nowhere() -> None:
+    again = entry("assigned", "scheduler-0", epoch=2, prompt_worker="prompt-0", token_worker="token-1")
+    assert running_choices([ASSIGNED, entry("completed")]) == {}
+    assert running_choices([ASSIGNED, entry("attempt_lost")]) == {}
+    assert running_choices([ASSIGNED, entry("attempt_lost"), again]) == {"r": (2, "token-1")}
+
+
+def test_each_choice_runs_by_itself() -> None:
+    other = entry("assigned", "scheduler-0", "r#1", prompt_worker="prompt-0", token_worker="token-1")
+    assert running_choices([ASSIGNED, other]) == {"r": (1, "token-0"), "r#1": (1, "token-1")}

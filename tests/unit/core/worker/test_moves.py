@@ -1,0 +1,298 @@
+"""Running sequences move to another worker with their KV: the source's side, and the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.arrivals import REPEAT_S, SILENT_AFTER_S
+from spotwise.core.worker.moves import ACKNOWLEDGED_WITHIN_S, RESERVED_WITHIN_S
+from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of
+
+ROOM = KvTarget("x", 3, "x:2", (7, 8, 9))
+
+
+def moving(**options: Any) -> WorkerBench:
+    """A sequence of 30 prompt tokens that was ordered to move to `x`, with two tokens of its attempt."""
+    bench = WorkerBench()
+    bench.decode("r", **options)
+    bench.iterate(r=51)
+    bench.feed(m.MoveRequest("r", 1, "planner", "x"))
+    return bench
+
+
+def copying(**options: Any) -> WorkerBench:
+    bench = moving(**options)
+    bench.feed(m.KvReserved("r", 1, 0, ROOM))
+    return bench
+
+
+def delivered() -> WorkerBench:
+    bench = copying()
+    bench.feed(c.PushCaughtUp("r", 1))
+    bench.iterate(r=52)
+    bench.delivered("r")
+    return bench
+
+
+def ended(commands: list[c.WorkerCommand]) -> m.MoveEnded:
+    """The one report to who ordered the move."""
+    (report,) = sent(commands, "planner")
+    assert isinstance(report, m.MoveEnded)
+    return report
+
+
+class TestSource:
+    """What a worker does with a sequence that it is to move."""
+
+    def test_it_asks_the_target_for_blocks_and_decodes_on(self) -> None:
+        """For all that the sequence may ever have; the scheduler stays known."""
+        bench = WorkerBench()
+        bench.decode("r")
+        bench.iterate(r=51)
+        commands = bench.feed(m.MoveRequest("r", 1, "planner", "x"))
+        (order,) = sent(commands, "x")
+        assert isinstance(order, m.ReserveKv)
+        assert (order.kv_tokens, order.scheduler_id, order.source_id, order.hop) == (40, "s", "w", 1)
+        assert order.stream == stream_of("r")
+        assert rows(bench.iterate(r=52)) == ["r@1"]
+
+    @pytest.mark.parametrize(
+        ("order", "reason"),
+        [
+            (m.MoveRequest("r", 2, "planner", "x"), "it does not run here"),
+            (m.MoveRequest("other", 1, "planner", "x"), "it does not run here"),
+            (m.MoveRequest("r", 1, "planner", "w"), "it is there already"),
+        ],
+        ids=["another attempt", "another request", "to itself"],
+    )
+    def test_what_cannot_move_is_refused(self, order: m.MoveRequest, reason: str) -> None:
+        """The answer says why, and nothing changes."""
+        bench = WorkerBench()
+        bench.decode("r")
+        report = ended(bench.feed(order))
+        assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, reason)
+        assert rows(bench.iterate(r=51)) == ["r@1"]
+
+    def test_a_prompt_that_is_not_computed_is_refused(self) -> None:
+        """Neither a waiting prompt nor one whose KV goes to another worker in any case."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        bench.prefill("p")
+        for choice_id in ("r", "p"):
+            assert ended(bench.feed(m.MoveRequest(choice_id, 1, "planner", "x"))).outcome is m.MoveOutcome.REFUSED
+
+    def test_a_second_order_does_not_disturb_the_first(self) -> None:
+        """Delivered twice, or to another worker."""
+        bench = copying()
+        report = ended(bench.feed(m.MoveRequest("r", 1, "planner", "y")))
+        assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, "it is on its way to x")
+        assert only(bench.feed(c.PushCaughtUp("r", 1)), c.AbortPush) == []
+
+    def test_full_blocks_leave_while_it_decodes_and_the_tail_after_it_parked(self) -> None:
+        """The commit has all blocks and all tokens of the attempt; the last one has no KV yet."""
+        bench = moving()
+        commands = bench.feed(m.KvReserved("r", 1, 0, ROOM))
+        (push,) = only(commands, c.OpenPush)
+        assert (push.target, push.source_block_ids, push.num_tokens, push.written_tokens) == (ROOM, (0, 1), None, 31)
+        assert rows(bench.iterate(r=52)) == ["r@1"]
+        bench.feed(c.PushCaughtUp("r", 1))
+        commands = bench.iterate(r=53)
+        assert rows(commands) == []
+        (commit,) = only(commands, c.CommitPush)
+        assert commit == c.CommitPush(KvHandoff("r", 1, 33, 50, None, (51, 52, 53)), (0, 1, 2))
+        assert [delta.token_id for delta in deltas(commands)] == [53]
+
+    def test_it_is_kept_until_its_gateway_takes_tokens_from_the_target(self) -> None:
+        """Then its blocks are free, and the ledger has the move."""
+        bench = copying()
+        bench.feed(c.PushCaughtUp("r", 1))
+        bench.iterate(r=52, after_s=0.5)
+        commands = bench.delivered("r", after_s=0.25)
+        assert ended(commands).outcome is m.MoveOutcome.MOVED
+        (facts,) = ledger(commands, "moved")
+        assert (facts["token_worker"], facts["tokens"], facts["copied_before"], facts["pause_s"]) == ("x", 32, 31, 0.75)
+        assert bench.role.load().migrating == 1
+        commands = bench.feed(m.MoveAcknowledged("r", 1, "x"))
+        assert deltas(commands) == []
+        assert sent(commands, "x") == []
+        bench.assert_empty()
+
+    def test_the_gateways_word_may_come_before_the_transports(self) -> None:
+        """The blocks are free when nothing reads them, and the order is answered then."""
+        bench = copying()
+        bench.feed(c.PushCaughtUp("r", 1))
+        bench.iterate(r=52)
+        assert bench.feed(m.MoveAcknowledged("r", 1, "x")) == []
+        assert bench.pool.used_blocks == 3
+        commands = bench.delivered("r")
+        assert ended(commands).outcome is m.MoveOutcome.MOVED
+        assert ledger(commands, "moved")
+        bench.assert_empty()
+
+    def test_a_hand_off_whose_answer_is_lost_is_one_all_the_same(self) -> None:
+        """The gateway's word says so."""
+        bench = copying()
+        bench.feed(c.PushCaughtUp("r", 1))
+        bench.iterate(r=52)
+        bench.feed(m.MoveAcknowledged("r", 1, "x"))
+        commands = bench.feed(c.HandoffFailed("r", 1, "no answer"))
+        assert ended(commands).outcome is m.MoveOutcome.MOVED
+        assert sent(commands, "x") == []
+        bench.assert_empty()
+
+    def test_without_the_gateways_word_it_goes_on_here(self) -> None:
+        """The target may be gone; when the word comes after all, this copy is dropped."""
+        bench = delivered()
+        assert rows(bench.tick(after_s=ACKNOWLEDGED_WITHIN_S / 2)) == []
+        assert rows(bench.tick(after_s=ACKNOWLEDGED_WITHIN_S)) == ["r@1"]
+        commands = bench.feed(m.MoveAcknowledged("r", 1, "x"))
+        assert sent(commands, "x") == []
+        bench.iterate(r=53)
+        bench.assert_empty()
+
+    @pytest.mark.parametrize("parked", [False, True])
+    def test_a_failed_hand_off_costs_nothing_but_the_pause(self, parked: bool) -> None:
+        """It goes on here at its next token, and the reservation is cancelled."""
+        bench = copying()
+        if parked:
+            bench.feed(c.PushCaughtUp("r", 1))
+            bench.iterate(r=52)
+        commands = bench.feed(c.HandoffFailed("r", 1, "the link broke"))
+        assert sent(commands, "x") == [m.CancelRequest("r", 1)]
+        assert ended(commands).outcome is m.MoveOutcome.FAILED
+        assert deltas(commands) == []
+        assert rows(commands if parked else bench.iterate(r=52)) == ["r@1"]
+
+    def test_a_target_without_room_changes_nothing(self) -> None:
+        """Refused, with the target's reason."""
+        bench = moving()
+        commands = bench.feed(m.KvRefused("r", 1, 0, "x", "full"))
+        assert (ended(commands).outcome, ended(commands).reason) == (m.MoveOutcome.REFUSED, "full")
+        assert rows(bench.iterate(r=52)) == ["r@1"]
+
+    def test_a_target_that_does_not_answer_is_given_up(self) -> None:
+        """Its late answer is cancelled."""
+        bench = moving()
+        assert ended(bench.tick(after_s=RESERVED_WITHIN_S + 0.1)).reason == "the target did not answer"
+        assert sent(bench.feed(m.KvReserved("r", 1, 0, ROOM)), "x") == [m.CancelRequest("r", 1)]
+
+    def test_a_sequence_that_ends_first_takes_its_move_along(self) -> None:
+        """The push is aborted, the reservation cancelled, and the order answered."""
+        bench = copying(max_new=3)
+        commands = bench.iterate(r=52)
+        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+        assert sent(commands, "x") == [m.CancelRequest("r", 1)]
+        assert ended(commands).outcome is m.MoveOutcome.ENDED
+        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.assert_empty()
+
+    def test_a_cancelled_request_is_cancelled_at_the_target_too(self) -> None:
+        """Whoever has it."""
+        bench = delivered()
+        assert sent(bench.feed(m.CancelRequest("r", 1)), "x") == [m.CancelRequest("r", 1)]
+        bench.assert_empty()
+
+    def test_it_parks_where_it_fills_its_reservation(self) -> None:
+        """Three blocks are reserved: it stops while its tokens fit them."""
+        bench = copying(prompt=30, max_new=40)
+        commands: list[c.WorkerCommand] = []
+        for token in range(52, 90):
+            commands = bench.iterate(r=token)
+            if only(commands, c.CommitPush):
+                break
+        (commit,) = only(commands, c.CommitPush)
+        assert commit.handoff.num_tokens == 48
+        assert len(commit.source_block_ids) == len(ROOM.block_ids)
+
+    def test_leases_at_the_target_are_renewed(self) -> None:
+        """As those of a prompt's target."""
+        bench = copying()
+        assert m.RenewLeases((("r", 1),)) in sent(bench.tick(after_s=1.5), "x")
+
+    def test_a_worker_that_must_leave_drops_what_was_delivered_without_a_word(self) -> None:
+        """Its gateway has it from the target, or will."""
+        bench = delivered()
+        bench.feed(m.Drain("w", bench.now + 0.5))
+        commands = bench.tick(after_s=1.0)
+        assert deltas(commands) == []
+        assert only(commands, c.Leave) == [c.Leave()]
+
+
+class TestTarget:
+    """What a worker does with a sequence that moves to it."""
+
+    @staticmethod
+    def arrived() -> tuple[WorkerBench, list[c.WorkerCommand]]:
+        bench = WorkerBench()
+        bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 2))
+        bench.load("r")
+        handoff = KvHandoff("r", 1, 33, 50, None, (51, 52, 53))
+        return bench, bench.feed(c.KvArrived(handoff, 4096, 0.25, "shm"))
+
+    def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self) -> None:
+        """The scheduler reconciles its view by its own numbers only."""
+        bench = WorkerBench()
+        commands = bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
+        (answer,) = sent(commands, "w0")
+        assert isinstance(answer, m.KvReserved)
+        assert bench.role.load().assignments_seen == ()
+
+    def test_it_goes_on_at_the_next_token(self) -> None:
+        """The engine learns every token of the attempt; nothing is computed again."""
+        bench, commands = self.arrived()
+        assert [order.token_id for order in only(commands, c.AppendToken)] == [50, 51, 52, 53]
+        (order,) = only(commands, c.RunIteration)
+        assert order.batch.rows[0][:3] == ("r@1", 33, 1)
+        (delta,) = deltas(bench.iterate(r=54))
+        assert (delta.token_index, delta.token_id) == (4, 54)
+        for token in range(55, 60):
+            commands = bench.iterate(r=token)
+        assert deltas(commands)[0].finish_reason is not None
+        bench.assert_empty()
+
+    def test_gateway_and_scheduler_are_told_until_the_gateway_answers(self) -> None:
+        """With the tokens that it came with."""
+        bench, commands = self.arrived()
+        report = m.RequestMoved("r", 1, stream_of("r").attempt_id, "w", "w0", 2, 0, (50, 51, 52, 53))
+        assert [message for message in sent(commands, "g") if not isinstance(message, m.TokenBatch)] == [report]
+        assert sent(commands, "s") == [report]
+        assert report in sent(bench.tick(after_s=1.5 * REPEAT_S), "g")
+        bench.feed(m.MoveAcknowledged("r", 1, "w"))
+        assert report not in sent(bench.tick(after_s=1.5 * REPEAT_S), "g")
+
+    def test_it_is_announced_even_after_its_end_and_the_worker_waits_for_that(self) -> None:
+        """The last tokens wait at the gateway for the message."""
+        bench, _ = self.arrived()
+        for token in range(54, 60):
+            bench.iterate(r=token)
+        bench.feed(m.Drain("w", bench.now + 60.0))
+        commands = bench.tick(after_s=5.0)
+        assert any(isinstance(message, m.RequestMoved) for message in sent(commands, "g"))
+        assert only(commands, c.Leave) == []
+        assert only(bench.feed(m.MoveAcknowledged("r", 1, "w")), c.Leave) == [c.Leave()]
+
+    def test_a_gateway_that_says_nothing_is_given_up(self) -> None:
+        """It is gone, or has begun another attempt."""
+        bench, _ = self.arrived()
+        bench.tick(after_s=SILENT_AFTER_S + 1.0)
+        assert not any(isinstance(each, m.RequestMoved) for each in sent(bench.tick(after_s=1.5 * REPEAT_S), "g"))
+
+    def test_a_reservation_that_is_never_filled_fails_nobodys_request(self) -> None:
+        """The sequence goes on at its source: its gateway is not told of a failure."""
+        bench = WorkerBench()
+        bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
+        bench.load("r")
+        assert deltas(bench.tick(after_s=7.0)) == []
+        bench.assert_empty()
+
+    def test_once_announced_its_failures_are_reported(self) -> None:
+        """As those of any other sequence."""
+        bench, _ = self.arrived()
+        bench.feed(m.Drain("w", bench.now))
+        assert error_delta(bench.tick(after_s=1.0)).retryable
