@@ -11,7 +11,7 @@ import pytest
 
 from spotwise.cli.mesh_access import MeshAddresses
 from spotwise.cli.move import move_request, running_choices
-from spotwise.core.messages import MoveEnded, MoveOutcome
+from spotwise.core.worker_messages import MoveEnded, MoveOutcome
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts

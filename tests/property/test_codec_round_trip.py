@@ -106,7 +106,13 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         m.RequestRejected, TEXT, EPOCHS, st.sampled_from(m.RejectCode), TEXT, st.none() | NUMBERS
     ),
     m.RequestAssigned: st.builds(m.RequestAssigned, TEXT, EPOCHS, TEXT, TEXT),
-    m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS),
+    m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS, TEXT, U32),
+    m.MoveRequest: st.builds(m.MoveRequest, TEXT, EPOCHS, TEXT, TEXT),
+    m.MoveEnded: st.builds(m.MoveEnded, TEXT, EPOCHS, TEXT, TEXT, st.sampled_from(m.MoveOutcome), TEXT),
+    m.RequestMoved: st.builds(
+        m.RequestMoved, TEXT, EPOCHS, U32, TEXT, TEXT, U32, U32, st.lists(U32, max_size=5).map(tuple)
+    ),
+    m.MoveAcknowledged: st.builds(m.MoveAcknowledged, TEXT, EPOCHS, TEXT),
     m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS, U32),
     m.PrefillAccepted: st.builds(m.PrefillAccepted, TEXT, EPOCHS, U64, TEXT),
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),

@@ -122,7 +122,7 @@ class MeshCase:
     def world(self) -> MeshWorld:
         """A mesh into which the requests come within two seconds."""
         rng = random.Random(self.seed)
-        limits = SchedulerLimits(max_queue_s=1000.0)
+        limits = SchedulerLimits(max_queue_s=1000.0, max_unready_s=30.0)
         world = MeshWorld(
             rng, self.pools, self.num_blocks, limits, self.policy, *self.pace, pool_policy=self.pool_policy
         )

@@ -57,7 +57,7 @@ class SchedulerLimits:
 
     max_queued: int = 1024
     max_queue_s: float = 60.0
-    max_unready_s: float = 30.0
+    max_unready_s: float = 0.0
     reservation_timeout_s: float = 2.0
     lease_s: float = 3.0
     member_timeout_s: float = 2.0
@@ -173,6 +173,8 @@ class SchedulerRole:
 
     def _watch_readiness(self, now: float) -> None:
         """Note since when no worker is ready; once one is, reject what waited for it and fits no worker."""
+        if not self.limits.max_unready_s:
+            return
         if not self.pools.ready:
             self._unready_since_s = now if self._unready_since_s is None else self._unready_since_s
         elif self._unready_since_s is not None:

@@ -181,9 +181,22 @@ def _difference(entry: JournalEntry, commands: list[Any], raised: str | None) ->
     if commands == entry.commands:
         return None
     both = list(zip(entry.commands, commands, strict=False))
-    index = next((number for number, (then, now) in enumerate(both) if then != now), len(both))
+    index = next((number for number, (then, now) in enumerate(both) if not _is_same(then, now)), len(both))
+    if index == len(entry.commands) == len(commands):
+        return None
     recorded = entry.commands[index] if index < len(entry.commands) else None
     return Difference(entry, index, recorded, commands[index] if index < len(commands) else None)
+
+
+def _is_same(then: Any, now: Any) -> bool:
+    """Compare what was recorded with what is made now; a field that came later must be empty."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() <= now.keys() and all(
+            _is_same(then[name], value) if name in then else not value for name, value in now.items()
+        )
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(_is_same, then, now))
+    return bool(then == now)
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from spotwise.cli.launch.recorded_run import recorded_cluster
 from spotwise.core.members import Pool
 from spotwise.mesh.journal_formats import FORMAT, FORMATS
-from spotwise.mesh.journal_replay import find_journals, replay
+from spotwise.mesh.journal_replay import _is_same, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests
 
 DATA = Path(__file__).parent / "data"
@@ -66,3 +66,18 @@ def test_a_reason_in_the_words_of_its_time_is_converted() -> None:
     assert names.command(["Record", "LedgerEntry", {"facts": facts}])[2] == {
         "facts": [["reason", "token_worker token-0 ended without notice"]]
     }
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "same"),
+    [
+        ({"a": 1}, {"a": 1, "b": ""}, True),
+        ({"a": [{"c": 2}]}, {"a": [{"c": 2, "later_token_ids": []}]}, True),
+        ({"a": 1}, {"a": 1, "b": "x"}, False),
+        ({"a": 1, "b": ""}, {"a": 1}, False),
+        ([1, 2], [1], False),
+    ],
+)
+def test_a_field_that_came_later_must_be_empty(then: object, now: object, same: bool) -> None:
+    """A command of then is that of now but for what did not exist."""
+    assert _is_same(then, now) is same

@@ -13,7 +13,7 @@ from spotwise.core import messages as m
 from spotwise.core.request import FinishReason, RequestEvent
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.sequence import KvPlace, Move, MoveStep, Sequence
+from spotwise.core.worker.sequence import KvPlace, MoveStep, Sequence, SequenceMove
 from spotwise.core.worker.sequence_table import SequenceTable
 
 #: A parked sequence whose gateway is not heard of for so long goes on where it was.
@@ -41,7 +41,7 @@ class MoveSide:
         if sequence is None or refusal is not None:
             self._report(order, m.MoveOutcome.REFUSED, refusal or "")
             return
-        sequence.move = Move(order, now)
+        sequence.move = SequenceMove(order, now)
         sequence.lease_s = LEASE_S
         left = sequence.remaining_tokens_here
         reservation = m.ReserveKv(
@@ -141,7 +141,7 @@ class MoveSide:
         move.delivered_s = now
         self._delivered(sequence, move)
 
-    def _delivered(self, sequence: Sequence, move: Move) -> None:
+    def _delivered(self, sequence: Sequence, move: SequenceMove) -> None:
         move.step = MoveStep.DELIVERED
         self._report(move.order, m.MoveOutcome.MOVED)
         if move.is_acknowledged:

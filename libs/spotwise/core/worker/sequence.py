@@ -34,7 +34,7 @@ class MoveStep(StrEnum):
 
 
 @dataclass(slots=True)
-class Move:
+class SequenceMove:
     """A sequence's way to another worker.
 
     Attributes:
@@ -105,7 +105,7 @@ class Sequence:
     stop: StopCriteria | None = None
     handed_token_ids: tuple[int, ...] = ()
     record_tokens: int = 0
-    move: Move | None = None
+    move: SequenceMove | None = None
     source_id: str = ""
     hop: int = 0
     announced: bool = False

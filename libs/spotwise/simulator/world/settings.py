@@ -16,7 +16,6 @@ from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 PATIENT = SchedulerLimits(
     max_queued=2**62,
     max_queue_s=math.inf,
-    max_unready_s=0.0,
     reservation_timeout_s=math.inf,
     lease_s=math.inf,
     member_timeout_s=math.inf,
