@@ -28,7 +28,9 @@ def model_folder() -> Path:
 
 @functools.cache
 def _model() -> Any:
-    torch.set_num_threads(2)  # while it computes, the mesh under test has nothing to do
+    # While it computes, the mesh under test has nothing to do; where another mesh computes beside it, two threads would wait
+    # for one another.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     return AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
 
 
