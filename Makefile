@@ -70,9 +70,9 @@ proto-check: setup
 
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
-# meshes that mostly wait. Then, two files at a time, live tests that no other mesh disturbs. Last, one after the other, what
-# has the cores to itself: the oracle's equality, tests of how long something takes, or of which worker is faster. A new file of tests/live is among the
-# last.
+# meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute. Last, one
+# after the other, what has the cores to itself: meshes that compute, and tests of how long something takes or of which worker is
+# faster. A new file of tests/live is among the last.
 PYTEST := $(BIN)/pytest -m "not compose"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
@@ -83,7 +83,7 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated store_unavailable)
-TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision api pools other_weights pauses script errors \
+TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision pools other_weights pauses script errors \
     closed_requests disconnects unsupported_parameters readme)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
