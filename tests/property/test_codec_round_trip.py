@@ -107,8 +107,17 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     ),
     m.RequestAssigned: st.builds(m.RequestAssigned, TEXT, EPOCHS, TEXT, TEXT),
     m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS, TEXT, U32),
-    m.MoveRequest: st.builds(m.MoveRequest, TEXT, EPOCHS, TEXT, TEXT),
-    m.MoveEnded: st.builds(m.MoveEnded, TEXT, EPOCHS, TEXT, TEXT, st.sampled_from(m.MoveOutcome), TEXT),
+    m.MoveRequest: st.builds(m.MoveRequest, TEXT, EPOCHS, TEXT, TEXT, U64),
+    m.MoveEnded: st.builds(m.MoveEnded, TEXT, EPOCHS, TEXT, TEXT, st.sampled_from(m.MoveOutcome), TEXT, U32, NUMBERS),
+    m.GiveBackRequest: st.builds(m.GiveBackRequest, TEXT, EPOCHS, TEXT, U64),
+    m.SurveyWorker: st.builds(m.SurveyWorker, TEXT, U64),
+    m.WorkerSurveyed: st.builds(
+        m.WorkerSurveyed,
+        TEXT,
+        U64,
+        st.none() | NUMBERS,
+        st.lists(st.builds(m.SurveyedSequence, TEXT, EPOCHS, U32, U32, U32, TEXT), max_size=3).map(tuple),
+    ),
     m.RequestMoved: st.builds(
         m.RequestMoved, TEXT, EPOCHS, U32, TEXT, TEXT, U32, U32, st.lists(U32, max_size=5).map(tuple)
     ),
@@ -150,6 +159,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.builds(m.QuarantinedPair, TEXT, TEXT, U32, NUMBERS), max_size=2).map(tuple),
         st.none() | U32,
         st.none() | U32,
+        st.none() | NUMBERS,
     ),
 }
 RECORDS = st.builds(

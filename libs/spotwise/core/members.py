@@ -115,6 +115,7 @@ class Member:
         pool: a worker's home pool, which `ChangeHomePool` may change.
         model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
         quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
+        leaves_at_s: of a draining worker: Unix time at which it leaves at the latest.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
@@ -133,3 +134,4 @@ class Member:
     quarantined: tuple[QuarantinedPair, ...] = ()
     open_requests: int | None = None
     queued_requests: int | None = None
+    leaves_at_s: float | None = None

@@ -23,6 +23,7 @@ from spotwise.core.worker_messages import CancelRequest as CancelRequest
 from spotwise.core.worker_messages import ChangeHomePool as ChangeHomePool
 from spotwise.core.worker_messages import Drain as Drain
 from spotwise.core.worker_messages import ForgetGateway as ForgetGateway
+from spotwise.core.worker_messages import GiveBackRequest as GiveBackRequest
 from spotwise.core.worker_messages import KvRefused as KvRefused
 from spotwise.core.worker_messages import KvReserved as KvReserved
 from spotwise.core.worker_messages import MoveAcknowledged as MoveAcknowledged
@@ -36,6 +37,9 @@ from spotwise.core.worker_messages import RequestMoved as RequestMoved
 from spotwise.core.worker_messages import ReserveKv as ReserveKv
 from spotwise.core.worker_messages import StartPrefill as StartPrefill
 from spotwise.core.worker_messages import StreamRef as StreamRef
+from spotwise.core.worker_messages import SurveyedSequence as SurveyedSequence
+from spotwise.core.worker_messages import SurveyWorker as SurveyWorker
+from spotwise.core.worker_messages import WorkerSurveyed as WorkerSurveyed
 
 #: Workers that a lost attempt may be the fault of: one, or the prompt worker and the token worker of a failed hand-off.
 Suspects = tuple[str, ...]
@@ -198,6 +202,9 @@ Message = (
     | CancelRequest
     | MoveRequest
     | MoveEnded
+    | GiveBackRequest
+    | SurveyWorker
+    | WorkerSurveyed
     | RequestMoved
     | MoveAcknowledged
     | ChangeHomePool
@@ -233,7 +240,7 @@ class LedgerEntry(OfAttempt):
     """One line of a request's ledger: what a member did for it, at Unix time `at_s`; the names of `facts` carry their unit.
 
     `stage`: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`, `moved`,
-    `move_failed`, `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
+    `move_failed`, `given_back`, `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
     """
 
     stage: str

@@ -74,10 +74,57 @@ class CancelRequest(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest(OfAttempt):
-    """Move a sequence that decodes here to `target_id`, with its KV; `MoveEnded` answers `sender_id`, in any case and once."""
+    """Move a sequence that decodes here to `target_id`, with its KV; `MoveEnded` answers `sender_id`, in any case and once.
+    `term`: of the planner that orders it, 0 for an operator; a worker obeys no earlier term than the last that it was sent.
+    """
 
     sender_id: str
     target_id: str
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBackRequest(OfAttempt):
+    """End a sequence here as retryable: its gateway makes the next attempt, and another worker computes its tokens again.
+    `term`: of the planner that orders it.
+    """
+
+    reason: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyWorker:
+    """Report what runs here; `WorkerSurveyed` answers `sender_id` with the same `number`."""
+
+    sender_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedSequence(OfAttempt):
+    """A sequence of a surveyed worker.
+
+    Attributes:
+        tokens: with KV on the device; 0 where it could not be moved now (its prompt is computed, its KV is on the host).
+        known_tokens: prompt and output tokens so far; `remaining`: new tokens that it may still get here, at most.
+        target_id: the worker that it is on its way to, if any.
+    """
+
+    tokens: int
+    known_tokens: int
+    remaining: int
+    target_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSurveyed:
+    """What decodes on a worker, or will, in order of arrival; `step_s`: seconds of an iteration lately, if any."""
+
+    worker_id: str
+    number: int
+    step_s: float | None
+    sequences: tuple[SurveyedSequence, ...]
 
 
 class MoveOutcome(StrEnum):
@@ -91,12 +138,14 @@ class MoveOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded(OfAttempt):
-    """How a move from `worker_id` to `target_id` ended."""
+    """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV and the seconds that it took."""
 
     worker_id: str
     target_id: str
     outcome: MoveOutcome
     reason: str = ""
+    tokens: int = 0
+    move_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

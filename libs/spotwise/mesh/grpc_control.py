@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Member
 from spotwise.mesh.ports import MeshError
-from spotwise.wire.codec import member_from, member_to
+from spotwise.wire.codec_members import member_from, member_to
 from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
-from spotwise.wire import codec, codec_tokens
+from spotwise.wire import codec, codec_members, codec_tokens
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.v1 import cluster_pb2, envelope_pb2, request_pb2, worker_pb2
 
@@ -97,4 +97,4 @@ def test_absent_and_empty_prompt_logprobs_are_distinguished() -> None:
 def test_a_member_survives_without_an_envelope_too() -> None:
     """A member survives the round trip without an envelope, as in engine control."""
     member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
-    assert codec.member_from(codec.member_to(member)) == member
+    assert codec_members.member_from(codec_members.member_to(member)) == member

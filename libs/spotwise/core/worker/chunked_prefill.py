@@ -85,6 +85,8 @@ class ChunkedPrefillBudget:
             self._start_from(profile)
         self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end_s = 0.0
+        #: Seconds of an iteration of late; `None` before the first.
+        self.iteration_s: float | None = None
 
     @property
     def prompt_token_s(self) -> float | None:
@@ -117,6 +119,9 @@ class ChunkedPrefillBudget:
         self._last_end_s = now
         if failed:
             return
+        if seconds > 0.0:
+            known_s = seconds if self.iteration_s is None else self.iteration_s
+            self.iteration_s = known_s + _NEWEST * (seconds - known_s)
         if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # the clock was set back
             return
         contexts = [(row.is_decode, pairs(row.first_position, row.num_tokens)) for row in batch.rows]

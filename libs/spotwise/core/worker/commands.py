@@ -111,7 +111,9 @@ class SwapFailed:
 WorkerEvent = (
     m.ReserveKv
     | m.StartPrefill
+    | m.SurveyWorker
     | m.MoveRequest
+    | m.GiveBackRequest
     | m.KvReserved
     | m.KvRefused
     | m.MoveAcknowledged

@@ -58,6 +58,11 @@ class Iterations:
         """Seconds that a prompt token takes on this worker; `None` until measured or profiled."""
         return self._prefill_budget.prompt_token_s
 
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of an iteration of late; `None` before the first."""
+        return self._prefill_budget.iteration_s
+
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Return what handles the engine's events."""
         return {c.IterationFinished: self._iteration_finished, c.IterationFailed: self._iteration_failed}

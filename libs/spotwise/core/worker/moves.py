@@ -32,6 +32,36 @@ class MoveSide:
     def __init__(self, table: SequenceTable, prompt_side: PromptSide) -> None:
         self._table = table
         self._prompt_side = prompt_side
+        self._term = 0  # the latest planner's
+
+    def survey(self, order: m.SurveyWorker, step_s: float | None) -> None:
+        """Report what decodes here, or will: for a plan of who goes where before this worker leaves."""
+        surveyed = tuple(
+            m.SurveyedSequence(
+                sequence.choice_id,
+                sequence.epoch,
+                0 if _why_it_cannot_move(sequence) else sequence.computed_tokens,
+                sequence.known_tokens,
+                sequence.remaining_tokens_here,
+                "" if sequence.move is None else sequence.move.order.target_id,
+            )
+            for sequence in self._table
+            if sequence.decodes_here and not sequence.pending_free
+        )
+        answer = m.WorkerSurveyed(self._table.worker_id, order.number, step_s, surveyed)
+        self._table.emit(m.Send(order.sender_id, answer))
+
+    def give_back(self, order: m.GiveBackRequest, now: float) -> None:
+        """End a sequence that is to be computed again elsewhere."""
+        sequence = self._table.get(order.choice_id, order.epoch)
+        if self._is_of_an_earlier_term(order) or sequence is None or sequence.is_delivered:
+            return
+        self._table.record(sequence, "given_back", now, reason=order.reason, tokens=sequence.known_tokens)
+        self._table.fail(sequence, order.reason, now, retryable=True)
+
+    def _is_of_an_earlier_term(self, order: m.MoveRequest | m.GiveBackRequest) -> bool:
+        self._term = max(self._term, order.term)
+        return 0 < order.term < self._term
 
     def move_request(self, order: m.MoveRequest, now: float) -> None:
         """Ask the target for blocks; refuse where the sequence cannot move now."""
@@ -59,6 +89,8 @@ class MoveSide:
         table.emit(m.Send(order.target_id, reservation))
 
     def _refusal(self, sequence: Sequence, order: m.MoveRequest) -> str | None:
+        if self._is_of_an_earlier_term(order):
+            return f"the planner's term {order.term} is over"
         if order.target_id == self._table.worker_id:
             return "it is there already"
         if sequence.move is not None:
@@ -138,19 +170,18 @@ class MoveSide:
             pause_s=now - move.parked_s,
             transport=event.transport,
         )
-        move.delivered_s = now
-        self._delivered(sequence, move)
+        self._delivered(sequence, move, now)
 
-    def _delivered(self, sequence: Sequence, move: SequenceMove) -> None:
-        move.step = MoveStep.DELIVERED
-        self._report(move.order, m.MoveOutcome.MOVED)
+    def _delivered(self, sequence: Sequence, move: SequenceMove, now: float) -> None:
+        move.step, move.delivered_s = MoveStep.DELIVERED, now
+        self._report(move.order, m.MoveOutcome.MOVED, tokens=sequence.computed_tokens, move_s=now - move.began_s)
         if move.is_acknowledged:
             self._table.end(sequence, FinishReason.ABORT)
 
     def failed(self, sequence: Sequence, reason: str, now: float) -> None:
         """Go on here, unless the target has it all the same: its answer was lost, and the gateway's was not."""
         if sequence.move is not None and sequence.move.is_acknowledged:
-            self._delivered(sequence, sequence.move)
+            self._delivered(sequence, sequence.move, now)
             return
         if sequence.move is not None and sequence.move.step is MoveStep.HANDING_OVER:
             sequence.advance(RequestEvent.HANDOFF_ABANDONED)
@@ -200,8 +231,11 @@ class MoveSide:
         sequence.move = None
         self._report(move.order, outcome, reason)
 
-    def _report(self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "") -> None:
-        ended = m.MoveEnded(order.choice_id, order.epoch, self._table.worker_id, order.target_id, outcome, reason)
+    def _report(
+        self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "", tokens: int = 0, move_s: float = 0.0
+    ) -> None:
+        worker_id, target_id = self._table.worker_id, order.target_id
+        ended = m.MoveEnded(order.choice_id, order.epoch, worker_id, target_id, outcome, reason, tokens, move_s)
         self._table.emit(m.Send(order.sender_id, ended))
 
 

@@ -81,7 +81,9 @@ class WorkerRole:
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
             m.CancelRequest: lambda order, now: self._fence(order.choice_id, order.epoch),
+            m.SurveyWorker: lambda order, now: self._moves.survey(order, self._iterations.step_s),
             m.MoveRequest: self._moves.move_request,
+            m.GiveBackRequest: self._moves.give_back,
             m.KvReserved: self._moves.kv_reserved,
             m.KvRefused: self._moves.kv_refused,
             m.MoveAcknowledged: self._move_acknowledged,
@@ -107,6 +109,11 @@ class WorkerRole:
     def state(self) -> m.MemberState:
         """Whether it takes new requests."""
         return m.MemberState.READY if self._drain is None else m.MemberState.DRAINING
+
+    @property
+    def leaves_at_s(self) -> float | None:
+        """Unix time at which it leaves at the latest; `None` where it stays."""
+        return None if self._drain is None else self._drain.deadline_s
 
     @property
     def is_empty(self) -> bool:

@@ -469,6 +469,7 @@ class Member(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    LEAVES_AT_UNIX_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -483,6 +484,8 @@ class Member(_message.Message):
     model_digest: _builtins.str
     open_requests: _builtins.int
     queued_requests: _builtins.int
+    leaves_at_unix_s: _builtins.float
+    """of draining workers"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
@@ -507,17 +510,22 @@ class Member(_message.Message):
         quarantined: _abc.Iterable[Global___QuarantinedPair] | None = ...,
         open_requests: _builtins.int | None = ...,
         queued_requests: _builtins.int | None = ...,
+        leaves_at_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "queued_requests", b"queued_requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "queued_requests", b"queued_requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leaves_at_unix_s: _TypeAlias = _typing.Literal["leaves_at_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__leaves_at_unix_s: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
     _WhichOneofReturnType__open_requests: _TypeAlias = _typing.Literal["open_requests"]  # noqa: Y015
     _WhichOneofArgType__open_requests: _TypeAlias = _typing.Literal["_open_requests", b"_open_requests"]  # noqa: Y015
     _WhichOneofReturnType__queued_requests: _TypeAlias = _typing.Literal["queued_requests"]  # noqa: Y015
     _WhichOneofArgType__queued_requests: _TypeAlias = _typing.Literal["_queued_requests", b"_queued_requests"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leaves_at_unix_s) -> _WhichOneofReturnType__leaves_at_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_digest) -> _WhichOneofReturnType__model_digest | None: ...
     @_typing.overload

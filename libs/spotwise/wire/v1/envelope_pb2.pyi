@@ -49,6 +49,9 @@ class Envelope(_message.Message):
     MOVE_ENDED_FIELD_NUMBER: _builtins.int
     REQUEST_MOVED_FIELD_NUMBER: _builtins.int
     MOVE_ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    GIVE_BACK_REQUEST_FIELD_NUMBER: _builtins.int
+    SURVEY_WORKER_FIELD_NUMBER: _builtins.int
+    WORKER_SURVEYED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_batch(self) -> _request_pb2.TokenBatch: ...
     @_builtins.property
@@ -99,6 +102,12 @@ class Envelope(_message.Message):
     def request_moved(self) -> _worker_pb2.RequestMoved: ...
     @_builtins.property
     def move_acknowledged(self) -> _worker_pb2.MoveAcknowledged: ...
+    @_builtins.property
+    def give_back_request(self) -> _worker_pb2.GiveBackRequest: ...
+    @_builtins.property
+    def survey_worker(self) -> _worker_pb2.SurveyWorker: ...
+    @_builtins.property
+    def worker_surveyed(self) -> _worker_pb2.WorkerSurveyed: ...
     def __init__(
         self,
         *,
@@ -127,12 +136,15 @@ class Envelope(_message.Message):
         move_ended: _worker_pb2.MoveEnded | None = ...,
         request_moved: _worker_pb2.RequestMoved | None = ...,
         move_acknowledged: _worker_pb2.MoveAcknowledged | None = ...,
+        give_back_request: _worker_pb2.GiveBackRequest | None = ...,
+        survey_worker: _worker_pb2.SurveyWorker | None = ...,
+        worker_surveyed: _worker_pb2.WorkerSurveyed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged", "give_back_request", "survey_worker", "worker_surveyed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

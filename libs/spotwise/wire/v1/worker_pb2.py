@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spotwise.wire.v1 import cluster_pb2 as spotwise_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"V\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"\xdb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x11\n\tsource_id\x18\t \x01(\t\x12\x0b\n\x03hop\x18\n \x01(\r\"U\n\x0bMoveRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\"t\n\tMoveEnded\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9f\x01\n\x0cRequestMoved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nattempt_id\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"G\n\x10MoveAcknowledged\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"V\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"\xdb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x11\n\tsource_id\x18\t \x01(\t\x12\x0b\n\x03hop\x18\n \x01(\r\"c\n\x0bMoveRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\"Q\n\x0fGiveBackRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\"1\n\x0cSurveyWorker\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x80\x01\n\x10SurveyedSequence\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x14\n\x0cknown_tokens\x18\x04 \x01(\r\x12\x11\n\tremaining\x18\x05 \x01(\r\x12\x11\n\ttarget_id\x18\x06 \x01(\t\"\x85\x01\n\x0eWorkerSurveyed\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x13\n\x06step_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\tsequences\x18\x04 \x03(\x0b\x32\x1d.spotwise.v1.SurveyedSequenceB\t\n\x07_step_s\"\x94\x01\n\tMoveEnded\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x0e\n\x06move_s\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9f\x01\n\x0cRequestMoved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nattempt_id\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"G\n\x10MoveAcknowledged\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVEKV']._serialized_start=157
   _globals['_RESERVEKV']._serialized_end=376
   _globals['_MOVEREQUEST']._serialized_start=378
-  _globals['_MOVEREQUEST']._serialized_end=463
-  _globals['_MOVEENDED']._serialized_start=465
-  _globals['_MOVEENDED']._serialized_end=581
-  _globals['_REQUESTMOVED']._serialized_start=584
-  _globals['_REQUESTMOVED']._serialized_end=743
-  _globals['_MOVEACKNOWLEDGED']._serialized_start=745
-  _globals['_MOVEACKNOWLEDGED']._serialized_end=816
-  _globals['_STARTPREFILL']._serialized_start=819
-  _globals['_STARTPREFILL']._serialized_end=1052
-  _globals['_PREFILLACCEPTED']._serialized_start=1054
-  _globals['_PREFILLACCEPTED']._serialized_end=1144
-  _globals['_CANCELREQUEST']._serialized_start=1146
-  _globals['_CANCELREQUEST']._serialized_end=1195
-  _globals['_KVRESERVED']._serialized_start=1197
-  _globals['_KVRESERVED']._serialized_end=1302
-  _globals['_KVREFUSED']._serialized_start=1304
-  _globals['_KVREFUSED']._serialized_end=1404
-  _globals['_RENEWLEASES']._serialized_start=1406
-  _globals['_RENEWLEASES']._serialized_end=1455
-  _globals['_FORGETGATEWAY']._serialized_start=1457
-  _globals['_FORGETGATEWAY']._serialized_end=1513
-  _globals['_CHANGEHOMEPOOL']._serialized_start=1515
-  _globals['_CHANGEHOMEPOOL']._serialized_end=1564
+  _globals['_MOVEREQUEST']._serialized_end=477
+  _globals['_GIVEBACKREQUEST']._serialized_start=479
+  _globals['_GIVEBACKREQUEST']._serialized_end=560
+  _globals['_SURVEYWORKER']._serialized_start=562
+  _globals['_SURVEYWORKER']._serialized_end=611
+  _globals['_SURVEYEDSEQUENCE']._serialized_start=614
+  _globals['_SURVEYEDSEQUENCE']._serialized_end=742
+  _globals['_WORKERSURVEYED']._serialized_start=745
+  _globals['_WORKERSURVEYED']._serialized_end=878
+  _globals['_MOVEENDED']._serialized_start=881
+  _globals['_MOVEENDED']._serialized_end=1029
+  _globals['_REQUESTMOVED']._serialized_start=1032
+  _globals['_REQUESTMOVED']._serialized_end=1191
+  _globals['_MOVEACKNOWLEDGED']._serialized_start=1193
+  _globals['_MOVEACKNOWLEDGED']._serialized_end=1264
+  _globals['_STARTPREFILL']._serialized_start=1267
+  _globals['_STARTPREFILL']._serialized_end=1500
+  _globals['_PREFILLACCEPTED']._serialized_start=1502
+  _globals['_PREFILLACCEPTED']._serialized_end=1592
+  _globals['_CANCELREQUEST']._serialized_start=1594
+  _globals['_CANCELREQUEST']._serialized_end=1643
+  _globals['_KVRESERVED']._serialized_start=1645
+  _globals['_KVRESERVED']._serialized_end=1750
+  _globals['_KVREFUSED']._serialized_start=1752
+  _globals['_KVREFUSED']._serialized_end=1852
+  _globals['_RENEWLEASES']._serialized_start=1854
+  _globals['_RENEWLEASES']._serialized_end=1903
+  _globals['_FORGETGATEWAY']._serialized_start=1905
+  _globals['_FORGETGATEWAY']._serialized_end=1961
+  _globals['_CHANGEHOMEPOOL']._serialized_start=1963
+  _globals['_CHANGEHOMEPOOL']._serialized_end=2012
 # @@protoc_insertion_point(module_scope)

@@ -103,10 +103,12 @@ class MoveRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SENDER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ID_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     sender_id: _builtins.str
     target_id: _builtins.str
+    term: _builtins.int
     def __init__(
         self,
         *,
@@ -114,14 +116,130 @@ class MoveRequest(_message.Message):
         epoch: _builtins.int = ...,
         sender_id: _builtins.str = ...,
         target_id: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "sender_id", b"sender_id", "target_id", b"target_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "sender_id", b"sender_id", "target_id", b"target_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MoveRequest: _TypeAlias = MoveRequest  # noqa: Y015
+
+@_typing.final
+class GiveBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    reason: _builtins.str
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "reason", b"reason", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveBackRequest: _TypeAlias = GiveBackRequest  # noqa: Y015
+
+@_typing.final
+class SurveyWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENDER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    sender_id: _builtins.str
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        sender_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "sender_id", b"sender_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SurveyWorker: _TypeAlias = SurveyWorker  # noqa: Y015
+
+@_typing.final
+class SurveyedSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    tokens: _builtins.int
+    known_tokens: _builtins.int
+    remaining: _builtins.int
+    target_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        known_tokens: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        target_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "known_tokens", b"known_tokens", "remaining", b"remaining", "target_id", b"target_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SurveyedSequence: _TypeAlias = SurveyedSequence  # noqa: Y015
+
+@_typing.final
+class WorkerSurveyed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    number: _builtins.int
+    step_s: _builtins.float
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SurveyedSequence]: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        step_s: _builtins.float | None = ...,
+        sequences: _abc.Iterable[Global___SurveyedSequence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_s", b"_step_s", "step_s", b"step_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_s", b"_step_s", "number", b"number", "sequences", b"sequences", "step_s", b"step_s", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__step_s: _TypeAlias = _typing.Literal["step_s"]  # noqa: Y015
+    _WhichOneofArgType__step_s: _TypeAlias = _typing.Literal["_step_s", b"_step_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_s) -> _WhichOneofReturnType__step_s | None: ...
+
+Global___WorkerSurveyed: _TypeAlias = WorkerSurveyed  # noqa: Y015
 
 @_typing.final
 class MoveEnded(_message.Message):
@@ -132,12 +250,16 @@ class MoveEnded(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TARGET_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MOVE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     worker_id: _builtins.str
     target_id: _builtins.str
     outcome: _builtins.str
+    tokens: _builtins.int
+    move_s: _builtins.float
     reason: _builtins.str
     def __init__(
         self,
@@ -147,11 +269,13 @@ class MoveEnded(_message.Message):
         worker_id: _builtins.str = ...,
         target_id: _builtins.str = ...,
         outcome: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        move_s: _builtins.float = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "move_s", b"move_s", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

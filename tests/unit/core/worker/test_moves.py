@@ -296,3 +296,64 @@ class TestTarget:
         bench, _ = self.arrived()
         bench.feed(m.Drain("w", bench.now))
         assert error_delta(bench.tick(after_s=1.0)).retryable
+
+
+class TestSurvey:
+    """What a worker reports to a planner, and what it does for one."""
+
+    def survey(self, bench: WorkerBench) -> m.WorkerSurveyed:
+        (answer,) = sent(bench.feed(m.SurveyWorker("planner", 4)), "planner")
+        assert isinstance(answer, m.WorkerSurveyed)
+        assert (answer.worker_id, answer.number) == ("w", 4)
+        return answer
+
+    def test_it_names_what_decodes_here_with_its_kv(self) -> None:
+        """Tokens with KV, all tokens, and what is left; the time of an iteration is that of late."""
+        bench = WorkerBench()
+        bench.decode("r")
+        bench.iterate(r=51, after_s=0.25)
+        answer = self.survey(bench)
+        assert answer.sequences == (m.SurveyedSequence("r", 1, 31, 32, 8),)
+        assert answer.step_s is not None and 0 < answer.step_s <= 0.25
+
+    def test_what_cannot_move_now_has_no_tokens(self) -> None:
+        """A prompt that waits; one that decodes elsewhere is not named."""
+        bench = WorkerBench()
+        bench.prefill("p")
+        bench.in_place("r")
+        assert [(each.choice_id, each.tokens) for each in self.survey(bench).sequences] == [("r", 0)]
+
+    def test_it_says_where_a_sequence_is_going(self) -> None:
+        """So that a planner that missed an order's answer, or started later, knows."""
+        assert [each.target_id for each in self.survey(copying()).sequences] == ["x"]
+
+    def test_a_request_is_given_back_to_be_computed_elsewhere(self) -> None:
+        """Its gateway may retry it, its target is cancelled, and the ledger says why."""
+        bench = copying()
+        commands = bench.feed(m.GiveBackRequest("r", 1, "no worker has room", 1))
+        error = error_delta(commands)
+        assert error.retryable
+        assert ledger(commands, "given_back")[0]["reason"] == "no worker has room"
+        assert sent(commands, "x") == [m.CancelRequest("r", 1)]
+
+    def test_what_another_worker_has_is_not_given_back(self) -> None:
+        """Two attempts of one request would compute it twice."""
+        assert delivered().feed(m.GiveBackRequest("r", 1, "late", 1)) == []
+
+    def test_orders_of_an_earlier_term_are_refused(self) -> None:
+        """A planner that has lost its lease does not know; an operator's orders have no term."""
+        bench = WorkerBench()
+        bench.decode("r")
+        bench.iterate(r=51)
+        bench.feed(m.GiveBackRequest("another", 1, "", 7))
+        report = ended(bench.feed(m.MoveRequest("r", 1, "planner", "x", 6)))
+        assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, "the planner's term 6 is over")
+        assert bench.feed(m.GiveBackRequest("r", 1, "", 6)) == []
+        assert len(sent(bench.feed(m.MoveRequest("r", 1, "spotwise-move-1", "x")), "x")) == 1
+
+    def test_a_draining_worker_says_until_when_it_stays(self) -> None:
+        """In its heartbeats, so that a planner that missed the notice learns of it."""
+        bench = WorkerBench()
+        assert bench.role.leaves_at_s is None
+        bench.feed(m.Drain("w", 120.0))
+        assert bench.role.leaves_at_s == 120.0
