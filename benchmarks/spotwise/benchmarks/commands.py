@@ -7,6 +7,7 @@ COMMANDS = {
     "peer": "spotwise.benchmarks.peer:peer",
     "policy": "spotwise.benchmarks.policy:policy",
     "batching": "spotwise.benchmarks.batching:batching",
+    "moves": "spotwise.benchmarks.moves:moves",
     "memory": "spotwise.benchmarks.memory:memory",
     "transfer": "spotwise.benchmarks.transfer:transfer",
     "agreement": "spotwise.benchmarks.agreement:agreement",

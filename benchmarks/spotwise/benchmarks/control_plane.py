@@ -1,9 +1,9 @@
 """`spotwise bench control-plane`: the mesh without a model, at a scale that no model allows on one machine.
 
-Workers are simulated; gateway, scheduler, broker, store and every message are real. Three loads, each on a mesh of its own:
+Workers are simulated; gateway, scheduler, broker, store and every message are real. Four loads, each on a mesh of its own:
 tokens through one prompt and one token worker at full speed, for CPU time per token; many workers and streams at the pace of
-a slow model, for memory and errors; and the same with journals, whose replay times every decision of the scheduler and must
-give the same commands.
+a slow model, for memory and errors; the same with journals, whose replay times every decision of the scheduler and must
+give the same commands; and the same while some of the workers leave at once, for what the streams and the planner pay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import typer
 import uvloop
 from rich.progress import Progress
 
+from spotwise.benchmarks.leaving import WorkersLeft, planned, run_leaving
 from spotwise.benchmarks.open_loop import print_failures
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.scheduler import DECISION_US
@@ -41,19 +42,21 @@ _QUICK = 10
 _FAST = "1000"
 #: The gateway's own limit, which many streams exceed.
 _DEFAULT_CONNECTIONS = 4096
+_PATIENCE_S = "60"
 #: About three tokens a second and stream: the open streams are the load, not their tokens.
 _SLOW = "0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The sizes of the three loads.
+    """The sizes of the loads.
 
     Attributes:
         workers: of each phase.
         through: tokens at full speed.
         open_streams: many streams at once.
         decided: the load of the journals.
+        leaving: streams under which workers leave.
         rest_s: duration of the measurement of an idle mesh.
     """
 
@@ -61,6 +64,7 @@ class Scale:
     through: StreamShape
     open_streams: StreamShape
     decided: StreamShape
+    leaving: StreamShape
     rest_s: float
 
 
@@ -93,6 +97,12 @@ def control_plane(
         rows += _decision_rows(replays)
         loads["decisions"] = _as_dict(scale.decided, result)
         results.append(result)
+        gone = _leaving(progress, scale)
+        rows += gone.rows()
+        loads["leaving"] = _as_dict(scale.leaving, gone.result) | {"moves": dict(gone.moves)}
+        results.append(gone.result)
+        replays += gone.replays
+        rows += _replay_rows(replays)
     failed = sum(sum(each.failures.values()) for each in results)
     rows.append(ReportRow("requests that failed", failed))
     for result in results:
@@ -113,6 +123,7 @@ def _scale(workers: int, streams: int, seed: int, *, quick: bool) -> Scale:
         # A minute each, so that the first is still open when the last has begun.
         open_streams=StreamShape(wide, 1, 128, 20 if quick else 200, seed + 1),
         decided=StreamShape(wide, 2, 128, 8, seed + 2),
+        leaving=StreamShape(wide, 1, 128, 60 if quick else 100, seed + 3),
         rest_s=10.0 / share,
     )
 
@@ -124,17 +135,19 @@ def _load(
     arguments: Sequence[str],
     env: dict[str, str] | None = None,
     prepare: Callable[[MeshEndpoint], Any] = lambda endpoint: None,
+    run: Callable[[MeshEndpoint, StreamShape, Callable[[], Any]], Coroutine[Any, Any, StreamResult]] = run_streams,
 ) -> StreamResult:
     task = progress.add_task(f"{name}: starting", total=shape.streams * shape.requests)
     # A slow machine must not cause errors: no reservation is retried, no member counted as lost early.
     patient = {"SPOTWISE_MAX_QUEUED": str(2 * shape.streams), "SPOTWISE_MEMBER_TIMEOUT_S": "10", **(env or {})}
+    patient |= {"SPOTWISE_STORE_TIMEOUT_S": _PATIENCE_S, "SPOTWISE_SUBMIT_TIMEOUT_S": _PATIENCE_S}
     patient["SPOTWISE_MAX_CONNECTIONS"] = str(max(_DEFAULT_CONNECTIONS, 2 * shape.streams))
     with running_mesh(("--engine", "simulated", *arguments), patient) as endpoint:
         prepare(endpoint)
         warm_up = replace(shape, streams=min(8, shape.streams), requests=1, output_tokens=8, seed=shape.seed + 1000)
         uvloop.run(run_streams(endpoint, warm_up, lambda: None))
         progress.update(task, description=f"{name}: requests")
-        return uvloop.run(run_streams(endpoint, shape, lambda: progress.advance(task)))
+        return uvloop.run(run(endpoint, shape, lambda: progress.advance(task)))
 
 
 def _pools(scale: Scale) -> tuple[str, ...]:
@@ -169,6 +182,21 @@ def _decisions(progress: Progress, scale: Scale) -> tuple[StreamResult, list[Rep
         except JournalError as error:
             raise CommandError(str(error)) from error
     return result, replays
+
+
+def _leaving(progress: Progress, scale: Scale) -> WorkersLeft:
+    """Return what happens to many streams when some workers leave at once, with the planner's journal."""
+    with _journals() as folder:
+        arguments = (*_pools(scale), "--speed", _SLOW)
+        left = 0
+
+        async def run(endpoint: MeshEndpoint, shape: StreamShape, answered: Callable[[], Any]) -> StreamResult:
+            nonlocal left
+            result, left = await run_leaving(endpoint, shape, answered)
+            return result
+
+        result = _load(progress, "leaving", scale.leaving, arguments, {"SPOTWISE_JOURNAL": str(folder)}, run=run)
+        return WorkersLeft(result, left, *planned(folder))
 
 
 @contextmanager
@@ -224,9 +252,14 @@ def _decision_rows(replays: Sequence[Replay]) -> list[ReportRow]:
             limit = (DECISION_US, Target(at_most=1.0))
             rows.append(ReportRow(f"scheduler: {title}, p50 us", statistics.median(us), *limit))
             rows.append(ReportRow(f"scheduler: {title}, p99 us", percentile(us, 99)))
-    rows.append(ReportRow("replay: commands", sum(each.commands for each in replays)))
-    rows.append(ReportRow("replay: journals that differ", sum(each.difference is not None for each in replays)))
     return rows
+
+
+def _replay_rows(replays: Sequence[Replay]) -> list[ReportRow]:
+    return [
+        ReportRow("replay: commands", sum(each.commands for each in replays)),
+        ReportRow("replay: journals that differ", sum(each.difference is not None for each in replays)),
+    ]
 
 
 def _as_dict(shape: StreamShape, result: StreamResult) -> dict[str, Any]:

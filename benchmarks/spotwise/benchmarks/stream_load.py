@@ -57,8 +57,13 @@ class StreamResult:
         return 1e6 * sum(self.cpu_s.values()) / max(1, self.tokens)
 
 
-async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Callable[[], Any]) -> StreamResult:
-    """Run all streams of a load to their end."""
+async def run_streams(
+    endpoint: MeshEndpoint,
+    shape: StreamShape,
+    answered: Callable[[], Any],
+    now_open: Callable[[int], Any] = lambda count: None,
+) -> StreamResult:
+    """Run all streams of a load to their end; `now_open` is called with the number of open ones at each change."""
     _allow_files(shape.streams + _SPARE_FILES)
     rng = random.Random(shape.seed)
     result = StreamResult()
@@ -68,6 +73,7 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
         nonlocal open_now
         open_now += change
         result.most_open = max(result.most_open, open_now)
+        now_open(open_now)
 
     connections = [StreamConnection(endpoint.url, endpoint.model, opened) for _ in range(shape.streams)]
 

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from pathlib import Path
 
-from spotwise.benchmarks.control_plane import _decision_rows, _open_rows, _scale, _through_rows
+from spotwise.benchmarks.control_plane import _decision_rows, _open_rows, _replay_rows, _scale, _through_rows
 from spotwise.benchmarks.stream_client import StreamOutcome
 from spotwise.benchmarks.stream_load import StreamResult
 from spotwise.mesh.journal_replay import RecordedRole, Replay
@@ -60,7 +60,7 @@ def test_decisions_are_the_schedulers_own() -> None:
         Replay(scheduler, 100, 200, None, {"SubmitRequest": seconds}),
         Replay(worker, 10, 20, None, {"SubmitRequest": array("d", [1.0])}),
     ]
-    rows = {row.name: row for row in _decision_rows(replays)}
+    rows = {row.name: row for row in (*_decision_rows(replays), *_replay_rows(replays))}
     assert (round(rows["scheduler: an assignment, p50 us"].ours), rows["scheduler: an assignment, p50 us"].holds) == (
         50,
         True,
