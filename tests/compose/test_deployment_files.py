@@ -40,6 +40,14 @@ def test_compose_sets_only_what_its_service_reads(service: str) -> None:
     assert {name for name, info in fields.items() if info.is_required()} <= given
 
 
+@pytest.mark.parametrize("service", ["prompt-worker", "token-worker"])
+def test_a_stopped_worker_has_time_to_drain_itself(service: str) -> None:
+    """Docker ends it by force some seconds after its own deadline."""
+    worker = COMPOSE["services"][service]
+    forced_s = float(worker["stop_grace_period"].removesuffix("s"))
+    assert 0 < float(worker["environment"]["SPOTWISE_STOP_GRACE_S"]) <= forced_s - 3
+
+
 def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None:
     """Kernels are compiled for every processor kind beside the sources, and the host's libraries are not in the context."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()

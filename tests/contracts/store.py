@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
+from spotwise.core.planner.plan import Plan, PlannedLeave, PlannedRequest
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -41,6 +43,22 @@ MEMBER = Member(
 )
 PLAIN = Member("gateway-1", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 43, "127.0.0.1:50053")
 LONG_S = 60.0
+PLAN = Plan(
+    7,
+    3,
+    2,
+    (
+        PlannedLeave(
+            "token-1",
+            9,
+            1000.5,
+            (
+                PlannedRequest(Arrangement("cmpl-1@1", Disposition.MOVE, 4, 998.0, 998.5, 999.0, 0.25), "token-2"),
+                PlannedRequest(Arrangement("cmpl-2@1", Disposition.RECOMPUTE, 0, 999.5)),
+            ),
+        ),
+    ),
+)
 
 
 def entry(choice_id: str, at_s: float, stage: str = "assigned", **facts: str | int | float) -> LedgerEntry:
@@ -151,3 +169,36 @@ class StoreContract:
     async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
         await store.close()
         await store.close()
+
+    async def test_one_planner_at_a_time_holds_the_term(self, store: MeshStore) -> None:
+        """The same one extends it; the next holder's term is higher, also where the store begins anew."""
+        assert await store.hold_term("a/1", 100, LONG_S) == 100
+        assert await store.hold_term("b/1", 200, LONG_S) is None
+        assert await store.hold_term("a/1", 300, LONG_S) == 100
+        await store.end_term("b/1")  # not its own
+        assert await store.hold_term("b/1", 200, LONG_S) is None
+        await store.end_term("a/1")
+        await store.end_term("a/1")
+        assert await store.hold_term("b/1", 50, LONG_S) == 101
+        await store.end_term("b/1")
+        assert await store.hold_term("a/1", 500, LONG_S) == 500
+
+    async def test_a_lease_that_is_not_extended_ends(self, store: MeshStore) -> None:
+        """A planner that died holds up no other; its own successor gets a new term, too."""
+        assert await store.hold_term("a/1", 1, 0.05) == 1
+        await asyncio.sleep(0.1)
+        assert await store.hold_term("b/1", 1, 0.05) == 2
+        await asyncio.sleep(0.1)
+        assert await store.hold_term("b/1", 1, LONG_S) == 3
+
+    async def test_only_the_holder_writes_plans(self, store: MeshStore) -> None:
+        """A plan comes back whole; one of a planner that was replaced is refused."""
+        assert await store.get_plan() is None
+        assert not await store.put_plan("a/1", PLAN)
+        await store.hold_term("a/1", 1, LONG_S)
+        assert await store.put_plan("a/1", PLAN)
+        assert await store.get_plan() == PLAN
+        await store.end_term("a/1")
+        await store.hold_term("b/1", 1, LONG_S)
+        assert not await store.put_plan("a/1", replace(PLAN, version=3))
+        assert await store.get_plan() == PLAN

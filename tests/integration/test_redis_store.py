@@ -13,9 +13,9 @@ from redis.backoff import NoBackoff
 
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import INCARNATION_TTL_S, LEDGER_TTL_S, RECORD_TTL_S, RedisStore
+from spotwise.mesh.redis_store import INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
-from tests.contracts.store import LONG_S, MEMBER, RECORD, StoreContract, entry
+from tests.contracts.store import LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
 
@@ -33,6 +33,8 @@ class TestRedisStore(StoreContract):
         await store.put_record(RECORD)
         await store.append_ledger(entry(RECORD.choice_id, 1.0))
         await store.register(MEMBER, LONG_S)
+        await store.hold_term("planner/1", 1, LONG_S)
+        assert await store.put_plan("planner/1", PLAN)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -40,6 +42,9 @@ class TestRedisStore(StoreContract):
             subjects.ledger_key(RECORD.choice_id): LEDGER_TTL_S,
             subjects.member_key(MEMBER.id): LONG_S,
             subjects.incarnation_key(MEMBER.id): INCARNATION_TTL_S,
+            subjects.PLANNER_LEASE_KEY: LONG_S,
+            subjects.PLANNER_TERM_KEY: INCARNATION_TTL_S,
+            subjects.PLAN_KEY: PLAN_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

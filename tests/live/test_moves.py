@@ -120,3 +120,36 @@ def test_orders_that_make_no_sense_are_refused_with_what_to_do(mesh: LiveMesh) -
     unknown = mesh.command("move", answer.id, "token-9")
     assert unknown.returncode == 1
     assert "spotwise status" in unknown.stderr
+
+
+def test_a_drain_in_the_midst_of_streams_changes_none_of_them(mesh: LiveMesh) -> None:
+    """Greedy, seeded with two choices, with penalties: the tokens and log-probabilities of undisturbed streams, in one attempt
+    each, and no prompt computed twice. The last test of this mesh, since the worker does not come back.
+    """
+    prompts = [[*prompt] for prompt in mixed_prompts(5, 300)[:3]]
+    bodies: list[dict[str, Any]] = [
+        {"temperature": 0, "prompt": prompts[0]},
+        {"temperature": 0.9, "top_p": 0.95, "seed": 7, "n": 2, "logprobs": 2, "prompt": prompts[1]},
+        {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logprobs": 1, "prompt": prompts[2]},
+    ]
+
+    async def all_streams(drained: str | None) -> list[Streamed]:
+        running = [asyncio.create_task(stream(mesh, (), max_tokens=160, **body)) for body in bodies]
+        if drained is not None:
+            await asyncio.sleep(1.5)
+            await asyncio.to_thread(mesh.drain, drained, 2.5)
+        return [await each for each in running]
+
+    still = asyncio.run(all_streams(None))
+    moved = asyncio.run(all_streams("token-1"))
+    moves = 0
+    for before, after in zip(still, moved, strict=True):
+        assert after.token_ids == before.token_ids
+        assert after.finish == before.finish
+        for choice, values in before.logprobs.items():
+            assert after.logprobs[choice] == pytest.approx(values, abs=1e-4)
+        facts = mesh.ledger(after.request_id, "prefilled", "completed")
+        assert facts["completed"]["attempts"] == 1
+        assert "given_back" not in facts
+        moves += "moved" in facts
+    assert moves > 0

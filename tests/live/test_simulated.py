@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.launch.run_state import ServiceState
+from spotwise.core.members import MemberState
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
+GRACE_S = 30.0
 WORKERS = ("--prompt-workers", "12", "--token-workers", "12")
 
 
@@ -27,9 +30,10 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory, journals: Path) -> Iterator[SimulatedMesh]:
-    """A mesh of two dozen workers that keeps journals."""
+    """A mesh of two dozen workers that keeps journals; stopped workers have half a minute."""
     home = tmp_path_factory.mktemp("simulated")
-    with SimulatedMesh(home, *WORKERS, "--speed", "5", env={"SPOTWISE_JOURNAL": str(journals)}) as mesh:
+    env = {"SPOTWISE_JOURNAL": str(journals), "SPOTWISE_STOP_GRACE_S": str(GRACE_S)}
+    with SimulatedMesh(home, *WORKERS, "--speed", "5", env=env) as mesh:
         yield mesh
 
 
@@ -117,12 +121,42 @@ def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
     assert done.returncode == 0, done.stdout + done.stderr
     found = {each["member"]: each for each in json.loads(written.read_text())}
     assert set(found) >= {"gateway-0", "scheduler-0", "watcher-0", "token-3", "prompt-0"}
-    assert len(found) == 27
+    assert "planner-0" in found
+    assert len(found) == 28
     assert all(each["identical"] for each in found.values())
     assert found["scheduler-0"]["decision_us"]["SubmitRequest"]["count"] >= 30
     assert {"CancelRequest", "Drain"} <= set().union(*(each["decision_us"] for each in found.values()))
     lines = requests.read_text().splitlines()
     assert len(lines) > 30
+
+
+def test_a_process_that_is_told_to_stop_drains_its_members(simulated: SimulatedMesh) -> None:
+    """Each reports until when it stays, its streams lose nothing, and the process ends; this is the last test of its mesh."""
+    pid = simulated.pid("token-0-to-11")
+    there = {each.member.id for each in simulated.members() if each.member.pid == pid}
+    reported: dict[str, float | None] = {}
+
+    def stop() -> None:
+        os.kill(pid, signal.SIGTERM)
+        within_s = time.time() + GRACE_S
+
+        def all_drain() -> bool:
+            for each in simulated.members():
+                if each.member_now.state is MemberState.DRAINING:
+                    reported[each.member.id] = each.member_now.leaves_at_s
+            return set(reported) == there
+
+        wait_for(all_drain, lambda: f"{sorted(there)} to drain, not {sorted(reported)}")
+        assert all(at is not None and within_s - 5 < at < within_s + 5 for at in reported.values())
+
+    streams = simulated.streams(range(40), 1000, after_tokens=5, disturb=stop)
+    assert {len(stream.tokens) for stream in streams} == {1000}
+    assert {simulated.attempts(stream) for stream in streams} == {1}
+
+    def left() -> bool:
+        return simulated.state.services["token-0-to-11"].state is ServiceState.LEFT
+
+    wait_for(left, lambda: "the process to end", 10.0)
 
 
 def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
@@ -39,6 +40,9 @@ from spotwise.core.worker.role import WorkerRole
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
+if TYPE_CHECKING:
+    from tests.property.planners import Planners
+
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
 #: What a lossy mesh may lose: each receiver of these messages has a time-out.
@@ -46,6 +50,12 @@ LOSABLE = (
     *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
     *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
     *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
+    *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest, m.InterruptionReported),
+)
+#: What a mesh that repeats messages delivers once more, seconds later.
+REPEATABLE = (
+    *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
+    *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest),
 )
 #: Messages that a request, or an attempt, is over.
 ENDINGS = (m.CloseRequest, m.CancelRequest)
@@ -74,6 +84,8 @@ class MeshWorld:
         self.homes_changed = 0
         self.policy = replace(policy, confirm_every_s=CONFIRM_EVERY_S)
         self.loss = 0.0
+        self.repeats = 0.0
+        self.planners: Planners | None = None
         self.ending_loss = 0.0
         self.submissions_wait_s = 0.0
         self.iteration_s = iteration_s
@@ -98,6 +110,7 @@ class MeshWorld:
         self.claims: dict[str, tuple[int, str]] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
+        self.moves_ordered = 0
         self.moves_ended: list[m.MoveEnded] = []
         self.culprits: set[str] = set()
         self.killers: set[str] = set()
@@ -230,7 +243,7 @@ class MeshWorld:
             worker.waiting.append(lambda: self._beat(worker))
             return
         load = replace(worker.role.load(), prompt_token_s=worker.prompt_token_s, kv_push_token_s=worker.kv_push_token_s)
-        member = replace(worker.member, state=worker.role.state, load=load)
+        member = replace(worker.member, state=worker.role.state, load=load, leaves_at_s=worker.role.leaves_at_s)
         if worker.registered is None or self.rng.random() < 0.3:
             worker.registered = member
         self._broadcast(member)
@@ -246,6 +259,8 @@ class MeshWorld:
             self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
         if not self.loses(member):
             self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
+        if self.planners is not None and not self.loses(member):
+            self.planners.receive_all(member.id, member)
 
     def _tick(self) -> None:
         since, until = self.broker_away
@@ -256,13 +271,16 @@ class MeshWorld:
         for worker in list(self.workers.values()):
             if not worker.stalled:
                 self.feed_worker(worker, tick)
+        if self.planners is not None:
+            self.planners.tick(tick)
         self.at(TICK_S, self._tick)
 
     def move(self, choice_id: str, epoch: int, source_id: str, target_id: str) -> None:
         """Order a move, as a planner does; one order in ten is delivered twice."""
         order = m.Send(source_id, m.MoveRequest(choice_id, epoch, "planner", target_id))
         for _ in range(self.rng.choice([1] * 9 + [2])):
-            self._send("planner", order)
+            self.moves_ordered += 1
+            self.send("planner", order)
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
@@ -299,7 +317,7 @@ class MeshWorld:
                     self.records.pop(order.choice_id, None)
                     self._close(order)
                 case m.Send():
-                    self._send("gateway", command)
+                    self.send("gateway", command)
                 case g.Deliver(choice_id, tokens, finish_reason):
                     assert choice_id not in self.ended, "delivered after the end"
                     for delta in tokens:
@@ -366,12 +384,17 @@ class MeshWorld:
             return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
-                self._send("scheduler", command)
+                self.send("scheduler", command)
 
-    def _send(self, sender: str, command: m.Send) -> None:
+    def send(self, sender: str, command: m.Send) -> None:
+        message = command.message
+        if isinstance(message, REPEATABLE) and self.repeats and self.rng.random() < self.repeats:
+            self.at(self.delay(3.0), lambda: self._deliver(sender, command))
+        if not self.loses(message):
+            self._deliver(sender, command)
+
+    def _deliver(self, sender: str, command: m.Send) -> None:
         recipient, message = command.recipient_id, command.message
-        if self.loses(message):
-            return
         if recipient == "gateway":
             self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
@@ -379,6 +402,8 @@ class MeshWorld:
         elif recipient == "planner":
             assert isinstance(message, m.MoveEnded)
             self.moves_ended.append(message)
+        elif self.planners is not None and recipient in self.planners.roles:
+            self.transmit(sender, recipient, partial(self.planners.feed, recipient, message))
         else:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
 
@@ -402,7 +427,7 @@ class MeshWorld:
         for command in worker.role.handle(event, self.now):
             match command:
                 case m.Send():
-                    self._send(worker.member.id, command)
+                    self.send(worker.member.id, command)
                 case c.TakeHomePool(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)

@@ -99,7 +99,9 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.lists(TEXT, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
     ),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
-    m.ConfirmAttempts: st.builds(m.ConfirmAttempts, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
+    m.ConfirmAttempts: st.builds(
+        m.ConfirmAttempts, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple), st.booleans()
+    ),
     m.AttemptsConfirmed: st.builds(m.AttemptsConfirmed, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
     m.RequestRejected: st.builds(
@@ -121,7 +123,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.RequestMoved: st.builds(
         m.RequestMoved, TEXT, EPOCHS, U32, TEXT, TEXT, U32, U32, st.lists(U32, max_size=5).map(tuple)
     ),
-    m.MoveAcknowledged: st.builds(m.MoveAcknowledged, TEXT, EPOCHS, TEXT),
+    m.MoveAcknowledged: st.builds(m.MoveAcknowledged, TEXT, EPOCHS, TEXT, U32),
     m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS, U32),
     m.PrefillAccepted: st.builds(m.PrefillAccepted, TEXT, EPOCHS, U64, TEXT),
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),

@@ -148,9 +148,9 @@ def meshes(
     return st.builds(MeshCase, seeds, pools, num_blocks, paces, policies, pool_policies, counts)
 
 
-def settle(world: MeshWorld, count: int) -> None:
+def settle(world: MeshWorld, count: int, within_s: float = 2000.0) -> None:
     """Run until every request has ended, then long enough for the last messages and leases."""
-    world.run_until(world.now + 2000.0, lambda: len(world.ended) == count)
+    world.run_until(world.now + within_s, lambda: len(world.ended) == count)
     world.run_until(world.now + 15.0)
     assert len(world.ended) == count, "a request never ended"
 

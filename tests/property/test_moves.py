@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spotwise.core import messages as m
 from tests.property.mesh_world import MeshWorld
-from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
+from tests.property.test_mesh_world import SWAPPING, MeshCase, assert_nothing_held, assert_served, meshes, settle
 
 
 def move_some(world: MeshWorld, times: int, within_s: float = 6.0) -> None:
@@ -38,18 +38,37 @@ def outcomes(world: MeshWorld) -> set[m.MoveOutcome]:
 @settings(max_examples=150, deadline=None)
 @given(meshes(1, 16), st.integers(1, 30))
 def test_moves_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
-    """Undisturbed moves lose nothing, compute nothing again, and leave nothing behind on either side."""
+    """Undisturbed moves lose nothing, compute nothing again, and leave nothing behind on either side; each is answered once."""
     world, count = case.world(), case.count
     move_some(world, moves)
-    settle(world, count)
+    _assert_undisturbed(world, count)
+
+
+@settings(max_examples=150, deadline=None)
+@given(meshes(4, 24, policies=SWAPPING), st.integers(5, 40))
+def test_moves_of_swapped_kv_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
+    """Where sequences are swapped out often, before, during and after their moves."""
+    world, count = case.world(), case.count
+    move_some(world, moves)
+    _assert_undisturbed(world, count)
+
+
+def _assert_undisturbed(world: MeshWorld, count: int) -> None:
+    settle(world, count, 250.0)
     assert set(world.attempts.values()) == {1}
     assert set(world.ended.values()) == {"length"}
+    assert len(world.moves_ended) == world.moves_ordered
     assert_served(world)
     assert_nothing_held(world)
 
 
 @settings(max_examples=150, deadline=None)
-@given(meshes(1, 16), st.integers(1, 20), st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3]))
+@given(
+    meshes(1, 16) | meshes(1, 16, policies=SWAPPING),
+    st.integers(1, 20),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
 def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int, loss: float) -> None:
     """Workers die and stall in the midst of moves, and one message in three at most is lost: every token is delivered once."""
     world, count, pools = case.world(), case.count, case.pools
@@ -66,7 +85,7 @@ def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int,
     for _ in range(kills):
         world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
         world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
-    settle(world, count)
+    settle(world, count, 250.0)
     assert_served(world, *(["fells_workers"] if kills >= 2 else []))
     assert_nothing_held(world)
 

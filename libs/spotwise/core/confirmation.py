@@ -3,7 +3,8 @@
 Law: every `every_s` a worker or scheduler names to each gateway the attempts that it has held for it for `SETTLED_S`.
 The gateway answers which of them are over, and the holder drops those; a lost message is made up for by the next.
 Silence ends no attempt; gateways that are gone are handled by `cluster/gateways.py`.
-A gateway restarts an attempt that no confirmation has named for long (`gateway/role.py`).
+A gateway restarts an attempt that no holder has named for long (`gateway/role.py`). What a scheduler has assigned is held by
+workers: its own question says nothing of that, so that an attempt is not lost with a worker that its gateway never heard of.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Confirmations:
             return False
         return now - self._sent_s >= self._every_s or now < self._sent_s  # the clock was set back
 
-    def messages(self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float) -> list[m.Send]:
+    def messages(
+        self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float, *, assigned: bool = False
+    ) -> list[m.Send]:
         """Return the messages to the gateways; `held`: stream, attempt, and Unix time since when it is held."""
         self._sent_s = now
         attempts: dict[tuple[str, int], list[m.Attempt]] = {}
@@ -43,7 +46,9 @@ class Confirmations:
                 attempts.setdefault((stream.gateway_id, stream.incarnation), []).append(attempt)
         return [
             m.Send(
-                gateway_id, m.ConfirmAttempts(self._holder_id, tuple(named[first : first + MAX_ATTEMPTS])), incarnation
+                gateway_id,
+                m.ConfirmAttempts(self._holder_id, tuple(named[first : first + MAX_ATTEMPTS]), assigned),
+                incarnation,
             )
             for (gateway_id, incarnation), named in attempts.items()
             for first in range(0, len(named), MAX_ATTEMPTS)

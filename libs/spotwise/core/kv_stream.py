@@ -44,7 +44,12 @@ class KvStream:
     @property
     def is_written(self) -> bool:
         """Whether every cell is written."""
-        return min(self._written) == self._num_blocks
+        return self.written_blocks == self._num_blocks
+
+    @property
+    def written_blocks(self) -> int:
+        """First blocks that are written in every layer."""
+        return min(self._written)
 
     @property
     def has_chunk(self) -> bool:

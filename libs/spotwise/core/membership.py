@@ -23,11 +23,14 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member left, fell silent or was replaced, and what it held is gone; `is_expected`: it left, or was draining."""
+    """A member left, fell silent or was replaced, and what it held is gone; `is_expected`: it left, or was draining. `drained`:
+    both, so that it held nothing any more.
+    """
 
     member: Member
     reason: str
     is_expected: bool = False
+    drained: bool = False
 
 
 #: Seconds for which a lost member's last incarnation is remembered; no heartbeat comes later than that.
@@ -128,4 +131,5 @@ class Membership:
         del self._members[member.id]
         self._received_s.pop(member.id, None)
         self._lost_s[member.id] = now
-        return MemberLost(member, reason, is_expected or member.state is MemberState.DRAINING)
+        was_draining = member.state is MemberState.DRAINING
+        return MemberLost(member, reason, is_expected or was_draining, is_expected and was_draining)

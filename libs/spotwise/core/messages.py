@@ -103,10 +103,13 @@ class RequestAssigned(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmAttempts:
-    """Report which of these attempts are over, to a worker or scheduler that holds them (`confirmation.py`)."""
+    """Report which of these attempts are over, to a worker or scheduler that holds them (`confirmation.py`).
+    `assigned`: by a scheduler, to workers that hold them and ask themselves.
+    """
 
     holder_id: str
     attempts: tuple[Attempt, ...]
+    assigned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

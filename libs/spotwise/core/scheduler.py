@@ -268,8 +268,13 @@ class SchedulerRole:
         self._drop_orphans(now)
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
-            held = ((e.order.stream, (e.choice_id, e.order.epoch), e.accepted_s) for e in self._requests)
-            self._commands += self._confirmations.messages(held, now)
+            for assigned in (False, True):
+                held = (
+                    (entry.order.stream, (entry.choice_id, entry.order.epoch), entry.accepted_s)
+                    for entry in self._requests
+                    if self._requests.is_assigned(entry) is assigned
+                )
+                self._commands += self._confirmations.messages(held, now, assigned=assigned)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
         self._watch_readiness(now)

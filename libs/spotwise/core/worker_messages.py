@@ -106,7 +106,8 @@ class SurveyedSequence(OfAttempt):
     """A sequence of a surveyed worker.
 
     Attributes:
-        tokens: with KV on the device; 0 where it could not be moved now (its prompt is computed, its KV is on the host).
+        tokens: with KV, on the device or the host; 0 where it could not be moved now (its prompt is computed, its KV is being
+            swapped).
         known_tokens: prompt and output tokens so far; `remaining`: new tokens that it may still get here, at most.
         target_id: the worker that it is on its way to, if any.
     """
@@ -138,14 +139,16 @@ class MoveOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded(OfAttempt):
-    """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV and the seconds that it took."""
+    """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV and the seconds of their copy,
+    where these are known.
+    """
 
     worker_id: str
     target_id: str
     outcome: MoveOutcome
     reason: str = ""
     tokens: int = 0
-    move_s: float = 0.0
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,12 @@ class RequestMoved(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class MoveAcknowledged(OfAttempt):
-    """The gateway takes the attempt's tokens from `worker_id`: it need not repeat itself, and others drop what they hold."""
+    """The gateway takes the attempt's tokens from `worker_id`, since move `hop`: that worker need not repeat itself, and others
+    drop what they hold, unless by a later move.
+    """
 
     worker_id: str
+    hop: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from spotwise.core.gateway.commands import GatewayEvent
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.planner.commands import PlannerEvent
+from spotwise.core.planner.role import PlannerRole
 from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
 from spotwise.core.spot.commands import SpotWatcherEvent
 from spotwise.core.spot.role import SpotWatcherRole
@@ -32,6 +34,7 @@ _ROLES: Mapping[str, tuple[type, Any]] = {
     role.__name__: (role, events)
     for role, events in (
         (GatewayRole, GatewayEvent),
+        (PlannerRole, PlannerEvent),
         (SchedulerRole, SchedulerEvent),
         (SpotWatcherRole, SpotWatcherEvent),
         (WorkerRole, WorkerEvent),

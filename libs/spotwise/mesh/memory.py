@@ -15,6 +15,7 @@ import structlog
 
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
@@ -194,6 +195,9 @@ class MemoryStore:
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}
         self._incarnations: dict[str, int] = {}
+        self._lease: tuple[str, float] | None = None
+        self._term = 0
+        self._plan: Plan | None = None
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -234,6 +238,33 @@ class MemoryStore:
         """Return the registered members in order of id, without their loads."""
         now = self._clock.now()
         return [replace(member, load=None) for _, (member, ends_s) in sorted(self._members.items()) if now < ends_s]
+
+    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+        """See `MeshStore`."""
+        now = self._clock.now()
+        held_by = None if self._lease is None or self._lease[1] <= now else self._lease[0]
+        if held_by not in (None, holder):
+            return None
+        if held_by is None:
+            self._term = max(self._term + 1, at_least)
+        self._lease = (holder, now + lease_s)
+        return self._term
+
+    async def end_term(self, holder: str) -> None:
+        """See `MeshStore`."""
+        if self._lease is not None and self._lease[0] == holder:
+            self._lease = None
+
+    async def put_plan(self, holder: str, plan: Plan) -> bool:
+        """See `MeshStore`."""
+        if self._lease is None or self._lease[0] != holder or self._lease[1] <= self._clock.now():
+            return False
+        self._plan = plan
+        return True
+
+    async def get_plan(self) -> Plan | None:
+        """See `MeshStore`."""
+        return self._plan
 
     async def close(self) -> None:
         """Disconnect; idempotent."""

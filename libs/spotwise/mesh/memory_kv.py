@@ -91,7 +91,7 @@ class MemoryKvTransport:
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
         """See `KvTransport`."""
 
-        async def move(handoff: KvHandoff, block_ids: tuple[int, ...]) -> int:
+        async def move(handoff: KvHandoff, block_ids: tuple[int, ...], _copied_blocks: int) -> int:
             return self._hand_over(target, handoff, block_ids)
 
         return WholePush(target, choice_id, epoch, self._memory.num_layers, source_block_ids, _TRANSPORT, move)

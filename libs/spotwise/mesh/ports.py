@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 
 
@@ -105,6 +106,20 @@ class MeshStore(Protocol):
 
     async def members(self) -> list[Member]:
         """Return the registered members in order of id, without their loads."""
+
+    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+        """Take or extend the planners' lease for `lease_s`; return its term, a higher one for each new holder and not below
+        `at_least` then, or `None` where another has it.
+        """
+
+    async def end_term(self, holder: str) -> None:
+        """Give the lease back; idempotent, also where another has it."""
+
+    async def put_plan(self, holder: str, plan: Plan) -> bool:
+        """Write a planner's plan; return whether its holder has the lease, and the plan was written."""
+
+    async def get_plan(self) -> Plan | None:
+        """Return the last plan, or `None` where there is none."""
 
     async def close(self) -> None:
         """Disconnect; idempotent."""

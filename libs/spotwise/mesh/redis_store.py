@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -20,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
@@ -29,6 +31,8 @@ from spotwise.wire.codec_tokens import decode_record, encode_record
 RECORD_TTL_S = 3600
 LEDGER_TTL_S = 3600
 LEDGER_MAX_ENTRIES = 256
+#: Longer than any notice.
+PLAN_TTL_S = 24 * 3600
 #: How long an absent member's incarnation is kept, so that its next one is larger whatever the clock says.
 INCARNATION_TTL_S = 7 * 24 * 3600
 
@@ -40,6 +44,34 @@ redis.call('SET', KEYS[1], string.format('%.0f', next), 'EX', ARGV[2])
 return next
 """
 
+# KEYS: lease, term; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's number. 0 where
+# another holds the lease.
+_HOLD_TERM = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+if not holder then
+  local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+  redis.call('SET', KEYS[2], string.format('%.0f', math.max(last + 1, tonumber(ARGV[3]))), 'EX', ARGV[4])
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return tonumber(redis.call('GET', KEYS[2]))
+"""
+
+# KEYS: lease; ARGV: holder.
+_END_TERM = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+# KEYS: lease, plan; ARGV: holder, the plan, its time to live. A planner whose lease is over must not replace its successor's
+# plan.
+_PUT_PLAN = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+
+_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 _MAX_CALLS = 32
 
 
@@ -140,6 +172,37 @@ class RedisStore:
             keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
             payloads = await self._redis.mget(sorted(keys)) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
+
+    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+        """See `MeshStore`."""
+        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLANNER_TERM_KEY)
+        async with self._turn():
+            evaluated: Any = self._redis.eval(
+                _HOLD_TERM,
+                len(keys),
+                *keys,
+                *(holder, str(int(lease_s * 1000)), str(at_least), str(INCARNATION_TTL_S)),
+            )
+            return int(await evaluated) or None
+
+    async def end_term(self, holder: str) -> None:
+        """See `MeshStore`."""
+        async with self._turn():
+            evaluated: Any = self._redis.eval(_END_TERM, 1, subjects.PLANNER_LEASE_KEY, holder)
+            await evaluated
+
+    async def put_plan(self, holder: str, plan: Plan) -> bool:
+        """See `MeshStore`."""
+        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLAN_KEY)
+        async with self._turn():
+            evaluated: Any = self._redis.eval(_PUT_PLAN, len(keys), *keys, holder, orjson.dumps(plan), str(PLAN_TTL_S))
+            return bool(int(await evaluated))
+
+    async def get_plan(self) -> Plan | None:
+        """See `MeshStore`."""
+        async with self._turn():
+            payload = await self._redis.get(subjects.PLAN_KEY)
+        return _PLAN.validate_json(payload) if isinstance(payload, bytes) else None
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

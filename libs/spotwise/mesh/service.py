@@ -1,6 +1,5 @@
 """A member of the mesh: it joins, sends heartbeats, answers health checks, and leaves. A service's main opens a `ServiceHost`,
-connects its role to it and calls `run`. `open` owns the bus, the store and the gRPC endpoint; several members of one process
-share theirs (`service_group.py`).
+connects its role to it and calls `run`. `open` owns bus, store and gRPC endpoint; members of a `ServiceGroup` share theirs.
 """
 
 from __future__ import annotations
@@ -70,6 +69,8 @@ class ServiceHost:
         self._journals: list[Journal] = []
         self._failure: MeshError | None = None
         self._replaced = False  # by a newer incarnation, which has the id now
+        #: What the first stop signal does; a member that drains calls `stop` when it holds nothing.
+        self.leave: Callable[[], None] = self.stop
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -120,8 +121,7 @@ class ServiceHost:
     def make_role(
         self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RoleT, Journal | None]:
-        """Make this member's role, and its configured journal, if any; raises `MeshError` where the journal cannot be
-        written."""
+        """Make this member's role, and its journal, if any; raises `MeshError` where that cannot be written."""
         try:
             role, journal = make_role(self.settings.journal, self._member, role_type, *args, **kwargs)
         except OSError as error:
@@ -222,8 +222,8 @@ class ServiceHost:
         self.stop()
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; raises as `serve`."""
-        call_on_stop_signals(self.stop)
+        """Serve until `stop`; SIGTERM or SIGINT calls `leave`, a second one `stop`. Raises as `serve`."""
+        call_on_stop_signals(self.leave, self.stop)
         await self.serve()
 
     async def serve(self) -> None:
@@ -244,8 +244,7 @@ class ServiceHost:
             attention.received_own_heartbeat()
         if member.incarnation > self._member.incarnation and not self._replaced:
             self._replaced = True
-            self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
-            self.stop()
+            self.fail(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
 
     def beat_soon(self) -> None:
         """Send a heartbeat early, because of news; news within `NEWS_INTERVAL_S` share one."""

@@ -1,5 +1,6 @@
 """Several members of the mesh in one process, which share one bus, one store and one gRPC endpoint. Each member has its id,
-inbox, heartbeats and registration. A signal stops all of them; a member whose background work fails ends the process.
+inbox, heartbeats and registration. A signal lets all of them leave, a second one stops them; a member whose background work
+fails ends the process.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ServiceGroup:
         reports READY, and exited before it reports LEFT. Raises `MeshError` where an id is in use, broker or store do not
         answer, or a member failed; all have left then.
         """
-        call_on_stop_signals(self.stop)
+        call_on_stop_signals(self.leave, self.stop)
         try:
             async with asyncio.TaskGroup() as group:
                 for member_id in member_ids:
@@ -59,8 +60,14 @@ class ServiceGroup:
         except* MeshError as errors:
             raise _first(errors) from None
 
+    def leave(self) -> None:
+        """Let every member leave as at its first stop signal; no further member joins."""
+        self._stopping = True
+        for host in self._hosts.values():
+            host.leave()
+
     def stop(self) -> None:
-        """Let every member leave; idempotent."""
+        """Stop every member; idempotent."""
         self._stopping = True
         for host in self._hosts.values():
             host.stop()

@@ -1,4 +1,4 @@
-"""Pushes that move all KV at once: of transports without layers, and of computed prompts."""
+"""Pushes that move blocks of all layers at once: of transports without layers, and of computed prompts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,22 @@ async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: 
     return await push.delivered()
 
 
+#: Moves the KV of these blocks, the first of which are copied already, hands over, and returns the bytes of all.
+MoveAll = Callable[[KvHandoff, tuple[int, ...], int], Awaitable[int]]
+#: Copies so many blocks.
+CopyBlocks = Callable[[int], Awaitable[None]]
+
+
 class WholePush:
-    """A `KvPush` that moves nothing before its commit; raises `ValueError` for no blocks, or more than the target reserved.
+    """A `KvPush` that moves nothing before its commit, or, given a `pre_copy`, before `caught_up`; raises `ValueError` for no
+    blocks, or more than the target reserved.
 
     Args:
         num_layers: of the model.
         block_ids: of the prompt, at this end.
         transport: its name, for reports.
-        move: moves the KV of these blocks, hands over, and returns the bytes; its `KvTransferError` need not name the push.
+        move: at the commit, with the number of pre-copied blocks; its `KvTransferError` need not name the push.
+        pre_copy: copies the written blocks of a sequence that decodes on; `None` where these move with the commit too.
     """
 
     def __init__(
@@ -36,7 +44,8 @@ class WholePush:
         num_layers: int,
         block_ids: tuple[int, ...],
         transport: str,
-        move: Callable[[KvHandoff, tuple[int, ...]], Awaitable[int]],
+        move: MoveAll,
+        pre_copy: CopyBlocks | None = None,
     ) -> None:
         self._reserved = len(target.block_ids)
         self._num_layers = num_layers
@@ -46,10 +55,13 @@ class WholePush:
         self._cells = KvStream(num_layers, len(block_ids), 1, 1)
         self._transport = transport
         self._move = move
+        self._pre_copy = pre_copy
+        self._copied_blocks = 0
         self._started_s = time.perf_counter()
         self._committed: asyncio.Future[tuple[KvHandoff, float]] = asyncio.get_running_loop().create_future()
         self._moving: asyncio.Future[int] | None = None
-        self._is_called_off = False
+        self._copying: asyncio.Future[None] | None = None
+        self._is_called_off = self._is_over = False
 
     def wrote(self, layers: int, blocks: int) -> None:
         """See `KvPush`."""
@@ -73,7 +85,17 @@ class WholePush:
             self._committed.set_result((handoff, time.perf_counter()))
 
     async def caught_up(self) -> None:
-        """See `KvPush`; nothing is sent before the commit."""
+        """See `KvPush`; begins to copy what is written by now. Only pushes of sequences that decode on wait for it."""
+        blocks = self._cells.written_blocks - self._copied_blocks
+        if self._pre_copy is None or not blocks or self._committed.done() or self._is_over:
+            return
+        self._copied_blocks += blocks
+        self._copying = asyncio.ensure_future(self._pre_copy(blocks))
+        try:
+            await self._copying
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise
 
     def abort(self) -> None:
         """See `KvPush`."""
@@ -81,6 +103,12 @@ class WholePush:
         self._committed.cancel()
         if self._moving is not None:
             self._moving.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        if self._copying is not None:
+            self._copying.cancel()
 
     async def delivered(self) -> TransferReport:
         """See `KvPush`."""
@@ -89,7 +117,7 @@ class WholePush:
             # As a real push, after the callbacks that are ready on the loop.
             await asyncio.sleep(0)
             if not self._is_called_off:
-                self._moving = asyncio.ensure_future(self._move(handoff, self._block_ids))
+                self._moving = asyncio.ensure_future(self._move(handoff, self._block_ids, self._copied_blocks))
                 kv_bytes = await self._moving
                 ended_s = time.perf_counter()
                 return TransferReport(kv_bytes, ended_s - self._started_s, self._transport, ended_s - committed_s)
@@ -98,4 +126,6 @@ class WholePush:
         except asyncio.CancelledError:
             if not self._is_called_off:
                 raise
+        finally:
+            self._end()
         raise KvTransferError(f"{self._where}: called off")

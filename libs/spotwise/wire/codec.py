@@ -84,7 +84,13 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (
         m.ConfirmAttempts,
         "confirm_attempts",
-        *attempts_codec(m.ConfirmAttempts, cluster.ConfirmAttempts, "attempts", ("choice_ids", "epochs"), "holder_id"),
+        *attempts_codec(
+            m.ConfirmAttempts,
+            cluster.ConfirmAttempts,
+            "attempts",
+            ("choice_ids", "epochs"),
+            *("holder_id", "assigned"),
+        ),
     ),
     (
         m.AttemptsConfirmed,
@@ -141,7 +147,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         *codec_of(
             m.MoveEnded,
             worker.MoveEnded,
-            *(*_ATTEMPT, "worker_id", "target_id", "reason", "tokens", "move_s"),
+            *(*_ATTEMPT, "worker_id", "target_id", "reason", "tokens", "copy_s"),
             outcome=(same, m.MoveOutcome),
         ),
     ),
@@ -158,7 +164,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (
         m.MoveAcknowledged,
         "move_acknowledged",
-        *codec_of(m.MoveAcknowledged, worker.MoveAcknowledged, *_ATTEMPT, "worker_id"),
+        *codec_of(m.MoveAcknowledged, worker.MoveAcknowledged, *_ATTEMPT, "worker_id", "hop"),
     ),
     (
         m.StartPrefill,

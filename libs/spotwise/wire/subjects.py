@@ -50,4 +50,7 @@ def incarnation_key(member_id: str) -> str:
     return f"spotwise:incarnation:{member_id}"
 
 
+PLANNER_LEASE_KEY = "spotwise:planner:lease"  #: the planner that acts, `id/incarnation`; expires
+PLANNER_TERM_KEY = "spotwise:planner:term"  #: number of its term
+PLAN_KEY = "spotwise:planner:plan"  #: the last plan
 MEMBER_KEYS = member_key("*")

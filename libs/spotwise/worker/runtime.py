@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.role_loop import RoleLoop
@@ -30,6 +32,8 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
+#: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
+GOODBYE_AFTER_S = 0.1
 
 
 class WorkerRuntime:
@@ -70,7 +74,7 @@ class WorkerRuntime:
                 c.SwapOut: swaps.swap_out,
                 c.SwapIn: swaps.swap_in,
                 c.TakeHomePool: lambda command: host.introduce(pool=command.pool),
-                c.Leave: lambda command: host.fail(command.failure) if command.failure else host.stop(),
+                c.Leave: lambda command: host.spawn(self._leave(command), "leave"),
             },
             journal,
         )
@@ -81,6 +85,16 @@ class WorkerRuntime:
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.NOTICES, self._on_message)
         self._host.keep_time(TICK_S, self._loop.feed)
+
+    def drain_on_stop(self, grace_s: float) -> None:
+        """Let the first stop signal drain this worker for `grace_s` at most; with 0 it leaves at once."""
+
+        def drain() -> None:
+            self._loop.feed(Drain(self._host.id, self._host.clock.now() + grace_s, "stop signal"))
+            self._host.beat_soon()
+
+        if grace_s:
+            self._host.leave = drain
 
     async def _on_message(self, message: c.WorkerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
@@ -113,6 +127,13 @@ class WorkerRuntime:
             self._loop.feed(c.RecordUnavailable(command.choice_id, command.epoch, str(error), retryable))
             return
         self._loop.feed(c.RecordLoaded(record))
+
+    async def _leave(self, command: c.Leave) -> None:
+        await asyncio.sleep(GOODBYE_AFTER_S)
+        if command.failure:
+            self._host.fail(command.failure)
+        else:
+            self._host.stop()
 
     def _run_iteration(self, command: c.RunIteration) -> None:
         shape = BatchShape.of(command.batch)

@@ -54,6 +54,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         runtime = WorkerRuntime(host, engine, transport, policy)
         view.add(host.id, runtime)
         await runtime.start()
+        runtime.drain_on_stop(settings.stop_grace_s)
         await host.run()
 
 

@@ -136,6 +136,12 @@ class WorkerSettings(ModelServiceSettings):
     push_timeout_s: float = Field(
         10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
     )
+    stop_grace_s: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long a worker drains itself at SIGTERM or SIGINT at most; a second one ends it; 0: it leaves at once",
+    )
     kv_push: ConfiguredPushMode = Field(
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",

@@ -1,42 +1,28 @@
-"""The migration planner: tracks the mesh's membership, the input of later plans."""
+"""The migration planner: moves the requests of workers that leave."""
 
+import contextlib
 import sys
 
-import structlog
-
-from spotwise.core.members import Member, MemberKind
-from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
-from spotwise.core.messages import Tick
-from spotwise.mesh.ports import BusMessage
+from spotwise.core.members import MemberKind
+from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
-from spotwise.wire import subjects
+from spotwise.migration_planner.metrics import PlannerMetrics
+from spotwise.migration_planner.planner import Planner
+from spotwise.migration_planner.settings import PlannerSettings
 
-_log = structlog.get_logger(__name__)
 
-
-async def serve(settings: ServiceSettings) -> None:
-    """Serve as the migration planner."""
-    async with ServiceHost.open(settings, MemberKind.MIGRATION_PLANNER) as host:
-        membership = Membership(settings.member_timeout_s)
-
-        def log(changes: list[MembershipEvent]) -> None:
-            for change in changes:
-                joined = isinstance(change, MemberJoined)
-                _log.info("member_joined" if joined else "member_lost", id=change.member.id)
-
-        async def observe(member: Member, raw: BusMessage) -> None:
-            log(membership.observe(member, host.clock.now()))
-
-        def look(tick: Tick) -> None:
-            membership.was_away(tick.away_s)
-            log(membership.expire(host.clock.now()))
-
-        await host.listen(subjects.HEARTBEATS, observe)
-        host.keep_time(settings.member_timeout_s / 2, look)
+async def serve(settings: PlannerSettings) -> None:
+    """Serve as a migration planner."""
+    metrics = PlannerMetrics()
+    async with contextlib.AsyncExitStack() as stack:
+        host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.MIGRATION_PLANNER))
+        stack.enter_context(served_metrics(metrics.registry, settings.bind_host, settings.metrics_port))
+        planner = Planner(host, settings, metrics)
+        stack.push_async_callback(planner.close)
+        await planner.start()
         await host.run()
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(ServiceSettings, serve))
+    sys.exit(run_service(PlannerSettings, serve))

@@ -7,6 +7,7 @@ import contextlib
 import sys
 
 from spotwise.core.members import MemberKind
+from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
 from spotwise.spot_watcher.clouds import cloud_of_this_machine
@@ -18,7 +19,7 @@ from spotwise.spot_watcher.watcher import SpotWatcher
 async def serve(settings: SpotWatcherSettings) -> None:
     """Serve as the spot watcher."""
     metrics = WatcherMetrics()
-    with metrics.served(settings):
+    with served_metrics(metrics.registry, settings.bind_host, settings.metrics_port):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
             with contextlib.closing(SpotWatcher(host, settings, metrics)) as watcher:
                 await watcher.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
@@ -33,6 +34,17 @@ class TestGateway:
         named = (("open", 1), ("again", 1), ("again", 2), ("closed", 1), ("never", 4))
         answer = m.AttemptsConfirmed((("again", 1), ("closed", 1), ("never", 4)))
         assert bench.feed(m.ConfirmAttempts("w", named)) == [m.Send("w", answer)]
+
+    def test_an_attempt_that_only_its_scheduler_names_is_lost(self) -> None:
+        """Its worker may be gone without the gateway ever having heard of it; what workers or tokens show is not lost."""
+        limits = RecoveryLimits(unheld_s=10.0, retry_pause_s=0.5)
+        for assigned, lost in ((True, True), (False, False)):
+            bench = GatewayBench(limits)
+            bench.open(workers=None)
+            for _ in range(12):
+                bench.feed(m.ConfirmAttempts("s", (("r", 1),), assigned=assigned), after_s=1.0)
+                bench.tick()
+            assert bench.role.is_open("r", 1) is not lost
 
     def test_a_lost_attempt_is_over_before_the_next_begins(self) -> None:
         """A lost attempt is closed before the next one begins, since its tokens would change nothing."""
@@ -72,7 +84,10 @@ class TestScheduler:
         bench.feed(submission("next"))
         assert bench.role.queued == 2
         commands = bench.feed(m.Tick(), after_s=EVERY_S)
-        assert sent(commands, "g") == [m.ConfirmAttempts("s", (("runs", 1), ("waits", 1), ("next", 1)))]
+        assert sent(commands, "g") == [
+            m.ConfirmAttempts("s", (("waits", 1), ("next", 1))),
+            m.ConfirmAttempts("s", (("runs", 1),), assigned=True),
+        ]
         bench.feed(worker_member("t", blocks=3, free=3, seen=(("s", 1),)))
         bench.feed(submission("late"))
         commands = bench.feed(m.AttemptsConfirmed((("runs", 1), ("waits", 1))))

@@ -29,7 +29,7 @@ def test_all_that_hold_it_learn_who_has_it_now() -> None:
     """The target need not repeat itself, and the source may drop it."""
     commands = decoding().feed(moved("x", "t", 1, 50, 51))
     for worker_id in ("x", "t"):
-        assert sent(commands, worker_id) == [m.MoveAcknowledged("r", 1, "x")]
+        assert sent(commands, worker_id) == [m.MoveAcknowledged("r", 1, "x", 1)]
 
 
 def test_tokens_come_from_the_target_and_its_loss_ends_the_attempt() -> None:
@@ -73,7 +73,7 @@ def test_a_source_that_decodes_on_is_told_again() -> None:
     bench.feed(moved("x", "t", 1, 50, 51))
     commands = bench.tokens((2, 52))
     assert delivered(commands) == [52]
-    assert sent(commands, "t") == [m.MoveAcknowledged("r", 1, "x")]
+    assert sent(commands, "t") == [m.MoveAcknowledged("r", 1, "x", 1)]
     error = m.TokenDelta(1, 3, None, FinishReason.ERROR, "the worker had to leave", retryable=True)
     assert submitted(bench.feed(m.TokenBatch("t", (error,), 1, 3))) == []
 
@@ -84,7 +84,7 @@ def test_a_report_is_answered_each_time_and_counts_once() -> None:
     bench.feed(moved("x", "t", 1, 50, 51))
     bench.feed(moved("y", "x", 2, 50, 51))
     commands = bench.feed(moved("x", "t", 1, 50, 51))
-    assert sent(commands, "x") == [m.MoveAcknowledged("r", 1, "y")]
+    assert sent(commands, "x") == [m.MoveAcknowledged("r", 1, "y", 2)]
     assert delivered(bench.tokens((2, 52), worker="y")) == [52]
 
 
@@ -107,3 +107,11 @@ def test_the_schedulers_word_may_come_after_the_move() -> None:
     assert delivered(bench.tokens((1, 51), worker="x")) == [51]
     bench.feed(worker_member("t"))
     assert submitted(bench.feed(worker_member("t", state=m.MemberState.LEFT))) == []
+
+
+def test_a_schedulers_ending_is_no_worker_that_was_left() -> None:
+    """It ends the attempt, and the scheduler gets no word meant for workers."""
+    bench = decoding()
+    bench.feed(moved("x", "t"))
+    ending = m.TokenDelta(1, 0, None, FinishReason.ERROR, "worker x did not answer the scheduler", retryable=True)
+    assert sent(bench.feed(m.TokenBatch("s", (ending,))), "s") == []

@@ -290,3 +290,20 @@ class TestStall:
         assert len(submitted(bench.tick(after_s=61.0))) == 1
         assert bench.tick(after_s=60.0) == []
         assert only(bench.tick(after_s=0.1), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
+
+
+class TestDrainedPromptWorker:
+    """A prompt worker that was drained has handed over what it had."""
+
+    def test_its_leaving_costs_nothing(self) -> None:
+        """Even before the token worker's first token; without a drain, its prompts are lost with it."""
+        for last_state, lost in ((m.MemberState.DRAINING, False), (m.MemberState.READY, True)):
+            bench = GatewayBench()
+            for worker_id in ("p", "t"):
+                bench.feed(worker_member(worker_id))
+            bench.open()
+            bench.tokens((0, 50), worker="p")
+            bench.feed(worker_member("p", state=last_state))
+            commands = bench.feed(worker_member("p", state=m.MemberState.LEFT))
+            assert bool(submitted(commands)) is lost
+            assert delivered(bench.tokens((1, 51))) == ([] if lost else [51])

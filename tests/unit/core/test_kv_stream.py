@@ -23,6 +23,15 @@ def test_nothing_leaves_before_it_is_written() -> None:
     assert not stream.is_written
 
 
+def test_a_block_is_written_when_its_last_layer_is() -> None:
+    """Blocks of which some layers are computed do not count."""
+    stream = KvStream(4, 3, cell_bytes=10, chunk_bytes=1000)
+    stream.wrote(3, 3)
+    assert stream.written_blocks == 0
+    stream.wrote(4, 2)
+    assert stream.written_blocks == 2
+
+
 def test_a_prompt_that_is_written_leaves_in_as_few_chunks_as_fit() -> None:
     """Groups of layers of all blocks; 60 bytes are two layers of three blocks."""
     stream = KvStream(5, 3, cell_bytes=10, chunk_bytes=60)

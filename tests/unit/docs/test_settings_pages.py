@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
@@ -24,6 +25,7 @@ OWNERS: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "watcher": SpotWatcherSettings,
+    "planner": PlannerSettings,
 }
 
 

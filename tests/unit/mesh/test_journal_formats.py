@@ -15,7 +15,8 @@ from spotwise.mesh.recorded_requests import recorded_requests
 DATA = Path(__file__).parent / "data"
 # A simulated mesh of one prompt and two token workers (mlfq), nine choices of six requests, two of them cancelled.
 WHOLE_MESH = DATA / "journals-1"
-# The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed.
+# The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed. The scheduler's ends
+# before its first question about assigned requests: today's scheduler asks of these apart.
 DRAINED = DATA / "journals-1-drained"
 
 

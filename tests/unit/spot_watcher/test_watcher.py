@@ -20,6 +20,7 @@ from spotwise.mesh.embedded import LOOPBACK, free_port
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.journal_replay import find_journals, replay
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.spot_watcher.clouds import cloud_of_this_machine
@@ -231,12 +232,11 @@ async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
 def test_metrics_are_served_where_a_port_is_named() -> None:
     """Metrics are served in Prometheus' format, and a taken port is an error with its setting."""
     metrics, port = WatcherMetrics(), free_port()
-    settings = settings_of(metrics_port=port)
     metrics.notices.inc()
-    with metrics.served(settings):
+    with served_metrics(metrics.registry, LOOPBACK, port):
         with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics") as page:
             assert "spotwise_spot_notices_total 1.0" in page.read().decode()
-        with pytest.raises(MeshError, match="SPOTWISE_METRICS_PORT"), WatcherMetrics().served(settings):
+        with pytest.raises(MeshError, match="SPOTWISE_METRICS_PORT"), served_metrics(metrics.registry, LOOPBACK, port):
             pass
 
 

@@ -17,6 +17,7 @@ from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.worker.runtime import GOODBYE_AFTER_S
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.worker.summing_engine import BLOCKS, expected_tokens
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
@@ -337,6 +338,53 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
     assert not worker.served.done()  # news of the drain may still be on its way
     mesh.clock.advance(1.0)
     await until(worker.served.done)
+
+
+async def test_a_stop_signal_drains_a_worker_that_has_time_for_it(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """Its heartbeats say until when it stays; what runs gets every token, and then it stops."""
+    worker.runtime.drain_on_stop(20.0)
+    worker.engine.gate.clear()
+    await mesh.write("r", PROMPT, 4, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)
+    await until(worker.engine.at_work.is_set)
+    worker.host.leave()
+    await until(lambda: mesh.beats("w")[-1].state is m.MemberState.DRAINING)
+    assert mesh.beats("w")[-1].leaves_at_s == mesh.clock.now() + 20.0
+    worker.engine.gate.set()
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
+    mesh.clock.advance(1.0)
+    assert worker.served is not None
+    await until(worker.served.done)
+
+
+async def test_its_goodbye_comes_some_time_after_its_last_tokens(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """A gateway hears the two on different subscriptions, and would take what it has not read yet for lost."""
+    worker.engine.gate.clear()
+    await mesh.write("r", PROMPT, 2, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 2, attempt_id=1)
+    await until(worker.engine.at_work.is_set)
+    await drain(mesh, "w", in_s=60.0)
+    await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
+    mesh.clock.advance(2.0)
+    worker.engine.gate.set()
+    await mesh.end_of(1)
+    ended_s = asyncio.get_running_loop().time()
+    assert worker.served is not None
+    await worker.served
+    assert asyncio.get_running_loop().time() - ended_s >= GOODBYE_AFTER_S / 2
+
+
+async def test_without_such_time_a_stop_signal_ends_it_at_once(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """Whatever it holds."""
+    worker.runtime.drain_on_stop(0.0)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.reserve("w", "r", 6, 3, attempt_id=1)
+    await mesh.message_of(m.KvReserved, "r")
+    worker.host.leave()
+    assert worker.served is not None
+    await until(worker.served.done)
+    assert m.MemberState.DRAINING not in mesh.states("w")
 
 
 async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:

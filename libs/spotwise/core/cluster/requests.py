@@ -132,6 +132,10 @@ class Requests:
         """Whether the request awaits a worker's reply."""
         return entry.choice_id in self._unanswered
 
+    def is_assigned(self, entry: AcceptedRequest) -> bool:
+        """Whether a worker has accepted the request."""
+        return entry.token_worker is not None and entry.choice_id not in self._unanswered
+
     def send(self, entry: AcceptedRequest, assignment: int, now: float) -> None:
         """Take the head, whose workers are set, from the queue: it was sent to one of them."""
         del self._queue[0]

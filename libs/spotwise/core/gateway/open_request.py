@@ -94,7 +94,7 @@ class OpenRequest:
 
     def counts(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
         """Tell whether the attempt is this sender's; an unnamed worker names itself, a scheduler sends endings only."""
-        is_schedulers = batch.number is None and delta.finish_reason is FinishReason.ERROR
+        is_schedulers = _is_schedulers(batch, delta)
         if batch.worker_id not in self.senders and not is_schedulers:
             if self.assigned or self.hop:
                 self.unclaimed.append((batch.worker_id, delta))
@@ -108,6 +108,11 @@ class OpenRequest:
             self.workers = self.workers[-1:]  # the prompt worker's part is done; its loss changes nothing
         return True
 
+    def prompt_worker_left(self, worker_id: str) -> None:
+        """Note that a worker handed over all that it had: of this attempt its prompt, if the token worker is another one."""
+        if self.assigned and self.workers[-1:] != (worker_id,):
+            self.workers = self.workers[-1:]
+
     def move(self, report: m.RequestMoved) -> list[tuple[str, m.TokenDelta]]:
         """Take the worker of a move for the attempt's, unless a later move is known; return its tokens that have waited."""
         if report.hop <= self.hop:
@@ -120,9 +125,14 @@ class OpenRequest:
         self.unclaimed = [each for each in self.unclaimed if each[0] not in self.senders]
         return claimed
 
-    def has_left(self, worker_id: str, delta: m.TokenDelta) -> bool:
+    def holder(self) -> m.MoveAcknowledged:
+        """Return the message that names the worker that has the attempt since its last move."""
+        return m.MoveAcknowledged(self.choice_id, self.epoch, self.workers[-1], self.hop)
+
+    def has_left(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
         """Tell whether a token was computed by a worker that the attempt had moved away from: it does not know that yet."""
-        return bool(self.hop) and worker_id not in self.workers and delta.token_index not in self.source_tokens
+        is_former = bool(self.hop) and batch.worker_id not in self.workers and not _is_schedulers(batch, delta)
+        return is_former and delta.token_index not in self.source_tokens
 
     def missed_before(self, delta: m.TokenDelta) -> list[m.TokenDelta]:
         """Return the tokens that lack before this one, where they are those of a move's source; empty where some are not."""
@@ -185,3 +195,7 @@ class OpenRequest:
         self.doubted_s = {worker_id: since_s + seconds for worker_id, since_s in self.doubted_s.items()}
         if self.gap_since_s is not None:
             self.gap_since_s += seconds
+
+
+def _is_schedulers(batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
+    return batch.number is None and delta.finish_reason is FinishReason.ERROR

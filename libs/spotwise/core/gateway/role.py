@@ -165,9 +165,8 @@ class GatewayRole:
             request = self._attempts.get(delta.attempt_id)
             if request is None or not request.counts(batch, delta):
                 continue
-            if request.has_left(batch.worker_id, delta):
-                answer = m.MoveAcknowledged(request.choice_id, request.epoch, request.workers[-1])
-                self._commands.append(m.Send(batch.worker_id, answer))
+            if request.has_left(batch, delta):
+                self._commands.append(m.Send(batch.worker_id, request.holder()))
             self._counted(request, batch.worker_id, delta, now)
 
     def _counted(self, request: OpenRequest, worker_id: str, delta: m.TokenDelta, now: float) -> None:
@@ -185,9 +184,8 @@ class GatewayRole:
         request = self._requests[report.choice_id]
         holders = (report.worker_id, report.source_id, *request.workers)
         waiting = request.move(report)
-        answer = m.MoveAcknowledged(report.choice_id, report.epoch, request.workers[-1])
         for worker_id in dict.fromkeys((*holders, *request.workers)):
-            self._commands.append(m.Send(worker_id, answer))
+            self._commands.append(m.Send(worker_id, request.holder()))
         for worker_id, delta in waiting:
             if request.choice_id in self._requests and request.epoch == report.epoch:
                 self._counted(request, worker_id, delta, now)
@@ -247,10 +245,10 @@ class GatewayRole:
         """Tell a holder which attempts are over: the message that ended them may have been lost."""
         ended = []
         for choice_id, epoch in question.attempts:
-            if self.is_open(choice_id, epoch):
-                self._requests[choice_id].held_s = now
-            else:
+            if not self.is_open(choice_id, epoch):
                 ended.append((choice_id, epoch))
+            elif not question.assigned:
+                self._requests[choice_id].held_s = now
         self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(tuple(ended))))
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
@@ -268,6 +266,8 @@ class GatewayRole:
         is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
         felled = None if event.is_expected else member
         for request in list(self._requests.values()):
+            if event.drained:
+                request.prompt_worker_left(member.id)
             waits = is_scheduler and request.queued and not request.workers and request.retry_at_s is None
             if waits or member.id in request.workers:
                 reason = f"{member.kind.value} {member.id} {event.reason}"
@@ -304,7 +304,10 @@ class GatewayRole:
                 self._submit(request, now)
             elif request.lacks_tokens(now, self.limits.gap_s):
                 self._attempt_lost(request, "tokens were lost on their way", now)
-            elif self.limits.unheld_s is not None and now - request.held_s > self.limits.unheld_s:
+            elif (
+                self.limits.unheld_s is not None
+                and now - max(request.held_s, request.progress_s) > self.limits.unheld_s
+            ):
                 self._attempt_lost(request, "neither a scheduler nor a worker holds it", now)
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)

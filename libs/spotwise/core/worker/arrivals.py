@@ -56,7 +56,10 @@ class Arrivals:
 
     def acknowledged(self, answer: m.MoveAcknowledged) -> None:
         """Stop repeating it."""
-        self._open.pop(sequence_id(answer.choice_id, answer.epoch), None)
+        key = sequence_id(answer.choice_id, answer.epoch)
+        announcement = self._open.get(key)
+        if announcement is not None and answer.hop >= announcement.report.hop:
+            del self._open[key]
 
     def fence(self, choice_id: str, epoch: int) -> None:
         """Forget announcements of ended attempts."""

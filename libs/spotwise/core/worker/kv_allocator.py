@@ -67,6 +67,10 @@ class KvAllocator(abc.ABC):
     def grow(self, sequence: Sequence, now: float) -> bool:
         """Allocate what a sequence lacks for its known tokens; tell whether it lacks nothing now."""
 
+    def bring_back(self, sequence: Sequence, now: float) -> bool:
+        """Swap a sequence in, whose KV is on the host, where its blocks are free now; tell whether it returns."""
+        return False
+
     def end_step(self) -> None:  # noqa: B027 - FCFS does nothing here
         """Prepare later iterations, once the next one is made."""
 

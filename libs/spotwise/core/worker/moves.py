@@ -3,7 +3,9 @@
 Law: a moving sequence decodes while its full blocks are copied (pre-copy); then it parks, and the tail and its tokens follow.
 It is kept, parked, until its gateway takes tokens from the target. Where the hand-off fails, or nothing is heard of the gateway
 for `ACKNOWLEDGED_WITHIN_S`, it goes on here: two holders compute the same tokens, of which the gateway delivers one.
+A sequence whose KV is on the host has it swapped in first, where blocks are free for it.
 A move that is refused or fails costs the sequence nothing but the pause. No room is waited for, here or at the target.
+A reservation is cancelled only while the target cannot have the sequence, of this move or of one whose end was not heard of.
 Source: SpotServe, section 4.2 (migration of the KV cache); pre-copy as in live migration (Clark et al., NSDI 2005, section 3).
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason, RequestEvent
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.sequence import KvPlace, MoveStep, Sequence, SequenceMove
 from spotwise.core.worker.sequence_table import SequenceTable
@@ -20,6 +23,8 @@ from spotwise.core.worker.sequence_table import SequenceTable
 ACKNOWLEDGED_WITHIN_S = 2.0
 #: A target that does not answer a reservation for so long has not received it.
 RESERVED_WITHIN_S = 2.0
+#: A move waits no longer for KV to come back from the host.
+RETURNED_WITHIN_S = 2.0
 #: Length of a reservation's lease.
 LEASE_S = 3.0
 #: Tokens that a sequence may decode here after its reservation was made, at most: then it parks.
@@ -29,9 +34,10 @@ TOKENS_AHEAD = 64
 class MoveSide:
     """Handles `MoveRequest`, and what follows from it on the source."""
 
-    def __init__(self, table: SequenceTable, prompt_side: PromptSide) -> None:
+    def __init__(self, table: SequenceTable, prompt_side: PromptSide, allocator: KvAllocator) -> None:
         self._table = table
         self._prompt_side = prompt_side
+        self._allocator = allocator
         self._term = 0  # the latest planner's
 
     def survey(self, order: m.SurveyWorker, step_s: float | None) -> None:
@@ -54,7 +60,7 @@ class MoveSide:
     def give_back(self, order: m.GiveBackRequest, now: float) -> None:
         """End a sequence that is to be computed again elsewhere."""
         sequence = self._table.get(order.choice_id, order.epoch)
-        if self._is_of_an_earlier_term(order) or sequence is None or sequence.is_delivered:
+        if self._is_of_an_earlier_term(order) or sequence is None or sequence.may_be_elsewhere:
             return
         self._table.record(sequence, "given_back", now, reason=order.reason, tokens=sequence.known_tokens)
         self._table.fail(sequence, order.reason, now, retryable=True)
@@ -64,16 +70,37 @@ class MoveSide:
         return 0 < order.term < self._term
 
     def move_request(self, order: m.MoveRequest, now: float) -> None:
-        """Ask the target for blocks; refuse where the sequence cannot move now."""
-        table = self._table
-        sequence = table.get(order.choice_id, order.epoch)
+        """Ask the target for blocks, or bring KV back from the host first; refuse where the sequence cannot move now."""
+        sequence = self._table.get(order.choice_id, order.epoch)
         refusal = "it does not run here" if sequence is None else self._refusal(sequence, order)
         if sequence is None or refusal is not None:
             self._report(order, m.MoveOutcome.REFUSED, refusal or "")
             return
-        sequence.move = SequenceMove(order, now)
+        if sequence.kv_place is not KvPlace.HOST:
+            sequence.move = SequenceMove(order, now)
+            self._ask_for_blocks(sequence, sequence.move, now)
+        elif self._allocator.bring_back(sequence, now):
+            sequence.move = SequenceMove(order, now)
+        else:
+            self._report(
+                order, m.MoveOutcome.REFUSED, "its KV is on the host, and the device has no free blocks for it"
+            )
+
+    def swap_ended(self, sequence_id: str, now: float) -> None:
+        """Ask the target for blocks, where a sequence's KV came back for its move."""
+        sequence = self._table.by_id(sequence_id)
+        if sequence is None or sequence.move is None or sequence.move.step is not MoveStep.RETURNING:
+            return
+        if sequence.block_ids:
+            self._ask_for_blocks(sequence, sequence.move, now)
+        else:
+            reason = "its KV was lost on the way from the host"
+            self._abandon(sequence, m.MoveOutcome.REFUSED, reason, now)
+
+    def _ask_for_blocks(self, sequence: Sequence, move: SequenceMove, now: float) -> None:
+        move.step, move.asked_s = MoveStep.RESERVING, now
         sequence.lease_s = LEASE_S
-        left = sequence.remaining_tokens_here
+        order, left = move.order, sequence.remaining_tokens_here
         reservation = m.ReserveKv(
             choice_id=order.choice_id,
             epoch=order.epoch,
@@ -83,10 +110,10 @@ class MoveSide:
             kv_tokens=sequence.known_tokens + left,
             max_new_tokens=left - min(left, TOKENS_AHEAD),
             lease_s=LEASE_S,
-            source_id=table.worker_id,
+            source_id=self._table.worker_id,
             hop=sequence.hop + 1,
         )
-        table.emit(m.Send(order.target_id, reservation))
+        self._table.emit(m.Send(order.target_id, reservation))
 
     def _refusal(self, sequence: Sequence, order: m.MoveRequest) -> str | None:
         if self._is_of_an_earlier_term(order):
@@ -102,15 +129,15 @@ class MoveSide:
         target = report.target
         sequence = self._answered(report.choice_id, report.epoch, target.worker_id)
         if sequence is None or sequence.move is None:
-            cancel = m.CancelRequest(report.choice_id, report.epoch)
-            self._table.emit(m.Send(target.worker_id, cancel))
-            return
-        sequence.move.reservation = target
-        if reason := _why_it_cannot_move(sequence):
+            return  # too late, or a repetition: the reservation ends with its lease
+        sequence.move.reservation, sequence.move.step = target, MoveStep.COPYING
+        reason = _why_it_cannot_move(sequence)
+        if sequence.kv_place is KvPlace.HOST:
+            reason = "its KV was swapped out meanwhile"
+        if reason is not None:
             self._abandon(sequence, m.MoveOutcome.REFUSED, reason, now)
             return
-        sequence.move.step = MoveStep.COPYING
-        sequence.move.tokens_copied = sequence.computed_tokens
+        sequence.move.tokens_copied, sequence.move.reserved_s = sequence.computed_tokens, now
         sequence.push_in_flight = True
         blocks = sequence.block_ids[: self._table.pool.blocks_for(sequence.computed_tokens)]
         self._table.emit(c.OpenPush(sequence.choice_id, sequence.epoch, target, blocks, None, sequence.computed_tokens))
@@ -170,11 +197,12 @@ class MoveSide:
             pause_s=now - move.parked_s,
             transport=event.transport,
         )
-        self._delivered(sequence, move, now)
+        self._delivered(sequence, move, now, move.parked_s - move.reserved_s + event.visible_s)
 
-    def _delivered(self, sequence: Sequence, move: SequenceMove, now: float) -> None:
+    def _delivered(self, sequence: Sequence, move: SequenceMove, now: float, copy_s: float = 0.0) -> None:
         move.step, move.delivered_s = MoveStep.DELIVERED, now
-        self._report(move.order, m.MoveOutcome.MOVED, tokens=sequence.computed_tokens, move_s=now - move.began_s)
+        tokens = sequence.computed_tokens if copy_s else 0
+        self._report(move.order, m.MoveOutcome.MOVED, tokens=tokens, copy_s=copy_s)
         if move.is_acknowledged:
             self._table.end(sequence, FinishReason.ABORT)
 
@@ -190,7 +218,7 @@ class MoveSide:
     def acknowledged(self, answer: m.MoveAcknowledged, now: float) -> None:
         """Drop the sequence: its gateway takes its tokens from another worker."""
         sequence = self._table.get(answer.choice_id, answer.epoch)
-        if sequence is None or answer.worker_id == self._table.worker_id:
+        if sequence is None or answer.worker_id == self._table.worker_id or answer.hop < sequence.hop:
             return
         move = sequence.move
         if move is not None and move.order.target_id == answer.worker_id:
@@ -202,7 +230,7 @@ class MoveSide:
         self._table.end(sequence, FinishReason.ABORT)
 
     def give_up(self, sequence: Sequence) -> None:
-        """Drop a delivered sequence without the gateway's word: this worker has to leave."""
+        """Drop a sequence that another worker has, or may have, without the gateway's word: this worker has to leave."""
         self._table.end(sequence, FinishReason.ABORT)
 
     def tick(self, now: float) -> None:
@@ -210,7 +238,9 @@ class MoveSide:
         for sequence in [each for each in self._table if each.move is not None and not each.pending_free]:
             move = sequence.move
             assert move is not None
-            if move.step is MoveStep.RESERVING and now - move.began_s > RESERVED_WITHIN_S:
+            if move.step is MoveStep.RETURNING and now - move.began_s > RETURNED_WITHIN_S:
+                self._abandon(sequence, m.MoveOutcome.REFUSED, "its KV did not come back from the host in time", now)
+            elif move.step is MoveStep.RESERVING and now - move.asked_s > RESERVED_WITHIN_S:
                 self._abandon(sequence, m.MoveOutcome.REFUSED, "the target did not answer", now)
             elif move.step is MoveStep.DELIVERED and now - move.delivered_s > ACKNOWLEDGED_WITHIN_S:
                 sequence.advance(RequestEvent.HANDOFF_ABANDONED)
@@ -221,6 +251,7 @@ class MoveSide:
         for sequence in self._table:
             if sequence.move is not None:
                 sequence.move.began_s += seconds
+                sequence.move.asked_s += seconds
                 sequence.move.delivered_s += seconds
 
     def _abandon(self, sequence: Sequence, outcome: m.MoveOutcome, reason: str, now: float) -> None:
@@ -232,17 +263,17 @@ class MoveSide:
         self._report(move.order, outcome, reason)
 
     def _report(
-        self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "", tokens: int = 0, move_s: float = 0.0
+        self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "", tokens: int = 0, copy_s: float = 0.0
     ) -> None:
         worker_id, target_id = self._table.worker_id, order.target_id
-        ended = m.MoveEnded(order.choice_id, order.epoch, worker_id, target_id, outcome, reason, tokens, move_s)
+        ended = m.MoveEnded(order.choice_id, order.epoch, worker_id, target_id, outcome, reason, tokens, copy_s)
         self._table.emit(m.Send(order.sender_id, ended))
 
 
 def _why_it_cannot_move(sequence: Sequence) -> str | None:
     if not sequence.decodes_here or not sequence.is_runnable:
         return "it does not decode here"
-    if sequence.kv_place is not KvPlace.DEVICE or not sequence.block_ids:
+    if sequence.is_swapping or (sequence.kv_place is KvPlace.DEVICE and not sequence.block_ids):
         return "its KV is not on the device"
     if not sequence.is_decoding or not sequence.attempt_token_ids:
         return "its prompt is not computed yet"

@@ -137,6 +137,16 @@ class PreemptiveKvAllocator(KvAllocator):
         self._table.extend(sequence, sequence.known_tokens)
         return True
 
+    def bring_back(self, sequence: Sequence, now: float) -> bool:
+        """Swap a sequence in, whose KV is on the host, where its blocks are free now; tell whether it returns.
+
+        Nothing is preempted for it, and no claim of another sequence kept: it is about to leave.
+        """
+        if self._swaps is None or self._blocks_to_return(sequence) > self._pool.free_blocks:
+            return False
+        self._swaps.come_back(sequence, self._entry_tokens(sequence), now)
+        return True
+
     def _is_on_device(self, sequence: Sequence) -> bool:
         """Tell whether a sequence's KV is on the device; if not, swap it in where blocks are free."""
         if sequence.kv_place is KvPlace.HOST:

@@ -68,7 +68,7 @@ class WorkerRole:
         self._arrivals = Arrivals(table)
         self._token_side = TokenSide(table, self._allocator, self._arrivals, incarnation, address)
         self._prompt_side = PromptSide(table, policy)
-        self._moves = MoveSide(table, self._prompt_side)
+        self._moves = MoveSide(table, self._prompt_side, self._allocator)
         iterations_of = Iterations if policy.counted_steps is None else CountedIterations
         self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, self._moves, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
@@ -103,7 +103,7 @@ class WorkerRole:
             **self._iterations.handlers(),
         }
         if self._swaps is not None:
-            self._handlers |= {c.Swapped: self._swaps.swapped, c.SwapFailed: self._swaps.swap_failed}
+            self._handlers |= {c.Swapped: self._swap_ended, c.SwapFailed: self._swap_ended}
 
     @property
     def state(self) -> m.MemberState:
@@ -215,6 +215,14 @@ class WorkerRole:
         if sequence is not None:
             (self._prompt_side if sequence.move is None else self._moves).failed(sequence, event.reason, now)
 
+    def _swap_ended(self, event: c.Swapped | c.SwapFailed, now: float) -> None:
+        assert self._swaps is not None  # it was ordered
+        if isinstance(event, c.Swapped):
+            self._swaps.swapped(event, now)
+        else:
+            self._swaps.swap_failed(event, now)
+        self._moves.swap_ended(event.sequence_id, now)
+
     def _confirm(self, now: float) -> None:
         held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
         for question in self._confirmations.messages(held, now):
@@ -250,7 +258,7 @@ class WorkerRole:
             self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
             for sequence in [s for s in self._table if not s.pending_free]:
-                if sequence.is_delivered:
+                if sequence.may_be_elsewhere:
                     self._moves.give_up(sequence)
                 else:
                     self._table.fail(sequence, "the worker had to leave", now, retryable=True)

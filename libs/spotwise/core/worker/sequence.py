@@ -26,6 +26,7 @@ class KvPlace(StrEnum):
 class MoveStep(StrEnum):
     """How far a move has come."""
 
+    RETURNING = "returning"  #: its KV is being swapped in; the target was not asked yet
     RESERVING = "reserving"  #: the target was asked for blocks; the sequence decodes
     COPYING = "copying"  #: full blocks are copied; the sequence decodes
     PARKING = "parking"  #: it takes part in no further iteration
@@ -38,15 +39,18 @@ class SequenceMove:
     """A sequence's way to another worker.
 
     Attributes:
-        reservation: at the target, once it has granted it.
+        began_s: when it was ordered; `asked_s`: when the target was asked for blocks.
+        reservation: at the target, once it has granted it, at `reserved_s`.
         tokens_copied: tokens whose KV was copied while it decoded; `parked_s`: since when it does not.
         delivered_s: when the target had it; `is_acknowledged`: its gateway takes its tokens from there.
     """
 
     order: MoveRequest
     began_s: float
-    step: MoveStep = MoveStep.RESERVING
+    step: MoveStep = MoveStep.RETURNING
+    asked_s: float = 0.0
     reservation: KvTarget | None = None
+    reserved_s: float = 0.0
     tokens_copied: int = 0
     parked_s: float = 0.0
     delivered_s: float = 0.0
@@ -184,13 +188,23 @@ class Sequence:
     def reserved_at(self) -> str | None:
         """The worker that has those blocks, or was asked for them."""
         if self.move is not None:
-            return self.move.order.target_id
+            return None if self.move.step is MoveStep.RETURNING else self.move.order.target_id
         return None if self.target is None else self.target.worker_id
 
     @property
     def is_delivered(self) -> bool:
         """Whether another worker has it, and only its gateway's word is missing."""
         return self.move is not None and self.move.step is MoveStep.DELIVERED
+
+    @property
+    def may_be_elsewhere(self) -> bool:
+        """Whether another worker has it, or may have it by now."""
+        return self.move is not None and self.move.step in (MoveStep.HANDING_OVER, MoveStep.DELIVERED)
+
+    @property
+    def holds_reservation(self) -> bool:
+        """Whether blocks are reserved for it elsewhere, and certainly nothing more than that."""
+        return self.move is None or self.move.step in (MoveStep.COPYING, MoveStep.PARKING)
 
     @property
     def attempt_token_ids(self) -> tuple[int, ...]:

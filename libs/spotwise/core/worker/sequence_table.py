@@ -186,7 +186,7 @@ class SequenceTable:
         if choice_id not in self._attempts:
             return
         for sequence in [s for s in self if s.choice_id == choice_id and s.epoch <= epoch and not s.pending_free]:
-            self.cancel_target(sequence)
+            self._cancel(sequence)
             self.end(sequence, FinishReason.ABORT)
 
     def forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
@@ -197,7 +197,11 @@ class SequenceTable:
         self._gone_gateways.extend(gone)
 
     def cancel_target(self, sequence: Sequence) -> None:
-        """Cancel the reservation on the token worker, where there is one."""
+        """Cancel the reservation on the token worker, where there is one, and the sequence cannot be there itself."""
+        if sequence.holds_reservation:
+            self._cancel(sequence)
+
+    def _cancel(self, sequence: Sequence) -> None:
         if (worker_id := sequence.reserved_at) is not None:
             self.emit(m.Send(worker_id, m.CancelRequest(sequence.choice_id, sequence.epoch)))
 

@@ -143,7 +143,9 @@ class ConfirmAttempts(_message.Message):
     HOLDER_ID_FIELD_NUMBER: _builtins.int
     CHOICE_IDS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    ASSIGNED_FIELD_NUMBER: _builtins.int
     holder_id: _builtins.str
+    assigned: _builtins.bool
     @_builtins.property
     def choice_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -154,10 +156,11 @@ class ConfirmAttempts(_message.Message):
         holder_id: _builtins.str = ...,
         choice_ids: _abc.Iterable[_builtins.str] | None = ...,
         epochs: _abc.Iterable[_builtins.int] | None = ...,
+        assigned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_ids", b"choice_ids", "epochs", b"epochs", "holder_id", b"holder_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned", b"assigned", "choice_ids", b"choice_ids", "epochs", b"epochs", "holder_id", b"holder_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

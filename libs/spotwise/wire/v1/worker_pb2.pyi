@@ -251,7 +251,7 @@ class MoveEnded(_message.Message):
     TARGET_ID_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
-    MOVE_S_FIELD_NUMBER: _builtins.int
+    COPY_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
@@ -259,7 +259,7 @@ class MoveEnded(_message.Message):
     target_id: _builtins.str
     outcome: _builtins.str
     tokens: _builtins.int
-    move_s: _builtins.float
+    copy_s: _builtins.float
     reason: _builtins.str
     def __init__(
         self,
@@ -270,12 +270,12 @@ class MoveEnded(_message.Message):
         target_id: _builtins.str = ...,
         outcome: _builtins.str = ...,
         tokens: _builtins.int = ...,
-        move_s: _builtins.float = ...,
+        copy_s: _builtins.float = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "move_s", b"move_s", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "copy_s", b"copy_s", "epoch", b"epoch", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,19 +329,22 @@ class MoveAcknowledged(_message.Message):
     CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    HOP_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     worker_id: _builtins.str
+    hop: _builtins.int
     def __init__(
         self,
         *,
         choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         worker_id: _builtins.str = ...,
+        hop: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,7 @@
 """KV hand-offs of simulated workers: timed, or of real bytes without meaning. A timed hand-off takes its link's cost, plus one
 message each way over the bus: COMMIT, answered by ACK or NACK for the reasons of `ucx_inbox`. A worker's pushes share its
-link in turn. Real bytes go over UCX, with `NoKv` as the memory.
+link in turn. The blocks that are pre-copied for a move take their time before its COMMIT, those of a prompt's hand-off after
+it. Real bytes go over UCX, with `NoKv` as the memory.
 """
 
 from __future__ import annotations
@@ -124,12 +125,17 @@ class TimedKvTransport:
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
-        """Begin a hand-off, timed from its commit; raises `ValueError` for no blocks, or more than the target reserved."""
+        """Begin a hand-off, timed from its commit, but for blocks that `caught_up` waits for; raises `ValueError` for no
+        blocks, or more than the target reserved.
+        """
 
-        async def move(handoff: KvHandoff, block_ids: tuple[int, ...]) -> int:
-            return await self._move(target, handoff, len(block_ids))
+        async def move(handoff: KvHandoff, block_ids: tuple[int, ...], copied_blocks: int) -> int:
+            return await self._move(target, handoff, len(block_ids), copied_blocks)
 
-        return WholePush(target, choice_id, epoch, NUM_LAYERS, source_block_ids, _TRANSPORT, move)
+        async def pre_copy(blocks: int) -> None:
+            await self._take_time(blocks * self._block_bytes)
+
+        return WholePush(target, choice_id, epoch, NUM_LAYERS, source_block_ids, _TRANSPORT, move, pre_copy)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Wait as long as the bytes take, then hand the request over; raises `KvTransferError`: unreachable, refused or timed
@@ -138,7 +144,7 @@ class TimedKvTransport:
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, NUM_LAYERS, len(source_block_ids), handoff)
 
-    async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int) -> int:
+    async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int, copied_blocks: int) -> int:
         payload = encode_handoff(handoff)
         frame = KvFrame(
             kind=FrameKind.COMMIT,
@@ -150,10 +156,9 @@ class TimedKvTransport:
             num_blocks=num_blocks,
             payload_bytes=len(payload),
         )
-        kv_bytes = num_blocks * self._block_bytes
         try:
             async with asyncio.timeout(self._push_timeout_s):
-                await self._take_time(kv_bytes)
+                await self._take_time((num_blocks - copied_blocks) * self._block_bytes)
                 answer = await self._request(target, encode_frame(frame) + payload)
         except TimeoutError:
             raise KvTransferError(f"not done within {self._push_timeout_s:g} s") from None
@@ -161,7 +166,7 @@ class TimedKvTransport:
             raise KvTransferError(str(error)) from None
         if answer.reason is not None:
             raise KvTransferError(f"refused: {answer.reason.name.lower().replace('_', ' ')}")
-        return kv_bytes
+        return num_blocks * self._block_bytes
 
     async def close(self) -> None:
         """Unsubscribe; idempotent."""

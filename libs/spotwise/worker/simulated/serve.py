@@ -60,6 +60,7 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
             view.add(host.id, runtime)
             stack.callback(view.remove, host.id)
             await runtime.start()
+            runtime.drain_on_stop(settings.stop_grace_s)
             yield
 
     async with ServiceGroup.open(settings, view) as group:

@@ -13,6 +13,7 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.memory import MemoryBroker, MemoryBus
 from spotwise.mesh.ports import KvTransferError, TransferReport
+from spotwise.mesh.whole_push import WholePush
 from spotwise.worker.simulated.kv import NUM_LAYERS, NoKv, TimedKvTransport
 
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5)
@@ -154,6 +155,79 @@ async def test_a_push_that_takes_too_long_has_failed() -> None:
     with pytest.raises(KvTransferError, match=r"not done within 0\.01 s"):
         await hasty.push(KvTarget("t", 7, "simulated:t", (3,)), HANDOFF, (0,))
     await sender.bus.close()
+
+
+class TestMoves:
+    """Hand-offs of sequences that decode on: 20 of 21 blocks are written when the push is opened."""
+
+    BLOCKS = tuple(range(21))
+
+    @pytest.fixture
+    async def push(self) -> AsyncIterator[WholePush]:
+        """A push of such a sequence; a block takes 20 ms on the link."""
+        broker = MemoryBroker()
+        link = LinkCost(latency_s=0.0, bytes_per_s=BLOCK_BYTES / 0.02)
+        sender, receiver = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
+        await receiver.transport.start()
+        receiver.transport.expect("r", 1, self.BLOCKS)
+        push = sender.transport.open_push(replace(receiver.target(), block_ids=self.BLOCKS), "r", 1, self.BLOCKS[:20])
+        push.wrote(NUM_LAYERS, 20)
+        yield push
+        push.abort()
+        await receiver.transport.close()
+        await sender.bus.close()
+        await receiver.bus.close()
+
+    async def test_its_commit_takes_as_long_as_the_blocks_since(self, push: WholePush) -> None:
+        """The blocks of before take their time until `caught_up`; the report has the bytes of all."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await push.caught_up()
+        copy_s = loop.time() - began_s
+        push.commit(HANDOFF, self.BLOCKS)
+        report = await push.delivered()
+        assert report.visible_s is not None and report.visible_s < copy_s / 2
+        assert report.kv_bytes == len(self.BLOCKS) * BLOCK_BYTES
+
+    async def test_a_commit_during_the_copy_waits_for_it(self, push: WholePush) -> None:
+        """All blocks share one link, and each takes its time once."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        copying = asyncio.create_task(push.caught_up())
+        await asyncio.sleep(0)
+        push.commit(HANDOFF, self.BLOCKS)
+        await push.delivered()
+        whole_s = len(self.BLOCKS) * 0.02
+        assert whole_s <= loop.time() - began_s < 1.8 * whole_s
+        await copying
+
+    async def test_a_prompts_blocks_take_their_time_after_its_commit(self, push: WholePush) -> None:
+        """However long they have been written."""
+        await asyncio.sleep(0.1)
+        push.commit(HANDOFF, self.BLOCKS)
+        report = await push.delivered()
+        assert report.visible_s is not None and report.visible_s >= len(self.BLOCKS) * 0.02
+        await push.caught_up()  # over: nothing is copied any more
+
+    async def test_a_copy_ends_with_its_push(self, push: WholePush) -> None:
+        """Aborted, it is waited for no longer."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        copying = asyncio.create_task(push.caught_up())
+        await asyncio.sleep(0.01)
+        push.abort()
+        await copying
+        assert loop.time() - began_s < 0.2
+        with pytest.raises(KvTransferError, match="called off"):
+            await push.delivered()
+
+    async def test_a_copy_whose_waiter_is_cancelled_is_cancelled(self, push: WholePush) -> None:
+        """As at a worker's end."""
+        copying = asyncio.create_task(push.caught_up())
+        await asyncio.sleep(0.01)
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
 
 
 def test_memory_without_kv_has_its_size() -> None:

@@ -1,7 +1,8 @@
-"""Arranges the requests of an instance under notice: finish, move KV just in time, or recompute. Wired by step 6B.
+"""Arranges the requests of an instance under notice: finish, move KV just in time, or recompute.
 
 Law: each request takes what costs its user least before the deadline: finishing costs nothing; moving costs the copy and the
 wait for a slot; recomputing costs its queue and the prompt time of all its tokens, both for the tokens that exist now.
+Where KV is copied while the request decodes on (pre-copy), a move costs its user the wait alone.
 One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
 Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
 Without time left all requests are recomputed.
@@ -78,7 +79,9 @@ class RemoteHolder:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An instance's notice; `deadline_s` is absolute, copies end `margin_s` before it, one at a time over `link`."""
+    """An instance's notice; `deadline_s` is absolute, copies end `margin_s` before it, one at a time over `link`. `pre_copies`:
+    requests decode while they are copied.
+    """
 
     deadline_s: float
     pace: DecodePace
@@ -86,6 +89,7 @@ class Notice:
     kv_token_bytes: int
     remote: RemoteHolder
     margin_s: float = 0.0
+    pre_copies: bool = False
 
     def copy_s(self, tokens: int) -> float:
         """Return the seconds to copy the KV of so many tokens."""
@@ -95,7 +99,7 @@ class Notice:
         """Return the seconds that a move saves a request's user over recomputing; may be below 0."""
         remote = self.remote
         recompute_s = remote.queue_s + remote.prompt_s(request.tokens)
-        return recompute_s - self.copy_s(request.tokens) - remote.resume_s
+        return recompute_s - remote.resume_s - (0.0 if self.pre_copies else self.copy_s(request.tokens))
 
 
 def arrange(
@@ -172,7 +176,7 @@ def _moves(
         start_s = max(stop_s, free_s)
         free_s = start_s + notice.copy_s(request.tokens + steps)
         ready_s = max(now_s + free_s, notice.remote.ready_s or 0.0)
-        wait_s = ready_s - now_s - stop_s + notice.remote.resume_s
+        wait_s = notice.remote.resume_s + max(ready_s - now_s - (free_s if notice.pre_copies else stop_s), 0.0)
         moves[request.id] = Arrangement(
             request.id, Disposition.MOVE, steps, now_s + stop_s, now_s + start_s, now_s + free_s, wait_s
         )

@@ -1,4 +1,4 @@
-"""Chooses the KV copies that run before a deadline, and their start times. Wired by step 6B (by `arrangement.py`).
+"""Chooses the KV copies that run before a deadline, and their start times. Called by `arrangement.py`.
 
 Law: copies run one after another on one link, the last until the deadline; each copy's data grows until its start, all alike.
 The chosen set saves most seconds among the sets that fit, smallest copy first: with equal growth no other order keeps the link

@@ -1,0 +1,54 @@
+"""Events and commands of the planner's role, beside the messages of the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+from spotwise.core.planner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TermHeld:
+    """The lease is this planner's until Unix time `until_s`; `plan`: the last one stored, where the term has just begun."""
+
+    term: int
+    until_s: float
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TermLost:
+    """Another planner has the lease, or the store does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStored:
+    """The plan of this version is in the store, or was refused there because its term is over."""
+
+    version: int
+    stored: bool = True
+
+
+PlannerEvent = (
+    m.Member | m.InterruptionReported | m.WorkerSurveyed | m.MoveEnded | m.Tick | TermHeld | TermLost | PlanStored
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """Write the plan, unless another planner has the lease; `PlanStored` follows where the store answers."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class ReportChange:
+    """Log that a change of the fleet began, or ended (`done`) or was abandoned."""
+
+    change: int
+    workers: tuple[str, ...]
+    outcome: str
+
+
+PlannerCommand = m.Send | StorePlan | ReportChange

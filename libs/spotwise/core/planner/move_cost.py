@@ -1,0 +1,30 @@
+"""Seconds of a move, learned from moves that ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+
+#: Weight of the newest move.
+_NEWEST = 0.25
+#: A link has no bandwidth without a limit.
+_LEAST_S = 1e-9
+
+
+@dataclass(slots=True)
+class MoveCost:
+    """A fixed part, and seconds for each token with KV."""
+
+    latency_s: float
+    token_s: float
+
+    def move_s(self, tokens: int) -> float:
+        """Return the expected seconds of a move, from its order to its end."""
+        return self.latency_s + tokens * self.token_s
+
+    def learn(self, ended: m.MoveEnded) -> None:
+        """Learn from a move that was made."""
+        if ended.tokens > 0:
+            token_s = ended.copy_s / ended.tokens
+            self.token_s = max(self.token_s + _NEWEST * (token_s - self.token_s), _LEAST_S)

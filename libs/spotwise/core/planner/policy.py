@@ -1,0 +1,37 @@
+"""How a migration planner works: its intervals, and the costs that it assumes until they are measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerPolicy:
+    """The configuration.
+
+    Attributes:
+        moves: move requests at all; without, draining workers finish or give back what they have, as at their deadline.
+        rebalances: also move requests away from a worker that runs out of KV blocks.
+        survey_s: interval at which a leaving worker reports what it holds.
+        margin_s: kept free before a deadline, at most a quarter of the notice.
+        member_timeout_s: silence after which a member counts as lost.
+        move_latency_s: of a move, whatever its tokens; `kv_token_s` is added for each, until moves were measured.
+        prompt_token_s: of a prompt token, until a worker has measured it.
+        reserve_s: a notice with less time left after the end of the change under way than this ends that change.
+    """
+
+    moves: bool = True
+    rebalances: bool = True
+    survey_s: float = 0.5
+    margin_s: float = 1.0
+    member_timeout_s: float = 2.0
+    move_latency_s: float = 0.05
+    kv_token_s: float = 1e-4
+    prompt_token_s: float = 1e-3
+    reserve_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if min(self.survey_s, self.member_timeout_s, self.kv_token_s, self.prompt_token_s) <= 0:
+            raise ValueError(f"survey_s, member_timeout_s, kv_token_s and prompt_token_s must be above 0: {self}")
+        if min(self.margin_s, self.move_latency_s, self.reserve_s) < 0:
+            raise ValueError(f"margin_s, move_latency_s and reserve_s must be at least 0: {self}")

@@ -1,0 +1,153 @@
+"""The migration planner: moves the requests of workers that leave, or run out of KV blocks, to other workers.
+
+Law: only the planner with the lease acts (`TermHeld`), and on no plan that is not in the store. Its orders carry its term.
+A worker leaves where a watcher reports its notice, or its own heartbeats show a deadline: each of the two is enough.
+Changes of the fleet come one after another (`FleetChanges`); each lasts until the workers that leave hold nothing or are gone.
+All else is learned from surveys and heartbeats: a planner that takes over continues where the last one ended.
+Without a planner, workers drain by themselves.
+Source: SpotServe, sections 3.1 and 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.members import MemberState
+from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
+from spotwise.core.migration.fleet import events as f
+from spotwise.core.planner import commands as c
+from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.planner.targets import Targets
+from spotwise.core.planner.tenure import Tenure, name_of
+
+
+class PlannerRole:
+    """The planner's state machine: `handle(event, now) -> commands`."""
+
+    def __init__(self, planner_id: str, policy: PlannerPolicy | None = None) -> None:
+        self.planner_id = planner_id
+        self.policy = policy = policy or PlannerPolicy()
+        self._membership = Membership(policy.member_timeout_s)
+        self._targets = Targets(policy)
+        self._cost = MoveCost(policy.move_latency_s, policy.kv_token_s)
+        self._deadlines: dict[str, float] = {}  # of members under notice, by name
+        self._tenure: Tenure | None = None
+        self._term_ends_s = 0.0
+        self._commands: list[c.PlannerCommand] = []
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            m.Member: self._heartbeat,
+            m.InterruptionReported: self._interruption,
+            m.WorkerSurveyed: self._surveyed,
+            m.MoveEnded: self._move_ended,
+            m.Tick: self._tick,
+            c.TermHeld: self._term_held,
+            c.TermLost: self._term_lost,
+            c.PlanStored: self._plan_stored,
+        }
+
+    @property
+    def term(self) -> int | None:
+        """The term that it holds; `None` where it stands by."""
+        return None if self._tenure is None else self._tenure.term
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The workers under notice."""
+        return frozenset(name.rpartition("/")[0] for name in self._deadlines)
+
+    def handle(self, event: c.PlannerEvent, now: float) -> list[c.PlannerCommand]:
+        """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
+        self._commands = []
+        self._handlers[type(event)](event, now)
+        if self._tenure is not None and now < self._term_ends_s and not isinstance(event, m.Member):
+            self._commands += self._tenure.drive(now)
+        return self._commands
+
+    def _heartbeat(self, member: m.Member, now: float) -> None:
+        for change in self._membership.observe(member, now):
+            self._member_changed(change, now)
+        if self._membership.get(member.id) is not member or member.pool is None:
+            return
+        self._targets.reported(member, now)
+        if member.leaves_at_s is not None:
+            self._noticed(member, member.leaves_at_s, now)
+        if self._tenure is not None and name_of(member) not in self._deadlines:
+            self._tenure.relief.reported(member, now)
+
+    def _interruption(self, report: m.InterruptionReported, now: float) -> None:
+        for worker_id in report.worker_ids:
+            member = self._membership.get(worker_id)
+            if member is None:
+                continue  # the watcher repeats itself
+            if report.kind is m.InterruptionKind.NOTICE and report.deadline_s is not None:
+                self._noticed(member, report.deadline_s, now)
+            elif report.kind is m.InterruptionKind.WITHDRAWN:
+                self._withdrawn(member, now)
+
+    def _noticed(self, member: m.Member, deadline_s: float, now: float) -> None:
+        """Note the earliest deadline of a worker: it keeps to that itself."""
+        name = name_of(member)
+        known_s = self._deadlines.get(name)
+        if known_s is not None and known_s <= deadline_s:
+            return
+        self._deadlines[name] = deadline_s
+        if self._tenure is not None:
+            self._tenure.relief.forget(member.id)
+            self._tenure.feed(f.InstanceNoticed(name, deadline_s), now)
+
+    def _withdrawn(self, member: m.Member, now: float) -> None:
+        """Forget a notice, unless its worker drains: then it leaves all the same."""
+        name = name_of(member)
+        if member.state is MemberState.DRAINING or self._deadlines.pop(name, None) is None:
+            return
+        if self._tenure is not None:
+            self._tenure.feed(f.NoticeWithdrawn(name), now)
+
+    def _member_changed(self, change: MembershipEvent, now: float) -> None:
+        if isinstance(change, MemberJoined):
+            self._targets.joined(change.member)
+            return
+        name = name_of(change.member)
+        self._targets.lost(change.member)
+        self._deadlines.pop(name, None)
+        if self._tenure is not None and change.member.pool is not None:
+            self._tenure.relief.forget(change.member.id)
+            self._tenure.feed(f.InstanceLost(name), now)
+
+    def _surveyed(self, report: m.WorkerSurveyed, now: float) -> None:
+        if self._tenure is not None:
+            self._tenure.surveyed(report, now)
+
+    def _move_ended(self, report: m.MoveEnded, now: float) -> None:
+        self._cost.learn(report)
+        if self._tenure is not None:
+            self._tenure.move_ended(report, now)
+
+    def _tick(self, event: m.Tick, now: float) -> None:
+        self._membership.was_away(event.away_s)
+        for change in self._membership.expire(now):
+            self._member_changed(change, now)
+
+    def _term_held(self, event: c.TermHeld, now: float) -> None:
+        self._term_ends_s = event.until_s
+        if not self.policy.moves or self.term == event.term:
+            return
+        self._tenure = Tenure(
+            self.planner_id, event.term, self.policy, self._membership, self._targets, self._cost, event.plan
+        )
+        for member in self._membership.workers():
+            deadline_s = self._deadlines.get(name_of(member))
+            if deadline_s is None:
+                self._tenure.relief.reported(member, now)
+            else:
+                self._tenure.feed(f.InstanceNoticed(name_of(member), deadline_s), now)
+
+    def _term_lost(self, event: c.TermLost, now: float) -> None:
+        self._tenure = None
+
+    def _plan_stored(self, event: c.PlanStored, now: float) -> None:
+        if self._tenure is not None:
+            self._tenure.stored(event, now)

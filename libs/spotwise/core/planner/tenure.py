@@ -1,0 +1,194 @@
+"""One term of a planner: the changes of the fleet that it carries out.
+
+Law: what is ordered is in the store before; a plan is written again only where it says something else.
+An abandoned change ends at once, and the next one continues with its evacuations, since what workers do needs no planner.
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.members import MemberState
+from spotwise.core.membership import Membership
+from spotwise.core.migration.fleet import events as f
+from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
+from spotwise.core.planner import commands as c
+from spotwise.core.planner.evacuation import Evacuation, evacuation
+from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.plan import Plan, PlannedLeave
+from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.planner.relief import Relief
+from spotwise.core.planner.targets import Targets
+
+
+def name_of(member: m.Member) -> str:
+    """Return a worker's name among the instances of `FleetChanges`: a restarted worker is another one."""
+    return f"{member.id}/{member.incarnation}"
+
+
+class Tenure:
+    """The state of a term; `last_plan` is an earlier term's."""
+
+    def __init__(
+        self,
+        planner_id: str,
+        term: int,
+        policy: PlannerPolicy,
+        membership: Membership,
+        targets: Targets,
+        cost: MoveCost,
+        last_plan: Plan | None,
+    ) -> None:
+        self.term = term
+        self.relief = Relief(planner_id, term, policy, targets, cost)
+        self._planner_id = planner_id
+        self._policy = policy
+        self._membership = membership
+        self._targets = targets
+        self._cost = cost
+        last_plan = last_plan or Plan(term, 0, 0)
+        self._earlier = {f"{leave.worker_id}/{leave.incarnation}": leave for leave in last_plan.leaves}
+        self._changes = FleetChanges(FleetLimits(reserve_s=policy.reserve_s), last_plan.change + 1)
+        self._change: f.BeginChange | None = None
+        self._evacuations: dict[str, Evacuation] = {}
+        self._version = 0
+        self._written: Plan | None = None
+        self._stored: Plan | None = None
+        self._awaits_store = False
+        self._store_from_s = 0.0
+        self._commands: list[c.PlannerCommand] = []
+
+    def feed(self, event: f.FleetChangeEvent, now: float) -> None:
+        """Let the fleet's changes know, and follow their commands."""
+        for command in self._changes.handle(event, now):
+            match command:
+                case f.BeginChange():
+                    self._begin(command, now)
+                case f.AbandonChange(change):
+                    self._end(change, now, done=False)
+                case f.MoveDeadline(_, name, deadline_s):
+                    if name in self._evacuations:
+                        self._evacuations[name].deadline_s = deadline_s
+                        self._expect_end(now)
+                case f.DropKv(name):
+                    self._evacuations.pop(name, None)
+
+    def _begin(self, change: f.BeginChange, now: float) -> None:
+        self._change = change
+        present = {name_of(member): member for member in self._membership.workers()}
+        for leaving in change.leaving:
+            name = leaving.instance
+            member = present.get(name)
+            if leaving.lost or member is None:
+                self._evacuations.pop(name, None)
+                continue
+            known = self._evacuations.get(name)
+            if known is None:
+                known = self._evacuations[name] = evacuation(member, leaving.deadline_s, self._policy, now)
+                if name in self._earlier:
+                    known.take_up(self._earlier[name])
+            known.deadline_s = leaving.deadline_s
+        self._report("began")
+        self._expect_end(now)
+
+    def _expect_end(self, now: float) -> None:
+        """Let a notice that cannot wait for the last of the deadlines end the change."""
+        if self._change is not None and self._evacuations:
+            ends_s = max(each.deadline_s for each in self._evacuations.values())
+            self.feed(f.ChangeExpected(self._change.change, ends_s), now)
+
+    def _end(self, change: int, now: float, *, done: bool) -> None:
+        self._report("ended" if done else "abandoned")
+        self._change = None
+        if done:
+            self._evacuations.clear()
+        self.feed(f.ChangeEnded(change, done), now)
+
+    def _report(self, outcome: str) -> None:
+        if self._change is not None:
+            workers = tuple(each.instance.rpartition("/")[0] for each in self._change.leaving)
+            self._commands.append(c.ReportChange(self._change.change, workers, outcome))
+
+    def surveyed(self, report: m.WorkerSurveyed, now: float) -> None:
+        """Arrange what a leaving worker holds, or relieve one that stays."""
+        for each in self._evacuations.values():
+            if each.worker_id == report.worker_id:
+                each.surveyed(report, self._targets, self._cost, now)
+                return
+        self._commands += self.relief.surveyed(report, self._leaving(), now)
+
+    def move_ended(self, report: m.MoveEnded, now: float) -> None:
+        """Let the evacuation or the relief of its source know."""
+        self.relief.ended(report)
+        for each in self._evacuations.values():
+            if each.worker_id == report.worker_id:
+                each.ended(report, now)
+
+    def stored(self, answer: c.PlanStored, now: float) -> None:
+        """Act on the plan from now on; one that was refused is written again after a while."""
+        self._awaits_store = False
+        if not answer.stored:
+            self._store_from_s = now + self._policy.survey_s
+        if self._written is not None and answer.stored and answer.version == self._written.version:
+            self._stored = self._written
+
+    def drive(self, now: float) -> list[c.PlannerCommand]:
+        """Return the surveys, plans and orders that are due."""
+        self.feed(f.FleetTick(), now)
+        if self._change is not None:
+            self._evacuate(now)
+        self._commands += self.relief.surveys(now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    def _evacuate(self, now: float) -> None:
+        leaving = self._leaving()
+        for each in self._evacuations.values():
+            number = each.next_survey(now, self._policy.survey_s)
+            if number is not None:
+                self._commands.append(m.Send(each.worker_id, m.SurveyWorker(self._planner_id, number)))
+            each.choose_targets(self._targets, leaving, now + self._policy.survey_s, now)
+        self._store(now)
+        for each in self._evacuations.values():
+            if (stored := self._stored_leave(each)) is not None:
+                self._commands += each.due(stored, self._planner_id, self.term, now)
+        if self._change is not None and all(self._is_over(each) for each in self._evacuations.values()):
+            self._end(self._change.change, now, done=True)
+
+    def _stored_leave(self, evacuation: Evacuation) -> PlannedLeave | None:
+        leaves = () if self._stored is None else self._stored.leaves
+        return next((each for each in leaves if each.worker_id == evacuation.worker_id), None)
+
+    def _is_over(self, evacuation: Evacuation) -> bool:
+        """A worker that does not drain yet may still get requests."""
+        member = self._membership.get(evacuation.worker_id)
+        if member is None or member.incarnation != evacuation.incarnation:
+            return True
+        return evacuation.is_empty and member.state is MemberState.DRAINING
+
+    def _leaving(self) -> frozenset[str]:
+        return frozenset(each.worker_id for each in self._evacuations.values())
+
+    def _store(self, now: float) -> None:
+        assert self._change is not None
+        if self._awaits_store or now < self._store_from_s:
+            return
+        leaves = tuple(each.planned() for each in self._evacuations.values())
+        written = self._written
+        if written is not None and written is self._stored and _gist(written.leaves) == _gist(leaves):
+            return
+        self._version += 1
+        self._written = Plan(self.term, self._change.change, self._version, leaves)
+        self._awaits_store = True
+        self._commands.append(c.StorePlan(self._written))
+
+
+def _gist(leaves: tuple[PlannedLeave, ...]) -> list[tuple[str, float, list[tuple[str, str, str]]]]:
+    """What a plan decides, without the times that each survey shifts a little."""
+    return [
+        (
+            leave.worker_id,
+            leave.deadline_s,
+            [(each.arrangement.choice_id, each.arrangement.disposition, each.target_id) for each in leave.requests],
+        )
+        for leave in leaves
+    ]

@@ -1,0 +1,42 @@
+"""The planner's Prometheus metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from spotwise.core.messages import Send
+from spotwise.core.worker_messages import GiveBackRequest, MoveEnded
+
+
+class PlannerMetrics:
+    """The planner's series."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.term = Gauge(
+            "spotwise_planner_term", "Term that this planner holds; 0 while it stands by.", registry=self.registry
+        )
+        self._moves = Counter(
+            "spotwise_planner_moves_total", "Moves of running requests, ended.", ("outcome",), registry=self.registry
+        )
+        self._moved_tokens = Counter(
+            "spotwise_planner_moved_tokens_total", "Tokens whose KV was moved.", registry=self.registry
+        )
+        self._given_back = Counter(
+            "spotwise_planner_given_back_total",
+            "Requests given back, to be computed again elsewhere.",
+            registry=self.registry,
+        )
+        self.changes = Counter(
+            "spotwise_planner_changes_total", "Changes of the fleet.", ("outcome",), registry=self.registry
+        )
+
+    def sent(self, command: Send) -> None:
+        """Count an order."""
+        if isinstance(command.message, GiveBackRequest):
+            self._given_back.inc()
+
+    def ended(self, report: MoveEnded) -> None:
+        """Count the end of a move."""
+        self._moves.labels(report.outcome.value).inc()
+        self._moved_tokens.inc(report.tokens)

@@ -1,0 +1,117 @@
+"""Feeds the planner's role, performs its commands, and holds its lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from spotwise.core.messages import Send
+from spotwise.core.planner import commands as c
+from spotwise.core.planner.role import PlannerRole
+from spotwise.core.worker_messages import MoveEnded
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.service import ServiceHost
+from spotwise.migration_planner.metrics import PlannerMetrics
+from spotwise.migration_planner.settings import PlannerSettings
+from spotwise.wire import subjects
+
+_log = structlog.get_logger(__name__)
+
+#: Interval of the role's decisions: a copy starts this much late at most.
+TICK_S = 0.1
+#: The lease is extended so many times before it would end.
+_RENEWALS = 3
+
+
+class Planner:
+    """One planner; of several, the one with the lease acts."""
+
+    def __init__(self, host: ServiceHost, settings: PlannerSettings, metrics: PlannerMetrics) -> None:
+        self._host = host
+        self._lease_s = settings.planner_lease_s
+        self._metrics = metrics
+        self._holder = f"{host.id}/{host.member.incarnation}"
+        self._term: int | None = None
+        self._is_closing = False
+        role, journal = host.make_role(PlannerRole, host.id, settings.policy)
+        self._loop = RoleLoop(
+            role,
+            host.clock,
+            {
+                Send: self._send,
+                c.StorePlan: lambda command: host.spawn(self._store(command), "store_plan"),
+                c.ReportChange: self._report,
+            },
+            journal,
+        )
+
+    async def start(self) -> None:
+        """Subscribe to heartbeats, reports and answers, start the ticks, and compete for the lease."""
+        await self._host.listen(subjects.HEARTBEATS, self._on_message)
+        await self._host.listen(subjects.INTERRUPTIONS, self._on_message)
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        self._host.keep_time(TICK_S, self._loop.feed)
+        self._host.spawn(self._hold_term(), "term")
+
+    async def close(self) -> None:
+        """Give the lease back, so that another planner need not wait for its end."""
+        self._is_closing = True
+        if self._term is not None:
+            try:
+                await self._host.store.end_term(self._holder)
+            except MeshError as error:
+                _log.warning("term_not_ended", error=str(error))
+
+    async def _on_message(self, message: Any, raw: BusMessage) -> None:
+        if isinstance(message, MoveEnded):
+            self._metrics.ended(message)
+        self._loop.feed(message)
+
+    async def _hold_term(self) -> None:
+        while not self._is_closing:
+            try:
+                await self._try_to_hold()
+            except (MeshError, TimeoutError) as error:
+                _log.warning("store_unavailable", error=str(error))
+                self._lose_term()
+            await asyncio.sleep(self._lease_s / _RENEWALS)
+
+    async def _try_to_hold(self) -> None:
+        asked_s = self._host.clock.now()  # the lease is counted from before the store was asked
+        async with asyncio.timeout(self._lease_s):
+            term = await self._host.store.hold_term(self._holder, int(asked_s), self._lease_s)
+        if term is None:
+            self._lose_term()
+            return
+        plan = None if term == self._term else await self._host.store.get_plan()
+        if term != self._term:
+            _log.info("term_began", term=term, last_change=0 if plan is None else plan.change)
+            self._term = term
+            self._metrics.term.set(term)
+        self._loop.feed(c.TermHeld(term, asked_s + self._lease_s, plan))
+
+    def _lose_term(self) -> None:
+        if self._term is not None:
+            _log.warning("term_lost", term=self._term)
+            self._term = None
+            self._metrics.term.set(0)
+            self._loop.feed(c.TermLost())
+
+    async def _store(self, command: c.StorePlan) -> None:
+        try:
+            is_stored = await self._host.store.put_plan(self._holder, command.plan)
+        except MeshError as error:
+            _log.warning("plan_not_stored", error=str(error))
+            is_stored = False
+        self._loop.feed(c.PlanStored(command.plan.version, is_stored))
+
+    def _send(self, command: Send) -> None:
+        self._metrics.sent(command)
+        self._host.send(command.recipient_id, command.message, command.incarnation)
+
+    def _report(self, command: c.ReportChange) -> None:
+        self._metrics.changes.labels(command.outcome).inc()
+        _log.info("change", number=command.change, workers=",".join(command.workers), outcome=command.outcome)

@@ -1,0 +1,39 @@
+"""Settings of the migration planner, in addition to every service's."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.mesh.settings import ServiceSettings
+
+
+class PlannerSettings(ServiceSettings):
+    """What the planner moves, and when."""
+
+    moves: bool = Field(
+        True,
+        description="move the requests of workers that leave; without, these finish them or give them back at the deadline",
+    )
+    rebalances: bool = Field(
+        True, description="also move requests away from a worker that runs out of KV blocks, or left the token pool"
+    )
+    move_margin_s: float = Field(
+        1.0, ge=0, le=30, description="kept free before a worker's deadline, at most a quarter of its notice"
+    )
+    planner_lease_s: float = Field(
+        1.5, ge=0.3, le=30, description="silence of the planner after which another one takes over"
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
+    )
+
+    @property
+    def policy(self) -> PlannerPolicy:
+        """How the role plans."""
+        return PlannerPolicy(
+            moves=self.moves,
+            rebalances=self.rebalances,
+            margin_s=self.move_margin_s,
+            member_timeout_s=self.member_timeout_s,
+        )

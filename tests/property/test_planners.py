@@ -1,0 +1,102 @@
+"""Workers leave under the eyes of planners: requests move, and no client gets another token, or one twice, for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from spotwise.core import messages as m
+from spotwise.core.members import Pool
+from tests.property.mesh_world import MeshWorld
+from tests.property.planners import Planners
+from tests.property.test_mesh_world import (
+    MeshCase,
+    assert_nothing_held,
+    assert_served,
+    meshes,
+    settle,
+    start_if_away,
+)
+
+#: A worker that leaves has others beside it.
+SEVERAL = st.sampled_from(
+    [
+        [Pool.PROMPT, Pool.TOKEN],
+        [Pool.MIXED, Pool.MIXED],
+        [Pool.PROMPT, Pool.MIXED, Pool.TOKEN],
+        [Pool.PROMPT, Pool.TOKEN, Pool.TOKEN, Pool.TOKEN],
+    ]
+)
+#: Requests run for seconds: notices find them.
+PACES = st.sampled_from([(0.3, 0.1), (0.5, 0.5), (1.5, 0.1)])
+
+#: Sooner than a gateway gives up a request of which it hears nothing: no lost message may cost so much.
+WITHIN_S = 250.0
+
+
+def notices(world: MeshWorld, planners: Planners, case: MeshCase, count: int) -> None:
+    """Some workers get notices, and come back after a while."""
+    rng = world.rng
+    for _ in range(count):
+        number, seconds = rng.randrange(len(case.pools)), rng.choice([0.0, 0.5, 1.5, 3.0, 5.0, 20.0])
+        at_s = rng.uniform(0.2, 4.0)
+        world.at(at_s, partial(planners.notice, f"w{number}", seconds))
+        back_s = at_s + seconds + rng.uniform(0.5, 4.0)
+        world.at(back_s, partial(start_if_away, world, f"w{number}", case.pools[number]))
+
+
+def moved(planners: Planners) -> int:
+    return sum(isinstance(order.message, m.MoveRequest) for order in planners.orders)
+
+
+@settings(max_examples=150, deadline=None)
+@given(meshes(4, 16, pools=SEVERAL, paces=PACES), st.integers(1, 6))
+def test_workers_that_leave_cost_no_token(case: MeshCase, drains: int) -> None:
+    """Every request gets every token, however many workers leave at once, and nothing is left behind on either side."""
+    world = case.world()
+    planners = Planners(world)
+    notices(world, planners, case, drains)
+    settle(world, case.count, WITHIN_S)
+    event(f"moves: {min(moved(planners), 5)}")
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    meshes(4, 16, pools=SEVERAL, paces=PACES), st.integers(1, 5), st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3])
+)
+def test_planners_in_the_rain_cost_no_token(case: MeshCase, drains: int, kills: int, loss: float) -> None:
+    """Planners die and come back, the store goes away, workers die and stall, messages are lost, repeated and old."""
+    world = case.world()
+    planners = Planners(world)
+    rng = world.rng
+    world.loss, world.repeats = loss, rng.choice([0.0, 0.3])
+    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    notices(world, planners, case, drains)
+    for _ in range(rng.randint(0, 3)):
+        planner_id, at_s = f"planner-{rng.randrange(2)}", rng.uniform(0.2, 8.0)
+        world.at(at_s, partial(planners.kill, planner_id))
+        world.at(at_s + rng.uniform(0.1, 4.0), partial(planners.start, planner_id))
+    if rng.random() < 0.3:
+        world.at(rng.uniform(0.2, 8.0), lambda: setattr(planners, "store_away_until_s", world.now + 2.0))
+    for _ in range(kills):
+        number = rng.randrange(len(case.pools))
+        world.at(rng.uniform(0.5, 5), partial(_kill, world, case, number, rng.uniform(0.05, 6)))
+        world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(case.pools))}", rng.uniform(0.1, 4)))
+    settle(world, case.count, WITHIN_S)
+    assert_served(world, *(["fells_workers"] if kills >= 2 else []))
+    assert_nothing_held(world)
+
+
+def _kill(world: MeshWorld, case: MeshCase, number: int, back_s: float) -> None:
+    if f"w{number}" in world.workers:
+        world.kill(f"w{number}")
+        world.at(back_s, partial(start_if_away, world, f"w{number}", case.pools[number]))
+
+
+def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
+    if worker_id in world.workers:
+        world.stall(worker_id, seconds)
