@@ -104,7 +104,7 @@ class PlannerRole:
         if member.state is MemberState.DRAINING or self._deadlines.pop(name, None) is None:
             return
         if self._tenure is not None:
-            self._tenure.feed(f.NoticeWithdrawn(name), now)
+            self._tenure.withdrawn(name, now)
 
     def _member_changed(self, change: MembershipEvent, now: float) -> None:
         if isinstance(change, MemberJoined):

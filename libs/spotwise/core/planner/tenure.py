@@ -72,6 +72,11 @@ class Tenure:
                 case f.DropKv(name):
                     self._evacuations.pop(name, None)
 
+    def withdrawn(self, name: str, now: float) -> None:
+        """Let a worker keep what it has: it stays."""
+        self._evacuations.pop(name, None)
+        self.feed(f.NoticeWithdrawn(name), now)
+
     def _begin(self, change: f.BeginChange, now: float) -> None:
         self._change = change
         present = {name_of(member): member for member in self._membership.workers()}

@@ -86,6 +86,18 @@ def test_a_withdrawn_notice_counts_unless_the_worker_drains() -> None:
         assert len(bench.moves) == moves
 
 
+def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that() -> None:
+    """The worker keeps what it has, and a later notice of another worker does not wait."""
+    bench = PlannerBench()
+    bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
+    bench.feed(notice("a", bench.now + NOTICE_S))
+    bench.pass_time(3.0)
+    bench.feed(notice("a", 0.0, m.InterruptionKind.WITHDRAWN))
+    bench.drain("b", notice_s=2 * NOTICE_S)
+    bench.pass_time(2 * NOTICE_S)
+    assert {choice_id for _, choice_id, _ in bench.moves} == {"s"}
+
+
 def test_a_deadline_that_comes_sooner_brings_the_order_forward() -> None:
     """Rearranged, at once."""
     bench = PlannerBench()
