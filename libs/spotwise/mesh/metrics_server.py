@@ -14,15 +14,15 @@ _log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def served_metrics(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[None]:
-    """Serve `registry` for the block, unless `port` is `None`; raises `MeshError` where the port is taken."""
+def served_metrics(registry: CollectorRegistry, host: str, port: int | None, setting: str) -> Iterator[None]:
+    """Serve `registry` for the block, unless `port` is `None`; raises `MeshError`, naming the setting, where it is taken."""
     if port is None:
         yield
         return
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise MeshError(f"cannot listen on {host}:{port} (SPOTWISE_METRICS_PORT): {error}") from error
+        raise MeshError(f"cannot listen on {host}:{port} ({setting}): {error}") from error
     _log.info("metrics", port=server.server_port)
     try:
         yield

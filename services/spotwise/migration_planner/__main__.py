@@ -17,7 +17,11 @@ async def serve(settings: PlannerSettings) -> None:
     metrics = PlannerMetrics()
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.MIGRATION_PLANNER))
-        stack.enter_context(served_metrics(metrics.registry, settings.bind_host, settings.metrics_port))
+        stack.enter_context(
+            served_metrics(
+                metrics.registry, settings.bind_host, settings.planner_metrics_port, "SPOTWISE_PLANNER_METRICS_PORT"
+            )
+        )
         planner = Planner(host, settings, metrics)
         stack.push_async_callback(planner.close)
         await planner.start()

@@ -24,7 +24,7 @@ class PlannerSettings(ServiceSettings):
     planner_lease_s: float = Field(
         1.5, ge=0.3, le=30, description="silence of the planner after which another one takes over"
     )
-    metrics_port: int | None = Field(
+    planner_metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
     )
 

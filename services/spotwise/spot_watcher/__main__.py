@@ -19,7 +19,7 @@ from spotwise.spot_watcher.watcher import SpotWatcher
 async def serve(settings: SpotWatcherSettings) -> None:
     """Serve as the spot watcher."""
     metrics = WatcherMetrics()
-    with served_metrics(metrics.registry, settings.bind_host, settings.metrics_port):
+    with served_metrics(metrics.registry, settings.bind_host, settings.metrics_port, "SPOTWISE_METRICS_PORT"):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
             with contextlib.closing(SpotWatcher(host, settings, metrics)) as watcher:
                 await watcher.start()

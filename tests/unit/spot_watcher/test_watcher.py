@@ -233,10 +233,13 @@ def test_metrics_are_served_where_a_port_is_named() -> None:
     """Metrics are served in Prometheus' format, and a taken port is an error with its setting."""
     metrics, port = WatcherMetrics(), free_port()
     metrics.notices.inc()
-    with served_metrics(metrics.registry, LOOPBACK, port):
+    with served_metrics(metrics.registry, LOOPBACK, port, "SPOTWISE_METRICS_PORT"):
         with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics") as page:
             assert "spotwise_spot_notices_total 1.0" in page.read().decode()
-        with pytest.raises(MeshError, match="SPOTWISE_METRICS_PORT"), served_metrics(metrics.registry, LOOPBACK, port):
+        with (
+            pytest.raises(MeshError, match="SPOTWISE_METRICS_PORT"),
+            served_metrics(metrics.registry, LOOPBACK, port, "SPOTWISE_METRICS_PORT"),
+        ):
             pass
 
 
