@@ -44,6 +44,8 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         },
         "price_per_hour": run.price_per_hour,
         "power_dgx_a100": run.power,
+        "moved": run.moved,
+        "recomputed": run.recomputed,
         "handoffs": run.handoffs,
         "handoff_bytes": run.handoff_bytes,
         "preemptions": run.preemptions,

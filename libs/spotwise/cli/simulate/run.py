@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -34,13 +35,15 @@ from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import PAPER_SPLITS, Split
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.experiment import Case, LeavingMachines, RunSummary
 from spotwise.simulator.runs.metrics import METRICS
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS
 from spotwise.simulator.runs.workload import ArrivalKind
+
+_NOTICE_S = 30.0
 
 
 def run(
@@ -70,6 +73,12 @@ def run(
     price: Annotated[float, typer.Option(min=0, help="Price of a recorded machine, US dollars an hour.")] = 0.0,
     chunk_tokens: Annotated[
         int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")
+    ] = None,
+    leaving: Annotated[
+        str | None, typer.Option(help="Machines that get notice, and when: 4@60 is four of them after a minute.")
+    ] = None,
+    notice: Annotated[
+        float | None, typer.Option(min=0, help="Seconds from the notice until they are gone; 30 by default.")
     ] = None,
     jobs: JobsOption = None,
     plot: Annotated[
@@ -106,6 +115,7 @@ def run(
         chunk_tokens,
         recorded,
         price,
+        leaving=_leaving_machines(leaving, notice, split),
     )
     if plot is not None:
         require_plotting(plot)
@@ -127,6 +137,22 @@ def run(
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
         save(figure, plot)
         console.print(f"drawn into {plot}", style="dim")
+
+
+def _leaving_machines(text: str | None, notice: float | None, split: Split) -> LeavingMachines | None:
+    if text is None and notice is not None:
+        raise OptionError("--notice: no machine leaves; say which with --leaving 4@60, or leave it out")
+    if text is None:
+        return None
+    notice_s = _NOTICE_S if notice is None else notice
+    machines, _, at_s = text.partition("@")
+    try:
+        leaving = LeavingMachines(int(machines), float(at_s), notice_s)
+    except ValueError:
+        leaving = LeavingMachines(0, 0.0, notice_s)
+    if not (0 < leaving.machines < split.prompt + split.token and 0.0 <= leaving.at_s < math.inf):
+        raise OptionError(f"--leaving {text!r}: write how many machines and when, like 4@60; at least one must stay")
+    return leaving
 
 
 def _paper_machines(design: str | None, machines: str | None, workload: str, price: float) -> tuple[str, Split]:
@@ -203,8 +229,19 @@ def sentences(run: RunSummary) -> list[str]:
         f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
+        *_left(run),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
+    ]
+
+
+def _left(run: RunSummary) -> list[str]:
+    leaving = run.case.leaving
+    if leaving is None:
+        return []
+    return [
+        f"{leaving.machines} machines left, {leaving.notice_s:g} s after their notice: {run.moved:,} requests moved with their "
+        f"KV, {run.recomputed:,} were computed again."
     ]
 
 

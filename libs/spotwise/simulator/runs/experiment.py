@@ -37,6 +37,15 @@ _PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
 
 
 @dataclass(frozen=True, slots=True)
+class LeavingMachines:
+    """So many machines, the last of the cluster, get notice at `at_s` and are gone `notice_s` later."""
+
+    machines: int
+    at_s: float
+    notice_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """Everything that a run depends on.
 
@@ -53,6 +62,7 @@ class Case:
         price_per_hour: of a recorded machine, US dollars.
         verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
             that time count as failed.
+        leaving: machines that leave in the course of the run.
     """
 
     design: str
@@ -68,6 +78,7 @@ class Case:
     recorded: CostProfile | None = None
     price_per_hour: float = 0.0
     verdict_only: bool = False
+    leaving: LeavingMachines | None = None
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -114,6 +125,7 @@ class RunSummary:
         handoffs, handoff_bytes: KV transfers between machines.
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
+        moved, recomputed: requests of machines that left, with their KV and computed again.
     """
 
     case: Case
@@ -132,6 +144,8 @@ class RunSummary:
     handoff_bytes: float
     preemptions: int
     wall_s: float = field(compare=False)
+    moved: int = 0
+    recomputed: int = 0
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
@@ -152,7 +166,7 @@ def simulate(case: Case) -> RunSummary:
 
     Raises:
         ProfileError, TraceError: a file is wrong.
-        ValueError: the model does not fit a machine, or the split not the design.
+        ValueError: the model does not fit a machine, or the split not the design; or all machines leave.
     """
     policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
@@ -160,7 +174,9 @@ def simulate(case: Case) -> RunSummary:
     home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
     metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
-    world = World(cluster, setup.settings, metrics)
+    world = World(cluster, replace(setup.settings, elastic=case.leaving is not None), metrics)
+    if case.leaving is not None:
+        _give_notice(world, list(home_pools), case.leaving)
     began_s = time.perf_counter()
     with _collecting_rarely():
         try:
@@ -169,6 +185,13 @@ def simulate(case: Case) -> RunSummary:
             metrics.failed = requests - metrics.finishes.count
             result = replace(world.result(), failed=metrics.failed)
     return _summary(case, setup.design, metrics, result, home_pools, time.perf_counter() - began_s)
+
+
+def _give_notice(world: World, machines: list[str], leaving: LeavingMachines) -> None:
+    if leaving.machines >= len(machines):
+        raise ValueError(f"{leaving.machines} machines leave of {len(machines)}; at least one must stay")
+    for machine_id in machines[-leaving.machines :]:
+        world.notice_at(leaving.at_s, machine_id, leaving.notice_s)
 
 
 def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
@@ -251,6 +274,8 @@ def _summary(
         sum(machine.sent_bytes for machine in result.machines),
         sum(machine.preemptions for machine in result.machines),
         wall_s,
+        result.moved,
+        result.recomputed,
     )
 
 

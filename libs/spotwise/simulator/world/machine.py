@@ -84,6 +84,7 @@ class Machine:
             c.TakeHomePool: self._take_home_pool,
             c.SwapOut: self._host_link.swap_out,
             c.SwapIn: self._host_link.swap_in,
+            c.Leave: _nothing,
         }
         around.control.open_inbox(machine_id, self.receive)
 
@@ -112,6 +113,12 @@ class Machine:
         """End of the running iteration; now, where none runs."""
         self._count_ended()
         return self._orders[0].next_end_s if self._orders else self._queue.now
+
+    def drain(self) -> None:
+        """Take nothing new from now on; until when, the world decides."""
+        self.receive(m.Drain(self.id, math.inf))
+        self._reported = None
+        self.beat()
 
     def leave(self) -> tuple[Sequence, ...]:
         """Stop at once; return the sequences that were here."""
@@ -259,4 +266,4 @@ class Machine:
 
 
 def _nothing(command: Any) -> None:
-    """Do nothing: no message is lost here, so ledgers and windows are not used."""
+    """Do nothing: no message is lost here, so ledgers and windows are not used; the world lets drained machines leave."""

@@ -37,9 +37,12 @@ class WorldResult:
     Attributes:
         ended_s: simulated end of the last request.
         machines: in order of id.
+        moved, recomputed: requests of machines that left, with their KV and computed again.
     """
 
     ended_s: float
     completed: int
     failed: int
     machines: tuple[MachineResult, ...]
+    moved: int = 0
+    recomputed: int = 0

@@ -12,12 +12,13 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequence import Sequence as HeldSequence
 from spotwise.simulator.world.client import Client, SimulationError
 from spotwise.simulator.world.control_plane import ControlPlane
+from spotwise.simulator.world.departures import Departure, DepartureTotals
 from spotwise.simulator.world.direct_scheduler import DirectScheduler
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.machine import Machine
 from spotwise.simulator.world.network import Network
 from spotwise.simulator.world.observation import Arrival, Observer
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.results import MachineResult, WorldResult
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.surroundings import Surroundings
 
@@ -62,6 +63,10 @@ class World:
         network = Network(self._queue, settings.private_link_bytes_per_s)
         self._around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
         self._machines: dict[str, Machine] = {}
+        self._kinds: dict[str, SimulatedMachine] = {}
+        self._gone: list[MachineResult] = []
+        self._departed = DepartureTotals()
+        self._put_on: set[int] = set()  # requests whose KV was copied to another machine
         for number, (machine_id, kind) in enumerate(zip(machine_ids(len(machines)), machines, strict=True)):
             self._add(machine_id, kind, number / len(machines))
         self._arrivals: Iterator[Arrival] = iter(())
@@ -109,8 +114,57 @@ class World:
             ended_s=client.ended_s,
             completed=client.completed,
             failed=client.failed,
-            machines=tuple(machine.finish() for machine in self._machines.values()),
+            machines=(*self._gone, *(machine.finish() for machine in self._machines.values())),
+            moved=self._departed.moved,
+            recomputed=self._departed.recomputed,
         )
+
+    def notice_at(self, at_s: float, machine_id: str, notice_s: float) -> None:
+        """Give a machine of an elastic world notice at a time: it takes nothing new then, and is gone `notice_s` later."""
+        self._queue.at(at_s, self._notice, (machine_id, notice_s))
+
+    def _notice(self, notice: tuple[str, float]) -> None:
+        machine_id, notice_s = notice
+        machine, deadline_s = self._machines[machine_id], self.now + notice_s
+        machine.drain()
+        Departure(
+            machine,
+            self._kinds[machine_id],
+            deadline_s,
+            self._queue,
+            self._settings,
+            self,
+            lambda sequence: self.is_current(sequence),
+            self._departed,
+        ).arrange()
+        self._queue.at(deadline_s, self._deadline_came, machine_id)
+
+    def _deadline_came(self, machine_id: str) -> None:
+        self._gone.append(self._machines[machine_id].finish())
+        for sequence in self.leave(machine_id):
+            self._departed.recomputed += 1
+            self.submit_again(int(sequence.choice_id), sequence.output_tokens)
+
+    def put_on(self, number: int) -> None:
+        """Let a request that was taken off resume, with its KV, on the machine with most free blocks; prompt machines last."""
+        ready = [each for each in self._machines.values() if each.role.state is m.MemberState.READY]
+        if not ready:
+            self._computed_again(number)
+            return
+        target = min(ready, key=lambda each: (each.home_pool is m.Pool.PROMPT, -each.pool.free_blocks, each.id))
+        self._put_on.add(number)
+        self._place(number, target)
+
+    def _computed_again(self, number: int) -> None:
+        self._departed.moved -= 1
+        self._departed.recomputed += 1
+        self.submit_again(number, self._client.progress(str(number)).output_tokens)
+
+    def _place(self, number: int, machine: Machine) -> None:
+        handoff = self._client.move_attempt(number, machine.id)
+        machine.receive(self._client.reservation(number, _MIGRATION))
+        # after its record, which is loaded at this very moment
+        self._queue.at(self.now, machine.receive, c.KvArrived(handoff, 0, 0.0, "simulated"))
 
     def submit(self, arrival: Arrival) -> int:
         """Submit a request now; return its number, which grows from 0."""
@@ -135,10 +189,7 @@ class World:
         """Add a machine, with the KV of requests taken off others."""
         machine = self._add(machine_id, kind, 0.0)
         for number in moved:
-            handoff = self._client.move_attempt(number, machine_id)
-            machine.receive(self._client.reservation(number, _MIGRATION))
-            # after its record, which is loaded at this very moment
-            self._queue.at(self.now, machine.receive, c.KvArrived(handoff, 0, 0.0, "simulated"))
+            self._place(number, machine)
         machine.beat()
         # the scheduler learns of it one message from now, and rejects until then what arrives another one later
         self._queue.at(self.now + 3 * self._settings.control_latency_s, self._client.retry_rejected)
@@ -167,10 +218,14 @@ class World:
     def _add(self, machine_id: str, kind: SimulatedMachine, phase: float) -> Machine:
         machine = Machine(machine_id, kind, phase, self._around)
         self._machines[machine_id] = self._around.machines[machine_id] = machine
+        self._kinds[machine_id] = kind
         return machine
 
     def _migration_receives(self, answer: m.KvReserved | m.KvRefused) -> None:
-        if isinstance(answer, m.KvRefused):
+        number = int(answer.choice_id)
+        if isinstance(answer, m.KvRefused) and number in self._put_on:
+            self._computed_again(number)
+        elif isinstance(answer, m.KvRefused):
             raise SimulationError(f"{answer.worker_id} has no free KV blocks for a hand-off: {answer.reason}")
 
     def _await_next(self) -> None:

@@ -29,6 +29,18 @@ def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) ->
     assert run["pools"]["token"]["busy_time_by_tokens"][-1][1] == pytest.approx(1.0)
 
 
+def test_machines_may_leave(spotwise: CommandLine, tmp_path: Path) -> None:
+    """The report says what became of their requests."""
+    file = tmp_path / "run.json"
+    arguments = f"simulate run --design HH --machines 2,3 --rates 4 {TINY} --leaving 1@2 --notice 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "1 machines left, 1 s after their notice" in ended.stdout
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert run["requests"]["failed"] == run["recomputed"] == 0
+    assert isinstance(run["moved"], int)
+
+
 def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Path) -> None:
     """The whole trace is served at its own times, without a rate."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
@@ -219,6 +231,9 @@ def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Pat
         ("run --arrivals trace", "--arrivals"),
         ("run --decode-model guessed", "--decode-model"),
         ("run --plot drawing.txt", "--plot"),
+        ("run --leaving 4", "--leaving"),
+        ("run --leaving 400@10", "--leaving"),
+        ("run --notice 5", "--notice"),
         ("run --profile nowhere.json --machines 2", "--profile"),
         ("provision --objective cost", "--rate"),
         ("provision --objective throughput --rate 5", "--rate"),

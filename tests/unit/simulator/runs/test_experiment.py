@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import Split
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import Case, LeavingMachines, simulate
 from spotwise.simulator.runs.workload import ClusterWorkload
 
 CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 10.0)
@@ -94,3 +94,16 @@ def test_a_lost_run_ends_long_before_its_last_request() -> None:
     assert not run.verdict.holds
     assert run.completed < 0.5 * requested
     assert run.completed + run.failed == pytest.approx(requested, abs=1)
+
+
+def test_machines_that_leave_cost_no_request() -> None:
+    """With a notice their requests end there or move, without one they are computed again; not all may leave."""
+    case = Case("Splitwise-HH", Split(2, 4), ClusterWorkload("conv"), rate=6.0, seconds=20.0)
+    noticed, sudden = (simulate(replace(case, leaving=LeavingMachines(2, 10.0, notice_s))) for notice_s in (5.0, 0.0))
+    assert noticed.completed == sudden.completed == simulate(case).completed
+    assert (noticed.failed, sudden.failed) == (0, 0)
+    assert noticed.moved > 0
+    assert noticed.recomputed == 0
+    assert (sudden.moved, sudden.recomputed > 0) == (0, True)
+    with pytest.raises(ValueError, match="at least one must stay"):
+        simulate(replace(case, leaving=LeavingMachines(6, 10.0, 5.0)))
