@@ -66,9 +66,8 @@ class Tenure:
                 case f.AbandonChange(change):
                     self._end(change, now, done=False)
                 case f.MoveDeadline(_, name, deadline_s):
-                    if name in self._evacuations:
-                        self._evacuations[name].deadline_s = deadline_s
-                        self._expect_end(now)
+                    self._leave_by(name, deadline_s, now)
+                    self._expect_end(now)
                 case f.DropKv(name):
                     self._evacuations.pop(name, None)
 
@@ -79,21 +78,26 @@ class Tenure:
 
     def _begin(self, change: f.BeginChange, now: float) -> None:
         self._change = change
-        present = {name_of(member): member for member in self._membership.workers()}
         for leaving in change.leaving:
-            name = leaving.instance
-            member = present.get(name)
-            if leaving.lost or member is None:
-                self._evacuations.pop(name, None)
-                continue
-            known = self._evacuations.get(name)
-            if known is None:
-                known = self._evacuations[name] = evacuation(member, leaving.deadline_s, self._policy, now)
-                if name in self._earlier:
-                    known.take_up(self._earlier[name])
-            known.deadline_s = leaving.deadline_s
+            if leaving.lost:
+                self._evacuations.pop(leaving.instance, None)
+            else:
+                self._leave_by(leaving.instance, leaving.deadline_s, now)
         self._report("began")
         self._expect_end(now)
+
+    def _leave_by(self, name: str, deadline_s: float, now: float) -> None:
+        """Evacuate a worker by this deadline; one whose notice had been withdrawn starts anew."""
+        member = next((each for each in self._membership.workers() if name_of(each) == name), None)
+        if member is None:
+            self._evacuations.pop(name, None)
+            return
+        known = self._evacuations.get(name)
+        if known is None:
+            known = self._evacuations[name] = evacuation(member, deadline_s, self._policy, now)
+            if name in self._earlier:
+                known.take_up(self._earlier[name])
+        known.deadline_s = deadline_s
 
     def _expect_end(self, now: float) -> None:
         """Let a notice that cannot wait for the last of the deadlines end the change."""
@@ -171,7 +175,9 @@ class Tenure:
         return evacuation.is_empty and member.state is MemberState.DRAINING
 
     def _leaving(self) -> frozenset[str]:
-        return frozenset(each.worker_id for each in self._evacuations.values())
+        """The workers under notice: also those whose change has not begun, which drain in a moment."""
+        noticed = (each.instance.rpartition("/")[0] for each in self._changes.unsettled if not each.lost)
+        return frozenset([*(each.worker_id for each in self._evacuations.values()), *noticed])
 
     def _store(self, now: float) -> None:
         assert self._change is not None

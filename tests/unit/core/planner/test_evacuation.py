@@ -7,7 +7,7 @@ from spotwise.core.migration.interruption.arrangement import Disposition
 from spotwise.core.planner.evacuation import ORDER_LOST_S
 from spotwise.core.planner.policy import PlannerPolicy
 from tests.unit.core.builders import worker_member
-from tests.unit.core.planner.bench import MARGIN_S, NOTICE_S, PlannerBench, sequence
+from tests.unit.core.planner.bench import MARGIN_S, NOTICE_S, PlannerBench, notice, sequence
 
 
 def draining(
@@ -56,6 +56,19 @@ def test_targets_are_ready_workers_with_blocks_and_the_shortest_token_queue() ->
     )
     bench.pass_time(NOTICE_S)
     assert [target_id for _, _, target_id in bench.moves[:1]] == ["c"]
+
+
+def test_a_target_that_gets_notice_before_the_copy_is_replaced() -> None:
+    """Though its change begins later, and it does not drain yet."""
+    bench = draining(sequence())
+    bench.pass_time(1.0)
+    while not any(each.target_id for each in bench.plans[-1].leaves[0].requests):
+        bench.pass_time(0.1)
+    chosen = bench.plans[-1].leaves[0].requests[0].target_id
+    bench.feed(notice(chosen, bench.now + 60.0))
+    bench.pass_time(1.0)
+    ((_, _, target_id),) = bench.moves[:1]
+    assert target_id != chosen
 
 
 def test_without_a_target_a_request_is_given_back_last_of_all() -> None:

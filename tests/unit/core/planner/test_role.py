@@ -98,6 +98,20 @@ def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that() -> None
     assert {choice_id for _, choice_id, _ in bench.moves} == {"s"}
 
 
+def test_a_notice_that_comes_again_after_its_withdrawal_counts() -> None:
+    """Within the same change."""
+    bench = PlannerBench()
+    bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
+    bench.drain("b")
+    bench.feed(notice("a", bench.now + NOTICE_S))
+    bench.pass_time(3.0)
+    bench.feed(notice("a", 0.0, m.InterruptionKind.WITHDRAWN))
+    bench.pass_time(1.0)
+    bench.feed(notice("a", bench.now + NOTICE_S - 4.0))
+    bench.pass_time(NOTICE_S - 4.5)
+    assert {choice_id for _, choice_id, _ in bench.moves} == {"r", "s"}
+
+
 def test_a_deadline_that_comes_sooner_brings_the_order_forward() -> None:
     """Rearranged, at once."""
     bench = PlannerBench()
