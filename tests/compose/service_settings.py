@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
@@ -19,7 +20,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "cluster-scheduler": SchedulerSettings,
     "prompt-worker": WorkerSettings,
     "token-worker": WorkerSettings,
-    "migration-planner": ServiceSettings,
+    "migration-planner": PlannerSettings,
     "spot-watcher": SpotWatcherSettings,
 }
 _OWNERS: dict[str, type[ServiceSettings]] = {
@@ -28,6 +29,7 @@ _OWNERS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "watcher": SpotWatcherSettings,
+    "planner": PlannerSettings,
 }
 
 
