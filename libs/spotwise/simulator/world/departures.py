@@ -28,7 +28,7 @@ from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 ARRANGE_EVERY_S = 0.5
 
 
-class Requests(Protocol):
+class MovableRequests(Protocol):
     """What a departure does with a request, by its number."""
 
     def take_off(self, number: int, output_tokens: int) -> None:
@@ -58,7 +58,7 @@ class Departure:
     deadline_s: float
     queue: EventQueue
     settings: WorldSettings
-    requests: Requests
+    requests: MovableRequests
     is_current: Callable[[Sequence], bool]
     totals: DepartureTotals
     _arranged: dict[str, Arrangement] = field(default_factory=dict)
