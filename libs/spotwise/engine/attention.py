@@ -89,7 +89,7 @@ class PagedAttention(PlannedAttention[AttentionPlan]):
         super().__init__()
         self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
         self._cache = cache
-        self._kv_heads = cache.geometry.kv_heads
+        self._kv_heads = cache.kv_heads
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the new KV of this layer, then attend."""

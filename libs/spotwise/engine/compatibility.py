@@ -8,7 +8,7 @@ differ (chunked attention, length-dependent rotary scaling), the context is limi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,13 @@ class ModelFacts:
     query_heads: int | None
     context_parity: float
     digest: str | None = None
+
+    def of_heads(self, query_heads: slice) -> ModelFacts:
+        """Return the facts of a shard with some of the query heads; `geometry` stays that of the whole model."""
+        if self.query_heads is None:
+            return self
+        layers = tuple(layer.of_heads(query_heads) for layer in self.layers)
+        return replace(self, layers=layers, query_heads=query_heads.stop - query_heads.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,15 +98,15 @@ def _difference(cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend,
     rows = _trial_rows(cache)
     tokens = sum(row.num_tokens for row, _ in rows)
     used = 1 + max(block for row, _ in rows for block in row.block_ids)
-    query_heads, kv_heads, dim = facts.query_heads or 0, cache.geometry.kv_heads, cache.geometry.key_dim
+    query_heads, kv_heads, dim = facts.query_heads or 0, cache.kv_heads, cache.geometry.key_dim
     generator = torch.Generator(cache.device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=cache.device).to(cache.dtype)
 
     worst = 0.0
-    for layer in {attention: index for index, attention in enumerate(facts.layers)}.values():
-        held = [part[layer, :, :used] for part in (cache.keys, cache.values)]
+    for layer in {facts.layers[index]: index for index in cache.part.layers}.values():
+        held = [part[:, :used] for part in (cache.layer_keys(layer), cache.layer_values(layer))]
         for part in held:
             part.copy_(random(*part.shape))
         new = [random(1, heads, tokens, dim) for heads in (query_heads, kv_heads, kv_heads)]

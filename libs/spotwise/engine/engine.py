@@ -8,7 +8,9 @@ iteration returns, the device has finished it: any thread may copy its KV. One t
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -21,6 +23,7 @@ from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
 from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
+from spotwise.engine.group_place import GroupPlace, part_cache
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_progress import LayersWritten, reporting_layers
@@ -32,9 +35,15 @@ from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import sample_sequences
 from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
+from spotwise.engine.sketch import sketch_model
+from spotwise.engine.stage import Stage
+from spotwise.engine.stage_loading import load_stage
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
 __all__ = ["Engine", "EngineConfig"]
+
+#: Loads a member's part, given attention and kernels: the stage, and how many of its layers one native call computes.
+LoadStage = Callable[[Any, Kernels | None], tuple[Stage, int]]
 
 
 class Engine:
@@ -49,6 +58,7 @@ class Engine:
         backend: TorchBackend | FlashInferBackend | None = None,
         capture: Capture | None = None,
         memory: WeightMemory = PRIVATE,
+        part: LoadStage | None = None,
     ) -> None:
         """Install the model's attention.
 
@@ -60,6 +70,7 @@ class Engine:
             backend: attention without kernels; `None`: torch.
             capture: records decodes, for which the cache needs a scratch block; `None`: no recording.
             memory: holds the kernels' weights.
+            part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
         """
         self._model = model
         self._facts = facts
@@ -76,16 +87,21 @@ class Engine:
         self._kernels = kernels
         self._attention: Any
         self._layout: Any
+        self._stage: Stage | None = None
         if kernels is not None:
             self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
-            set_attention_context(model, self._attention)
+        else:
+            chosen = backend or torch_attention(cache, facts)
+            self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
+        if part is not None:
+            self._stage, self.fused_layers = part(self._attention, kernels)
+            return
+        set_attention_context(model, self._attention)
+        if kernels is not None:
             self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
             return
-        chosen = backend or torch_attention(cache, facts)
-        self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
-        set_attention_context(model, self._attention)
         if capture is not None:
-            self.graphs = DecodeGraphs(cache, chosen.attention, self._compute, capture, facts.context_length)
+            self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
@@ -116,6 +132,34 @@ class Engine:
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
             engine = cls(model, facts, cache, kernels, memory=memory)
+        give_back_freed_memory()
+        return engine
+
+    @classmethod
+    def load_part(cls, config: EngineConfig, place: GroupPlace, num_blocks: int | None = None) -> Self:
+        """Load what one member of a group computes with, and allocate its part of the KV cache.
+
+        Args:
+            config: of the whole model; `kv_cache_bytes` is this member's.
+            place: of the member, in which it joins the group's exchange.
+            num_blocks: of the KV cache, the same for all members; `None`: as many as this member can hold.
+
+        Raises:
+            ModelError: the folder cannot be loaded.
+            UnsupportedModelError: the model would not be computed exactly, or cannot be cut like this.
+            ValueError: the configuration is wrong, or `kv_cache_bytes` too small.
+        """
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        sketch = sketch_model(config)
+        share = place.share_of(sketch)
+        facts = sketch.facts.of_heads(slice(share.query_heads.start, share.query_heads.stop))
+        cache = part_cache(config, sketch.facts, share, num_blocks)
+        kernels = load_kernels() if config.native and can_attend(cache) and sketch.model.dtype is cache.dtype else None
+        if kernels is not None:
+            kernels.set_threads(config.threads or torch.get_num_threads())
+            torch.set_num_threads(1)
+        engine = cls(sketch.model, facts, cache, kernels, part=partial(load_stage, sketch, share, place.shard))
         give_back_freed_memory()
         return engine
 
@@ -201,7 +245,8 @@ class Engine:
 
     @torch.inference_mode()
     def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:
-        """Compute all rows and return, in their order, a token for each that reached the end of its known tokens.
+        """Compute all rows and return, in their order, a token for each that reached the end of its known tokens; in a group,
+        the member that samples returns them and appends them to its sequences, the others return none.
 
         Args:
             batch: the rows.
@@ -209,6 +254,7 @@ class Engine:
 
         Raises:
             ValueError: a row names a sequence, tokens or blocks that do not exist; nothing was appended.
+            GroupBrokenError: a member of the group is gone; nothing was appended.
         """
         rows = [(row, self._checked(row)) for row in batch.rows]
         scoring, rows = split_prompt_scoring(rows)
@@ -228,7 +274,7 @@ class Engine:
                 logits = self._forward(flat, [flat.last_token[index] for index in sampled])
         elif len(sampled) < len(rows):
             logits = logits[sampled]
-        if not sampled:
+        if not sampled or logits is None:
             self._wait_for_device()
             return ()
         sequences = [rows[index][1] for index in sampled]
@@ -243,10 +289,13 @@ class Engine:
             return None
         return self.graphs.run(rows)
 
-    def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor:
-        """Compute the flat batch and return logits `[positions, vocab_size]` at these flat positions."""
+    def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
+        """Compute the flat batch and return logits `[positions, vocab_size]` at these flat positions; `None` in a member of a
+        group that does not sample.
+        """
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
-        return self._compute(flat.token_ids, flat.position_ids, flat.plan, keep)
+        forward = partial(self._compute, flat.token_ids, flat.position_ids, flat.plan, keep)
+        return forward() if self._stage is None else self._stage.run(forward)
 
     def _compute(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
@@ -274,7 +323,9 @@ class Engine:
             for last, (row, _) in zip(flat.last_token, rows, strict=True)
             for offset in range(row.num_tokens)
         ]
-        note_prompt_logprobs(self._forward(flat, positions), rows)
+        logits = self._forward(flat, positions)
+        if logits is not None:
+            note_prompt_logprobs(logits, rows)
 
     def _sequence(self, sequence_id: str) -> EngineSequence:
         try:

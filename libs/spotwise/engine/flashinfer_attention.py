@@ -73,7 +73,7 @@ def refusal(cache: PagedKvCache, layers: Sequence[LayerAttention], query_heads: 
         return f"heads of {geometry.key_dim}+{geometry.value_dim} numbers"
     if cache.keys.stride(1) >= _LARGEST_STRIDE:
         return "a cache in which one head's blocks are as far from the next's as 32 bits do not count"
-    if query_heads is None or query_heads % geometry.kv_heads:
+    if query_heads is None or query_heads % cache.kv_heads:
         return "query heads that differ from layer to layer, or are no multiple of the KV heads"
     if any(layer.alibi_slopes is not None or layer.sinks is not None for layer in layers):
         return "ALiBi, or sinks"
@@ -164,7 +164,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
         plan, layer = self.current_plan, call.layer
         self._cache.write(layer, plan.places, call.key[0], call.value[0])
         by_token = call.query[0].transpose(0, 1).to(self._dtype).contiguous()
-        pages = self._cache.keys[layer].transpose(0, 1), self._cache.values[layer].transpose(0, 1)
+        pages = self._cache.layer_keys(layer).transpose(0, 1), self._cache.layer_values(layer).transpose(0, 1)
         attended: torch.Tensor = plan.wrappers[self._layers[layer]].run(by_token, pages)
         return attended.to(call.query.dtype).unsqueeze(0)
 
@@ -175,7 +175,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
                 _indptr(num_tokens),
                 *self._pages(rows),
                 self._query_heads,
-                self._cache.geometry.kv_heads,
+                self._cache.kv_heads,
                 self._cache.geometry.key_dim,
                 self._cache.block_size,
                 causal=True,
@@ -193,7 +193,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
             wrapper.plan(
                 *self._pages(rows),
                 self._query_heads,
-                self._cache.geometry.kv_heads,
+                self._cache.kv_heads,
                 self._cache.geometry.key_dim,
                 self._cache.block_size,
                 q_data_type=self._dtype,

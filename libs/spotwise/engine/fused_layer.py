@@ -1,4 +1,4 @@
-"""A decoder layer of the common form, computed by one native call.
+"""A decoder layer of the common form, or one shard of it, computed by one native call.
 
 The form is that of Llama, Mistral, Qwen2, Qwen3, SmolLM: norm, grouped-query attention with rotary positions, norm, gated MLP,
 two residuals. `rewriting.py` tries whether a layer really computes it.
@@ -18,6 +18,7 @@ from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
 from spotwise.engine.native_attention import NativeAttention
 from spotwise.engine.packed import PackedWeight, can_pack, interleaved
+from spotwise.engine.shard import WHOLE, Shard
 from spotwise.engine.weight_memory import WeightMemory
 
 _ACTIVATIONS = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1, "PytorchGELUTanh": 1}
@@ -99,11 +100,12 @@ class FusedDecoderLayer(torch.nn.Module):
     Args:
         kernels: compute it.
         parts: of the original layer.
-        attention: what the layer's attention computes.
+        attention: what the layer's attention computes, for the shard's heads.
         context: holds the plan of the rows, and the cache.
         is_last: whether it is the model's last layer, which with `NativePlan.last_only` computes only each row's last token.
         memory: holds its packed weights.
         name: prefix of their names in `memory`.
+        shard: of the layer that this process computes.
     """
 
     def __init__(
@@ -116,29 +118,34 @@ class FusedDecoderLayer(torch.nn.Module):
         is_last: bool,
         memory: WeightMemory,
         name: str,
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         self._layer = kernels.layer
+        self._shard = shard
         self._context = context
         self._is_last = is_last
         self._index = parts.index
         self._kept: list[Any] = []
         cache = context.cache
         geometry = cache.geometry
-        weights = parts.query.weight
-        self._dtype = weights.dtype
-        hidden, intermediate = weights.shape[1], parts.down.weight.shape[1]
-        self._hidden = hidden
-        qkv = [parts.query, parts.key, parts.value]
+        self._dtype = parts.query.weight.dtype
+        self._hidden = hidden = parts.query.in_features
+        intermediate = parts.down.in_features
+        attended = parts.output.in_features
+        query_rows = shard.heads(parts.query.out_features)
+        key_rows, value_rows = shard.heads(parts.key.out_features), shard.heads(parts.value.out_features)
+        qkv = [(parts.query, query_rows), (parts.key, key_rows), (parts.value, value_rows)]
+        hidden_columns, inner_columns = shard.columns(hidden), shard.columns(intermediate)
 
-        def packed(part: str, linears: Sequence[torch.nn.Module], order: np.ndarray | None = None) -> int:
-            weights: Any = [linear.weight for linear in linears]
+        def packed(part: str, linears: Sequence[tuple[torch.nn.Linear, slice]], order: np.ndarray | None = None) -> int:
+            weights = [linear.weight[rows] for linear, rows in linears]
             return self._keep(PackedWeight(kernels, weights, order, memory=memory, name=f"{name}.{part}").data)
 
         self._fields = LayerFields(
-            format=FORMATS[weights.dtype],
-            heads=weights.shape[0] // geometry.key_dim,
-            kv_heads=geometry.kv_heads,
+            format=FORMATS[self._dtype],
+            heads=(query_rows.stop - query_rows.start) // geometry.key_dim,
+            kv_heads=(key_rows.stop - key_rows.start) // geometry.key_dim,
             key_dim=geometry.key_dim,
             value_dim=geometry.value_dim,
             window=attention.window or 0,
@@ -146,6 +153,12 @@ class FusedDecoderLayer(torch.nn.Module):
             intermediate=intermediate,
             rotary_dim=geometry.key_dim,
             activation=parts.activation,
+            attended=attended,
+            first_attended=shard.heads(attended).start,
+            own_hidden=hidden_columns.stop - hidden_columns.start,
+            first_hidden=hidden_columns.start,
+            own_inner=inner_columns.stop - inner_columns.start,
+            first_inner=inner_columns.start,
             scale=attention.scaling,
             softcap=attention.softcap or 0.0,
             epsilon=_epsilon(parts.input_norm),
@@ -155,15 +168,22 @@ class FusedDecoderLayer(torch.nn.Module):
             post_norm=self._keep(_norm_weight(parts.post_norm)),
             query_norm=None if parts.query_norm is None else self._keep(_norm_weight(parts.query_norm)),
             key_norm=None if parts.key_norm is None else self._keep(_norm_weight(parts.key_norm)),
-            qkv_bias=None if parts.query.bias is None else self._keep(torch.cat([linear.bias for linear in qkv])),
-            output_bias=None if parts.output.bias is None else self._keep(parts.output.bias),
+            qkv_bias=None
+            if parts.query.bias is None
+            else self._keep(torch.cat([linear.bias[rows] for linear, rows in qkv])),
+            output_bias=None if parts.output.bias is None else self._keep(parts.output.bias[hidden_columns]),
             qkv=packed("qkv", qkv),
-            output=packed("output", [parts.output]),
-            gate_up=packed("gate_up", [parts.gate, parts.up], interleaved(intermediate)),
-            down=packed("down", [parts.down]),
-            keys=cache.keys[parts.index].data_ptr(),
-            values=cache.values[parts.index].data_ptr(),
+            output=packed("output", [(parts.output, hidden_columns)]),
+            gate_up=packed(
+                "gate_up",
+                [(parts.gate, inner_columns), (parts.up, inner_columns)],
+                interleaved(inner_columns.stop - inner_columns.start),
+            ),
+            down=packed("down", [(parts.down, hidden_columns)]),
+            keys=cache.layer_keys(parts.index).data_ptr(),
+            values=cache.layer_values(parts.index).data_ptr(),
             kv_blocks=cache.num_blocks,
+            gathering=shard.layer_gathering(kernels, attended, hidden, intermediate, self._dtype),
         )
         self._address = ctypes.addressof(self._fields)
 
@@ -187,7 +207,7 @@ class FusedDecoderLayer(torch.nn.Module):
             if part.shape[-2:] != (plan.fields.tokens, width) or part.dtype is not self._dtype:
                 raise ValueError(f"{tuple(part.shape)} of {part.dtype} given for {plan.fields.tokens} tokens")
         hidden_states, cosine, sine = hidden_states.contiguous(), cosine.contiguous(), sine.contiguous()
-        self._layer(
+        is_whole = self._layer(
             self._address,
             plan.address,
             hidden_states.data_ptr(),
@@ -195,6 +215,8 @@ class FusedDecoderLayer(torch.nn.Module):
             sine.data_ptr(),
             int(self._is_last and plan.last_only),
         )
+        if not is_whole:
+            raise self._shard.error()
         if self._context.on_written is not None:
             self._context.on_written(self._index)
         return hidden_states

@@ -16,7 +16,7 @@ _WORDS = (np.int64, np.int32, np.int16, np.uint8)
 
 
 class HostKvRows:
-    """Copies blocks of keys and values, both `[num_layers, kv_heads, blocks, ...]` and contiguous.
+    """Copies blocks of keys and values, both `[num_layers, kv_heads, blocks, ...]`, each layer contiguous.
 
     The flat bytes have the order of `PagedKvCache.gather_blocks`: by layer, first its keys `[kv_head, block]`, then its values.
     """

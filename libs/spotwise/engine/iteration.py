@@ -50,7 +50,7 @@ class BatchLayout:
         self._num_blocks = cache.num_blocks
         self._blocks_per_head = cache.blocks_per_head
         self._num_slots = cache.num_blocks * cache.block_size
-        self._heads = np.arange(cache.geometry.kv_heads, dtype=np.int64)
+        self._heads = np.arange(cache.kv_heads, dtype=np.int64)
         self._dtype = cache.dtype
         self._device = cache.device
 

@@ -2,7 +2,8 @@
 
 A position's keys and values lie in block `block_table[position // block_size]`; `core.kv_blocks` decides whose it is.
 Keys and values are separate, `[layer, kv_head, block, ...]`, so that a tensor shard is a range of heads. All bytes start as
-zero, since padded attention multiplies unused slots by zero; on a CPU a page is committed when first written.
+zero, since padded attention multiplies unused slots by zero; on a CPU a page is committed when first written. A member of a
+group uses a part of the layers and heads; on a CPU it has the addresses of all, so that these survive a change of its part.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import enum
 import math
 import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +33,9 @@ class KvOrder(enum.StrEnum):
     PLAIN = "plain"
     TILED = "tiled"
 
+
+# Of Linux; Python 3.11 does not name it. Elsewhere such mappings are not reserved anyway.
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 #: Block size, in positions, that can be tiled.
 TILED_BLOCK_SIZE = 16
@@ -59,6 +64,19 @@ class KvGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class KvPart:
+    """Layers and KV heads, consecutive, that a member of a group keeps."""
+
+    layers: range
+    kv_heads: range
+
+    @classmethod
+    def whole(cls, geometry: KvGeometry) -> KvPart:
+        """Return all layers and heads."""
+        return cls(range(geometry.num_layers), range(geometry.kv_heads))
+
+
+@dataclass(frozen=True, slots=True)
 class KvPlaces:
     """Where new positions are written: block and offset in it, `[tokens]` each."""
 
@@ -84,6 +102,8 @@ class PagedKvCache:
     export those and layers that it has written.
 
     Attributes:
+        geometry: of the whole model.
+        part: layers and heads that this cache keeps.
         num_blocks: blocks that sequences may own.
         blocks_per_head: `num_blocks` plus the scratch block, if any: the stride, in blocks, between heads.
     """
@@ -98,32 +118,42 @@ class PagedKvCache:
         *,
         scratch: bool = False,
         order: KvOrder | None = None,
+        part: KvPart | None = None,
     ) -> None:
         """Allocate the cache, zeroed.
 
         Args:
-            geometry: of the model's KV.
+            geometry: of the model's KV, all layers and heads.
             num_blocks: blocks that sequences may own.
             block_size: tokens of a block.
             dtype: of keys and values.
             device: holds them.
             scratch: add a block that no sequence owns.
             order: of positions within a block; by default `kv_order`.
+            part: what to keep of it; by default all.
         """
         self.geometry = geometry
+        self.part = part or KvPart.whole(geometry)
         self.num_blocks = num_blocks
         self.blocks_per_head = num_blocks + scratch
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
         self.order = order or kv_order(geometry, block_size, dtype, device)
-        shape = (geometry.num_layers, geometry.kv_heads, self.blocks_per_head, block_size)
-        #: `[num_layers, kv_heads, blocks_per_head, block_size, key_dim]`, the last two in the cache's order
-        self.keys = _zeros((*shape, geometry.key_dim), dtype, device)
-        #: `[num_layers, kv_heads, blocks_per_head, block_size, value_dim]`, the last two in the cache's order
-        self.values = _zeros((*shape, geometry.value_dim), dtype, device)
+        #: of the part: `[layers, kv_heads, blocks_per_head, block_size, key_dim]`, the last two in the cache's order
+        self.keys = self._allocate(geometry.key_dim)
+        #: of the part: `[layers, kv_heads, blocks_per_head, block_size, value_dim]`, the last two in the cache's order
+        self.values = self._allocate(geometry.value_dim)
         self._written: list[torch.cuda.Event | None] = [None] * geometry.num_layers
         self._host_rows = HostKvRows(self.keys, self.values) if device.type == "cpu" else None
+
+    def _allocate(self, dim: int) -> torch.Tensor:
+        layers, heads = self.part.layers, self.part.kv_heads
+        blocks = (self.blocks_per_head, self.block_size, dim)
+        if self.device.type != "cpu":
+            return torch.zeros((len(layers), len(heads), *blocks), dtype=self.dtype, device=self.device)
+        whole = _reserved((self.geometry.num_layers, self.geometry.kv_heads, *blocks), self.dtype)
+        return whole[layers.start : layers.stop, heads.start : heads.stop]
 
     @property
     def scratch_block(self) -> int | None:
@@ -132,12 +162,17 @@ class PagedKvCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold KV."""
+        """Layers of the model that hold KV."""
         return self.geometry.num_layers
 
     @property
+    def kv_heads(self) -> int:
+        """KV heads kept of each layer."""
+        return len(self.part.kv_heads)
+
+    @property
     def layer_block_bytes(self) -> int:
-        """Bytes of one block in one layer, K and V together."""
+        """Bytes of one block in one kept layer, K and V together, of the kept heads."""
         return self._block_bytes(self.geometry.key_dim) + self._block_bytes(self.geometry.value_dim)
 
     @property
@@ -149,17 +184,27 @@ class PagedKvCache:
             f"{str(self.dtype).removeprefix('torch.')}, blocks of {self.block_size}, {self.order}"
         )
 
+    def layer_keys(self, layer: int) -> torch.Tensor:
+        """Return the keys of a kept layer, by its index in the model: `[kv_heads, blocks_per_head, ...]`, contiguous."""
+        return self.keys[layer - self.part.layers.start]
+
+    def layer_values(self, layer: int) -> torch.Tensor:
+        """Return the values of a kept layer, as `layer_keys`."""
+        return self.values[layer - self.part.layers.start]
+
     def write(self, layer: int, places: KvPlaces, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write new positions: keys `[kv_heads, tokens, key_dim]`, values `[kv_heads, tokens, value_dim]`."""
         if self.order is KvOrder.PLAIN:
-            self.keys[layer][:, places.blocks, places.offsets] = keys
-            self.values[layer][:, places.blocks, places.offsets] = values
+            self.layer_keys(layer)[:, places.blocks, places.offsets] = keys
+            self.layer_values(layer)[:, places.blocks, places.offsets] = values
             return
         pair = _pair(self.dtype)
         tokens = keys.shape[1]
-        tiled_keys = self.keys[layer].view(*self.keys.shape[1:3], -1, self.block_size, pair)
+        tiled_keys = self.layer_keys(layer).view(self.kv_heads, self.blocks_per_head, -1, self.block_size, pair)
         tiled_keys[:, places.blocks, :, places.offsets] = keys.transpose(0, 1).reshape(tokens, len(keys), -1, pair)
-        tiled_values = self.values[layer].view(*self.values.shape[1:3], self.block_size // pair, -1, pair)
+        tiled_values = self.layer_values(layer).view(
+            self.kv_heads, self.blocks_per_head, self.block_size // pair, -1, pair
+        )
         outer, inner = places.offsets // pair, places.offsets % pair
         tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
 
@@ -176,8 +221,8 @@ class PagedKvCache:
 
     def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys `[blocks * block_size, key_dim]` and values of blocks indexed by `kv_head * blocks_per_head + block`."""
-        keys = self.keys[layer].view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
-        values = self.values[layer].view(-1, self.block_size * self.geometry.value_dim).index_select(0, index)
+        keys = self.layer_keys(layer).view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
+        values = self.layer_values(layer).view(-1, self.block_size * self.geometry.value_dim).index_select(0, index)
         if self.order is KvOrder.TILED:
             pair = _pair(self.dtype)
             keys = keys.view(len(index), -1, self.block_size, pair).transpose(1, 2)
@@ -226,7 +271,7 @@ class PagedKvCache:
         if data.numel() != num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV do not go into {data.numel()}")
         if self._host_rows is not None:
-            self._host_rows.gather(first_layer, num_layers, block_ids, data.numpy())
+            self._host_rows.gather(first_layer - self.part.layers.start, num_layers, block_ids, data.numpy())
             return data
         block_index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
         for source, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
@@ -245,18 +290,21 @@ class PagedKvCache:
         if data.dtype != torch.uint8 or data.numel() != expected_bytes:
             raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
         if self._host_rows is not None:
-            self._host_rows.scatter(first_layer, num_layers, block_ids, data.numpy())
+            self._host_rows.scatter(first_layer - self.part.layers.start, num_layers, block_ids, data.numpy())
             return
         block_index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
         for destination, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
             destination.index_copy_(1, block_index, place)
 
     def _block_bytes(self, dim: int) -> int:
-        return self.geometry.kv_heads * self.block_size * dim * self.dtype.itemsize
+        return self.kv_heads * self.block_size * dim * self.dtype.itemsize
 
     def _check(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> None:
-        if first_layer < 0 or num_layers < 0 or first_layer + num_layers > self.num_layers:
-            raise ValueError(f"layers {first_layer}..{first_layer + num_layers} of a cache with {self.num_layers}")
+        kept = self.part.layers
+        if num_layers < 0 or first_layer < kept.start or first_layer + num_layers > kept.stop:
+            raise ValueError(
+                f"layers {first_layer}..{first_layer + num_layers} of a cache with {kept.start}..{kept.stop}"
+            )
         if block_ids and not (min(block_ids) >= 0 and max(block_ids) < self.num_blocks):
             raise ValueError(f"a block id outside 0..{self.num_blocks - 1}")
 
@@ -269,21 +317,23 @@ class PagedKvCache:
         pairs = []
         offset = 0
         for layer in range(first_layer, first_layer + num_layers):
-            for cache in (self.keys[layer], self.values[layer]):
+            for cache in (self.layer_keys(layer), self.layer_values(layer)):
                 dim = cache.shape[-1]
                 size = num_blocks * self._block_bytes(dim)
                 place = data[offset : offset + size].view(self.dtype)
-                pairs.append((cache, place.view(self.geometry.kv_heads, num_blocks, self.block_size, dim)))
+                pairs.append((cache, place.view(self.kv_heads, num_blocks, self.block_size, dim)))
                 offset += size
         return pairs
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes every page; an anonymous mapping is zero and committed page by page. With huge pages the first block
-    # would commit 2 MiB for each head of each layer, since they lie apart.
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _reserved(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that take address space only, and memory page by page as they are written.
+
+    torch.zeros writes every page; an anonymous mapping is zero. Not reserved, it may exceed the memory, of which a part of the
+    layers and heads is used. With huge pages the first block would commit 2 MiB for each head of each layer: they lie apart.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

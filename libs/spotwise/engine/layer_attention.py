@@ -12,7 +12,7 @@ The weights are `softmax(s)`; with a sink, `exp(sink[head])` is added to their d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,13 @@ class LayerAttention:
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
     sinks: tuple[float, ...] | None = None
+
+    def of_heads(self, heads: slice) -> LayerAttention:
+        """Return the attention of some of the query heads."""
+        slopes, sinks = self.alibi_slopes, self.sinks
+        return replace(
+            self, alibi_slopes=None if slopes is None else slopes[heads], sinks=None if sinks is None else sinks[heads]
+        )
 
     def is_plain_within(self, context_length: int) -> bool:
         """Whether scores are only scaled in a context of `context_length` positions."""

@@ -61,18 +61,19 @@ class EngineConfig:
             raise ValueError("threads must be at least 1")
 
 
-def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
-    """Return the model, ready for inference, and its facts.
+def resolve(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the dtype that a config names; raises `ValueError` where the device does not exist."""
+    device = _device(config.device)
+    return device, _dtype(config.dtype, device)
+
+
+def read_model_config(config: EngineConfig) -> Any:
+    """Return the config of a model that transformers can make, and prepare transformers to make it.
 
     Raises:
-        ModelError: the folder cannot be loaded, or lacks tensors of the model.
-        UnsupportedModelError: the model would not be computed exactly.
-        ValueError: the device does not exist.
+        ModelError: the folder cannot be read.
+        UnsupportedModelError: transformers has no causal language model of this type.
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
     register_attention()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if not config.model_dir.is_dir():
@@ -85,6 +86,21 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
         raise UnsupportedModelError(
             f"{model_config.model_type!r} has no causal language model in transformers; only decoder-only models can be served"
         )
+    return model_config
+
+
+def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
+    """Return the model, ready for inference, and its facts.
+
+    Raises:
+        ModelError: the folder cannot be loaded, or lacks tensors of the model.
+        UnsupportedModelError: the model would not be computed exactly.
+        ValueError: the device does not exist.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device, dtype = resolve(config)
+    model_config = read_model_config(config)
     # Read before the weights are loaded, so that loading finds their pages in memory.
     digest = model_digest(read_checkpoint(config.model_dir))
     auto: Any = AutoModelForCausalLM
@@ -114,9 +130,14 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     model.eval().requires_grad_(False)
     adapt_bloom(model)
     facts = replace(inspect_model(model), digest=digest)
+    warn_of_limits(facts)
+    return model, facts
+
+
+def warn_of_limits(facts: ModelFacts) -> None:
+    """Log why the context is shorter than the model's own, where it is."""
     if facts.context_limit is not None:
         _log.warning("context limited to %d tokens by %s", facts.context_length, facts.context_limit)
-    return model, facts
 
 
 def device_name(device: str) -> str | None:

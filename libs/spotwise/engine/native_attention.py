@@ -103,6 +103,10 @@ class NativeAttention(PlannedAttention[NativePlan]):
         self._layers = layers
         self._fields: dict[tuple[int, int], AttentionFields] = {}
 
+    def layer(self, index: int) -> LayerAttention:
+        """Return what the attention of a layer computes."""
+        return self._layers[index]
+
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the new KV of this layer, then attend."""
         plan, layer = self.current_plan, call.layer
@@ -127,7 +131,7 @@ class NativeAttention(PlannedAttention[NativePlan]):
         return AttentionFields(
             format=self._format,
             heads=heads,
-            kv_heads=cache.geometry.kv_heads,
+            kv_heads=cache.kv_heads,
             key_dim=cache.geometry.key_dim,
             value_dim=cache.geometry.value_dim,
             window=attention.window or 0,
@@ -135,8 +139,8 @@ class NativeAttention(PlannedAttention[NativePlan]):
             softcap=attention.softcap or 0.0,
             slopes=self.keep(attention.alibi_slopes),
             sinks=self.keep(attention.sinks),
-            keys=cache.keys[layer].data_ptr(),
-            values=cache.values[layer].data_ptr(),
+            keys=cache.layer_keys(layer).data_ptr(),
+            values=cache.layer_values(layer).data_ptr(),
             kv_blocks=cache.num_blocks,
         )
 

@@ -133,6 +133,7 @@ class PackedLinear(torch.nn.Module):
             weight.inputs,
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
+            weight.outputs,
             self._float_output,
         )
         return out

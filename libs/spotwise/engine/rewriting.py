@@ -28,8 +28,8 @@ _log = structlog.get_logger(__name__)
 
 # Largest distance of a fused layer's output from the original's, relative to what the layer adds to its input.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# Prompt length of the probe: more than one block, less than two.
-_PROBE_TOKENS = 24
+#: Prompt length of the probe: more than one block, less than two.
+PROBE_TOKENS = 24
 
 
 @torch.inference_mode()
@@ -51,32 +51,40 @@ def rewrite(
         layout: of batches for `context`.
         memory: holds the weights.
     """
-    fused = _fuse_layers(model, facts.layers, kernels, context, layout, _probe(facts, context.cache), memory)
+    fused = _fuse_layers(model, facts.layers, kernels, context, layout, probe_row(facts, context.cache), memory)
     head = model.get_output_embeddings()
-    for path, parent in list(model.named_modules()):
-        for name, child in list(parent.named_children()):
-            weight = _linear_weight(child)
-            if weight is not None and can_pack(weight):
-                bias = child.bias
-                floats = child is head and bias is None
-                packed = PackedLinear(
-                    kernels, weight, bias, float_output=floats, memory=memory, name=f"{path}.{name}.packed".lstrip(".")
-                )
-                setattr(parent, name, packed)
+    for path, parent, name, child in linear_layers(model):
+        weight = linear_weight(child)
+        if weight is not None and can_pack(weight):
+            floats = child is head and child.bias is None
+            packed = PackedLinear(
+                kernels, weight, child.bias, float_output=floats, memory=memory, name=f"{path}.packed"
+            )
+            setattr(parent, name, packed)
     with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)
     return fused
 
 
-def _probe(facts: ModelFacts, cache: PagedKvCache) -> SequenceRow:
+def probe_row(facts: ModelFacts, cache: PagedKvCache) -> SequenceRow:
     """Return a short prompt in the cache's first blocks."""
-    length = min(_PROBE_TOKENS, facts.context_length, cache.num_blocks * cache.block_size)
+    length = min(PROBE_TOKENS, facts.context_length, cache.num_blocks * cache.block_size)
     sequence = EngineSequence.of_tokens([index % facts.vocab_size for index in range(length)])
     return BatchRow("probe", 0, length, tuple(range(-(-length // cache.block_size)))), sequence
 
 
-def _linear_weight(module: Any) -> torch.Tensor | None:
+def linear_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str, Any]]:
+    """Return path, parent, name in it, and module of each linear layer."""
+    return [
+        (f"{path}.{name}".lstrip("."), parent, name, child)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if linear_weight(child) is not None
+    ]
+
+
+def linear_weight(module: Any) -> torch.Tensor | None:
     """Return a linear layer's weight as `[outputs, inputs]`; `None` for other modules."""
     if type(module) is torch.nn.Linear:
         return module.weight
@@ -132,18 +140,32 @@ def _fuse_layers(
                 name=path,
             )
             args, kwargs, expected = calls.pop(child)
-            difference = _difference(replacement, args, kwargs, expected)
-            if difference <= _TOLERANCE[expected.dtype]:
+            if fits(replacement, args, kwargs, expected, parts.index, type(child).__name__):
                 setattr(parent, path.rpartition(".")[2], replacement)
                 fused += 1
             else:
                 memory.drop(f"{path}.")
-                _log.warning("layer_not_fused", layer=parts.index, type=type(child).__name__, difference=difference)
     finally:
         context.plan = None
         for hook in hooks:
             hook.remove()
     return fused
+
+
+def fits(
+    replacement: FusedDecoderLayer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    expected: torch.Tensor,
+    index: int,
+    original: str,
+) -> bool:
+    """Whether a replacement computes what layer `index`, of class `original`, returned; logs a warning if not."""
+    difference = _difference(replacement, args, kwargs, expected)
+    if difference <= _TOLERANCE[expected.dtype]:
+        return True
+    _log.warning("layer_not_fused", layer=index, type=original, difference=difference)
+    return False
 
 
 def _difference(

@@ -104,8 +104,9 @@ class AttentionTile {
   AttentionTile(const AttentionShape& shape, const KvLayer<Format>& layer, const Rows& rows, AttentionScratch<Format>& scratch)
       : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.heads / shape.kv_heads) {}
 
-  // Computes queries [first, last) of a row, relative to its first token, for one KV head; `out` is [tokens, heads, value_dim].
-  void compute(int batch_row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out) {
+  // Computes queries [first, last) of a row, relative to its first token, for one KV head; `out` is [tokens, heads, value_dim],
+  // with `out_stride` values from one token to the next.
+  void compute(int batch_row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out, long out_stride) {
     const int token = rows_.first_token[batch_row] + first;
     const int count = (last - first) * group_;
     first_position_ = rows_.first_position[batch_row] + first;
@@ -133,7 +134,7 @@ class AttentionTile {
     }
     for (int r = 0; r < count; r++) {
       const float factor = 1.0f / s_.total[r];
-      Value* to = out + ((long(token) + r / group_) * shape_.heads + kv_head * group_ + r % group_) * shape_.value_dim;
+      Value* to = out + (token + r / group_) * out_stride + (kv_head * group_ + r % group_) * shape_.value_dim;
       for (int i = 0; i < shape_.value_dim; i += kLanes)
         Format::put16(to + i, load(&s_.sums[r * shape_.value_dim + i]) * factor);
     }
@@ -275,8 +276,8 @@ class AttentionTile {
 // Attends for all rows, or only the last token of each. Pieces are ordered by row, then tile, a row's last (longest) first.
 template <class Format>
 void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvLayer<Format>& layer,
-            const Heads<Format>& queries, typename Format::Value* out, std::vector<AttentionScratch<Format>>& scratch,
-            bool last_only) {
+            const Heads<Format>& queries, typename Format::Value* out, long out_stride,
+            std::vector<AttentionScratch<Format>>& scratch, bool last_only) {
   if (int(scratch.size()) < team.size()) scratch.resize(team.size());
   for (auto& own : scratch) own.fit(shape);
   const int per_tile = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
@@ -293,7 +294,7 @@ void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvL
     const int index = left / shape.kv_heads, head = left % shape.kv_heads;
     const int first = last_only ? tokens - 1 : index * per_tile;
     AttentionTile<Format> tile(shape, layer, rows, scratch[thread]);
-    tile.compute(row, head, first, last_only ? tokens : std::min(tokens, first + per_tile), queries, out);
+    tile.compute(row, head, first, last_only ? tokens : std::min(tokens, first + per_tile), queries, out, out_stride);
   });
 }
 

@@ -31,15 +31,19 @@ void with_format(int format, const Body& body) {
 
 extern "C" {
 
-// A fused decoder layer; untyped pointers refer to values of its format.
+// A fused decoder layer, or one shard of it; untyped pointers refer to values of its format. Heads are the shard's, `hidden` and
+// `intermediate` the whole layer's; of the columns of the attention output, the residual stream and the gated activation the
+// shard has `own_*`, from `first_*` on.
 struct LayerFields {
   int32_t format, heads, kv_heads, key_dim, value_dim, window, hidden, intermediate, rotary_dim, activation;
+  int32_t attended, first_attended, own_hidden, first_hidden, own_inner, first_inner;
   float scale, softcap, epsilon;
   const float *slopes, *sinks;
   const void *input_norm, *post_norm, *query_norm, *key_norm, *qkv_bias, *output_bias;
   const void *qkv, *output, *gate_up, *down;  // packed
-  void *keys, *values;                        // of this layer, all KV heads
+  void *keys, *values;                        // of this layer and the shard's KV heads
   int64_t kv_blocks;                          // blocks of a KV head
+  const Gathering* gathering;                 // null: there is one shard
 };
 
 // The attention of a layer that is not fused.
@@ -72,30 +76,31 @@ void sw_pack(int format, const void* weights, int outputs, int inputs, const int
   });
 }
 
-// out [rows, outputs] = a [rows, inputs] * packed (+ bias); with `as_floats`, `out` is float32 in any format, without bias.
+// out [rows, outputs] = a [rows, inputs] * packed (+ bias), with `out_stride` values from row to row of `out`; with `as_floats`,
+// `out` is float32 in any format, without bias.
 void sw_linear(int format, const void* a, int64_t row_stride, int rows, const void* packed, int outputs, int inputs,
-               const void* bias, void* out, int as_floats) {
+               const void* bias, void* out, int64_t out_stride, int as_floats) {
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
     const Packed<Format> weights{(const Value*)packed, outputs, inputs};
     if (as_floats) {
-      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, outputs, outputs});
+      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, out_stride, outputs});
     } else {
       multiply<Format>(*team, (const Value*)a, row_stride, rows, weights,
-                       StoreRows<Format>{(Value*)out, outputs, outputs, (const Value*)bias});
+                       StoreRows<Format>{(Value*)out, out_stride, outputs, (const Value*)bias});
     }
   });
 }
 
-// Computes one decoder layer in place on x [tokens, hidden].
-void sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
+// Computes one decoder layer in place on x [tokens, hidden]; returns 0 where the group is broken.
+int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
               int last_only) {
+  bool is_whole = false;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
     const LayerFields& l = *fields;
-    const int attended = l.heads * l.value_dim;
     const long key_stride = l.kv_blocks * kBlock * l.key_dim, value_stride = l.kv_blocks * kBlock * l.value_dim;
     const int qkv_width = (l.heads + l.kv_heads) * l.key_dim + l.kv_heads * l.value_dim;
     const Layer<Format> layer{
@@ -112,16 +117,23 @@ void sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, c
         (const Value*)l.qkv_bias,
         (const Value*)l.output_bias,
         {(const Value*)l.qkv, qkv_width, l.hidden},
-        {(const Value*)l.output, l.hidden, attended},
-        {(const Value*)l.gate_up, 2 * ((l.intermediate + kLanes - 1) / kLanes * kLanes), l.hidden},
-        {(const Value*)l.down, l.hidden, l.intermediate},
+        {(const Value*)l.output, l.own_hidden, l.attended},
+        {(const Value*)l.gate_up, 2 * l.own_inner, l.hidden},
+        {(const Value*)l.down, l.own_hidden, l.intermediate},
         {(Value*)l.keys, (Value*)l.values, key_stride, value_stride},
+        l.attended,
+        l.intermediate,
+        l.first_attended,
+        l.first_hidden,
+        l.first_inner,
+        l.gathering,
     };
     const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
                     row_fields->table_start, row_fields->tables, row_fields->row_of_token};
-    compute_layer<Format>(*team, workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine, (const Value*)sine,
-                          last_only != 0);
+    is_whole = compute_layer<Format>(*team, workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine,
+                                     (const Value*)sine, last_only != 0);
   });
+  return is_whole;
 }
 
 // Writes new keys and values, then attends. Strides count values, between tokens and heads; out is [tokens, heads, value_dim].
@@ -144,7 +156,7 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
       for (int token = piece * 16; token < std::min(rows.tokens, piece * 16 + 16); token++)
         write_kv<Format>(shape, rows, layer, token, k, v);
     });
-    attend<Format>(*team, shape, rows, layer, q, (Value*)out, workspace<Format>().scratch, false);
+    attend<Format>(*team, shape, rows, layer, q, (Value*)out, long(a.heads) * a.value_dim, workspace<Format>().scratch, false);
   });
 }
 
@@ -154,6 +166,46 @@ void sw_pick(const float* logits, int rows, int vocabulary, const Draw* draws, i
     thread_local DrawScratch scratch;
     tokens[row] = pick(logits + int64_t(row) * vocabulary, vocabulary, draws[row], scratch);
   });
+}
+
+// Bytes of memory, zero at first, through which `size` members of a group exchange; rings have `capacity` bytes.
+int64_t sw_exchange_bytes(int size, int64_t capacity) { return Exchange::bytes(size, capacity); }
+
+// Joins an exchange as member `rank`; members that are silent for `patience_ms` break it.
+Exchange* sw_exchange_join(void* memory, int rank, int size, int64_t capacity, int64_t patience_ms) {
+  return new Exchange(memory, rank, size, capacity, patience_ms);
+}
+
+// Leaves; no thread may be inside a call, which `sw_exchange_fail` ends.
+void sw_exchange_leave(Exchange* exchange) { delete exchange; }
+
+// 0 while all members are there; else why not: 1 + the rank of the first that is gone, or -1 after `sw_exchange_fail`.
+int sw_exchange_broken(const Exchange* exchange) { return exchange->broken(); }
+
+// Breaks the exchange for all members.
+void sw_exchange_fail(Exchange* exchange) { exchange->fail(-1); }
+
+// The following return 0 where the exchange is broken.
+int sw_exchange_wait_for_all(Exchange* exchange) { return exchange->wait_for_all(); }
+
+int sw_exchange_send(Exchange* exchange, int to, const void* data, int64_t bytes) {
+  return exchange->send(to, (const char*)data, bytes);
+}
+
+int sw_exchange_receive(Exchange* exchange, int from, void* data, int64_t bytes) {
+  return exchange->receive(from, (char*)data, bytes);
+}
+
+// The shards of one stage: members first .. first + count - 1 of an exchange, which is null between two groups.
+struct StageFields {
+  Exchange* exchange;
+  int32_t first, count;
+};
+
+// A `Gathering::gather`, of a stage's shards.
+int sw_exchange_gather(void* stage, void* matrix, int64_t rows, int64_t row_bytes, const int64_t* bounds, int root) {
+  const StageFields& s = *(const StageFields*)stage;
+  return s.exchange && s.exchange->gather((char*)matrix, rows, row_bytes, bounds, s.first, s.count, root);
 }
 
 }  // extern "C"

@@ -2,12 +2,24 @@
 //
 // One call computes the layer for all tokens of an iteration; its steps are operations of the team. Intermediate results are
 // kept in the workspace, which grows to the largest iteration and is reused.
+//
+// In a group, a shard has some heads, and some columns of each other matrix: it computes these, and gathers the others' before
+// a product reads them. Every sum is that of the whole layer, in the same order.
 
 #pragma once
 
 #include "attention.h"
+#include "exchange.h"
 
 namespace spotwise {
+
+// How the shards of a layer complete a matrix, of which each has written its columns. `bounds` say at which byte of a row each
+// shard's columns begin, and last the row's length; `root` is the only shard that needs the others', or `kNobody`.
+struct Gathering {
+  int (*gather)(void* context, void* matrix, int64_t rows, int64_t row_bytes, const int64_t* bounds, int root);
+  void* context;
+  const int64_t *attended, *hidden, *inner;  // bounds
+};
 
 template <class Format>
 struct Layer {
@@ -21,6 +33,9 @@ struct Layer {
   const Value *qkv_bias, *output_bias;  // or null
   Packed<Format> qkv, output, gate_up, down;
   KvLayer<Format> kv;
+  int attended_width, inner_width;                     // columns of the whole attention output and gated activation
+  int attended_column, hidden_column, inner_column;    // this shard's first in each gathered matrix
+  const Gathering* gathering;  // null: there is one shard
 };
 
 template <class Format>
@@ -31,9 +46,9 @@ struct Workspace {
 
   void fit(const Layer<Format>& layer, int tokens) {
     grow(normed, long(tokens) * layer.hidden);
-    grow(qkv, long(tokens) * layer.qkv.outputs);
-    grow(attended, long(tokens) * layer.output.inputs);
-    grow(activated, long(tokens) * layer.down.inputs);
+    grow(qkv, long(tokens) * std::max(layer.qkv.outputs, layer.hidden));
+    grow(attended, long(tokens) * layer.attended_width);
+    grow(activated, long(tokens) * layer.inner_width);
   }
 
  private:
@@ -61,21 +76,26 @@ inline void rotate(typename Format::Value* head, const typename Format::Value* c
 }
 
 // Computes the layer in place on `x` [tokens, hidden]; `cosine` and `sine` are [tokens, rotary_dim]. With `last_only` only keys
-// and values are computed for tokens other than each row's last; these tokens stay unchanged in `x`.
+// and values are computed for tokens other than each row's last; these tokens stay unchanged in `x`. Returns false, and leaves
+// `x` undefined, where the group is broken.
 template <class Format>
-void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& layer, const Rows& rows,
+bool compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& layer, const Rows& rows,
                    typename Format::Value* x, const typename Format::Value* cosine, const typename Format::Value* sine,
                    bool last_only) {
   typedef typename Format::Value Value;
   const AttentionShape& shape = layer.attention;
   const int hidden = layer.hidden, tokens = rows.tokens, width = layer.qkv.outputs;
-  const int attended_width = layer.output.inputs, inner = layer.down.inputs;
+  const long attended_width = layer.attended_width, inner_width = layer.inner_width;
   work.fit(layer, tokens);
   Value *normed = work.normed.data(), *qkv = work.qkv.data(), *attended = work.attended.data();
   const auto in_pieces = [&](int count, const auto& body) {  // of 16 tokens
     team.each((count + 15) / 16, [&](int piece, int) {
       for (int i = piece * 16; i < std::min(count, piece * 16 + 16); i++) body(i);
     });
+  };
+  const auto gathered = [&](Value* matrix, int count, long row_values, const int64_t* Gathering::*bounds) {
+    const Gathering* g = layer.gathering;
+    return !g || g->gather(g->context, matrix, count, row_values * sizeof(Value), g->*bounds, kNobody);
   };
   in_pieces(tokens, [&](int token) {
     normalize<Format>(x + long(token) * hidden, layer.input_norm, hidden, layer.epsilon, normed + long(token) * hidden);
@@ -95,7 +115,8 @@ void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
     }
     write_kv<Format>(shape, rows, layer.kv, token, keys, values);
   });
-  attend<Format>(team, shape, rows, layer.kv, queries, attended, work.scratch, last_only);
+  attend<Format>(team, shape, rows, layer.kv, queries, attended + layer.attended_column, attended_width, work.scratch,
+                 last_only);
 
   // From here on tokens are independent: those to compute are moved to the front of the buffers.
   const int wanted = last_only ? rows.rows : tokens;
@@ -104,22 +125,30 @@ void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
     residual = qkv;  // [rows, hidden]: attention has finished reading it
     for (int row = 0; row < rows.rows; row++) {
       const long token = rows.first_token[row + 1] - 1;
-      std::memmove(attended + row * long(attended_width), attended + token * attended_width, attended_width * sizeof(Value));
+      std::memmove(attended + row * attended_width, attended + token * attended_width, attended_width * sizeof(Value));
       std::memcpy(residual + row * long(hidden), x + token * hidden, hidden * sizeof(Value));
     }
   }
+  if (!gathered(attended, wanted, attended_width, &Gathering::attended)) return false;
+  Value* own = residual + layer.hidden_column;
   multiply<Format>(team, attended, attended_width, wanted, layer.output,
-                   StoreRows<Format>{residual, hidden, hidden, layer.output_bias, residual});
+                   StoreRows<Format>{own, hidden, layer.output.outputs, layer.output_bias, own});
+  if (!gathered(residual, wanted, hidden, &Gathering::hidden)) return false;
   in_pieces(wanted, [&](int i) {
     normalize<Format>(residual + long(i) * hidden, layer.post_norm, hidden, layer.epsilon, normed + long(i) * hidden);
   });
   Value* activated = work.activated.data();
-  multiply<Format>(team, normed, hidden, wanted, layer.gate_up, StoreGated<Format>{activated, inner, inner, layer.activation});
-  multiply<Format>(team, activated, inner, wanted, layer.down, StoreRows<Format>{residual, hidden, hidden, nullptr, residual});
+  multiply<Format>(team, normed, hidden, wanted, layer.gate_up,
+                   StoreGated<Format>{activated + layer.inner_column, inner_width, layer.gate_up.outputs / 2, layer.activation});
+  if (!gathered(activated, wanted, inner_width, &Gathering::inner)) return false;
+  multiply<Format>(team, activated, inner_width, wanted, layer.down,
+                   StoreRows<Format>{own, hidden, layer.down.outputs, nullptr, own});
+  if (!gathered(residual, wanted, hidden, &Gathering::hidden)) return false;
   if (last_only) {
     for (int row = 0; row < rows.rows; row++)
       std::memcpy(x + (rows.first_token[row + 1] - 1) * long(hidden), residual + row * long(hidden), hidden * sizeof(Value));
   }
+  return true;
 }
 
 }  // namespace spotwise

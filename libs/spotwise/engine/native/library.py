@@ -33,7 +33,8 @@ class LayerFields(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window", "hidden")),
-        *((name, c_int32) for name in ("intermediate", "rotary_dim", "activation")),
+        *((name, c_int32) for name in ("intermediate", "rotary_dim", "activation", "attended", "first_attended")),
+        *((name, c_int32) for name in ("own_hidden", "first_hidden", "own_inner", "first_inner")),
         *((name, c_float) for name in ("scale", "softcap", "epsilon")),
         *((name, c_void_p) for name in ("slopes", "sinks", "input_norm", "post_norm", "query_norm", "key_norm")),
         *(
@@ -41,7 +42,20 @@ class LayerFields(ctypes.Structure):
             for name in ("qkv_bias", "output_bias", "qkv", "output", "gate_up", "down", "keys", "values")
         ),
         ("kv_blocks", c_int64),
+        ("gathering", c_void_p),
     )
+
+
+class Gathering(ctypes.Structure):
+    """Mirrors `Gathering` of layer.h."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("gather", "context", "attended", "hidden", "inner"))
+
+
+class StageFields(ctypes.Structure):
+    """Mirrors `StageFields` of kernels.cpp."""
+
+    _fields_ = (("exchange", c_void_p), ("first", c_int32), ("count", c_int32))
 
 
 class AttentionFields(ctypes.Structure):
@@ -77,16 +91,44 @@ class Kernels:
         self.set_threads = _function(library.sw_set_threads, c_int)
         self.pack = _function(library.sw_pack, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
         self.linear = _function(
-            library.sw_linear, c_int, c_void_p, c_int64, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int
+            library.sw_linear,
+            c_int,
+            c_void_p,
+            c_int64,
+            c_int,
+            c_void_p,
+            c_int,
+            c_int,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int,
         )
-        self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int)
+        self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, returns=c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
         self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)
+        self.exchange_bytes = _function(library.sw_exchange_bytes, c_int, c_int64, returns=c_int64)
+        self.exchange_join = _function(
+            library.sw_exchange_join, c_void_p, c_int, c_int, c_int64, c_int64, returns=c_void_p
+        )
+        self.exchange_leave = _function(library.sw_exchange_leave, c_void_p)
+        self.exchange_broken = _function(library.sw_exchange_broken, c_void_p, returns=c_int)
+        self.exchange_fail = _function(library.sw_exchange_fail, c_void_p)
+        self.exchange_wait_for_all = _function(library.sw_exchange_wait_for_all, c_void_p, returns=c_int)
+        self.exchange_send = _function(library.sw_exchange_send, c_void_p, c_int, c_void_p, c_int64, returns=c_int)
+        self.exchange_receive = _function(
+            library.sw_exchange_receive, c_void_p, c_int, c_void_p, c_int64, returns=c_int
+        )
+        self.exchange_gather = _function(
+            library.sw_exchange_gather, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int, returns=c_int
+        )
 
 
-def _function(function: ctypes._NamedFuncPointer, *argument_types: type) -> ctypes._NamedFuncPointer:
+def _function(
+    function: ctypes._NamedFuncPointer, *argument_types: type, returns: type | None = None
+) -> ctypes._NamedFuncPointer:
     function.argtypes = argument_types
-    function.restype = None
+    function.restype = returns
     return function
 
 

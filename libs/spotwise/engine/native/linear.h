@@ -109,7 +109,7 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   });
 }
 
-// An epilogue that writes sums, with bias and residual, to rows of `out` of `width` columns.
+// An epilogue that writes sums, with bias and residual, to rows of `out`, `width` columns each.
 template <class Format>
 struct StoreRows {
   typename Format::Value* out;

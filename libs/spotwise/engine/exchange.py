@@ -1,0 +1,120 @@
+"""Gathers and messages among the processes of a group, through memory that they share on one machine.
+
+One thread of a member sends, receives and gathers; any thread may break the exchange, which ends every call of every member at
+once. A member that ends or stops breaks it as well. A broken exchange stays broken: the group forms a new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from spotwise.engine.native.library import Kernels, StageFields
+
+#: Bytes of the ring from one member to another: an activation of 2,048 tokens of 4,096 numbers, so that a stage need not wait
+#: until the next one reads. Only what is used takes memory.
+RING_BYTES = 16 << 20
+#: A member that shows no sign of life for so long is gone.
+PATIENCE_S = 0.7
+
+
+class GroupBrokenError(RuntimeError):
+    """A member of the group is gone or stopped, or the group was dissolved; the iteration has computed nothing."""
+
+
+class Exchange:
+    """A member's end of its group's exchange.
+
+    Args:
+        kernels: exchange.
+        path: of the shared memory, the same for all members and new for each group; `create` makes it.
+        member: this process's number in the group, from 0.
+        size: members of the group.
+    """
+
+    def __init__(self, kernels: Kernels, path: Path, member: int, size: int) -> None:
+        self._kernels = kernels
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), kernels.exchange_bytes(size, RING_BYTES))
+        self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
+        address = ctypes.addressof(self._view)
+        #: Address of the native exchange; `None` once closed.
+        self.handle: int | None = kernels.exchange_join(address, member, size, RING_BYTES, round(PATIENCE_S * 1000))
+
+    @staticmethod
+    def create(kernels: Kernels, path: Path, size: int) -> None:
+        """Make the shared memory of a group; raises `OSError` where it cannot, or the file exists."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(handle, kernels.exchange_bytes(size, RING_BYTES))
+        finally:
+            os.close(handle)
+
+    @property
+    def broken_by(self) -> int | None:
+        """The member that is gone, where one broke the exchange; `None` where all are there, or the group was dissolved."""
+        gone = 0 if self.handle is None else self._kernels.exchange_broken(self.handle)
+        return gone - 1 if gone > 0 else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all members are there."""
+        return self.handle is not None and self._kernels.exchange_broken(self.handle) == 0
+
+    def wait_for_all(self) -> None:
+        """Return once every member has joined; raises `GroupBrokenError`."""
+        self._require(self._kernels.exchange_wait_for_all(self.handle))
+
+    def send(self, member: int, data: torch.Tensor) -> None:
+        """Send a contiguous tensor on the CPU; raises `GroupBrokenError`."""
+        self._require(self._kernels.exchange_send(self.handle, member, data.data_ptr(), data.nbytes))
+
+    def receive(self, member: int, into: torch.Tensor) -> None:
+        """Receive a contiguous tensor of this size; raises `GroupBrokenError`."""
+        self._require(self._kernels.exchange_receive(self.handle, member, into.data_ptr(), into.nbytes))
+
+    def gather(self, stage: StageFields, matrix: torch.Tensor, bounds: Sequence[int], root: int | None) -> None:
+        """Complete a contiguous matrix `[..., width]`, of which each shard of a stage has written its columns.
+
+        Args:
+            stage: of this member.
+            matrix: completed in place.
+            bounds: columns at which each shard's begin, and last the width.
+            root: the only shard that needs the others' columns; `None`: all.
+
+        Raises:
+            GroupBrokenError: a member is gone; the matrix is undefined.
+        """
+        size, width = matrix.element_size(), matrix.shape[-1]
+        places = (ctypes.c_int64 * len(bounds))(*(bound * size for bound in bounds))
+        rows = matrix.numel() // width
+        to = -1 if root is None else root
+        self._require(
+            self._kernels.exchange_gather(ctypes.addressof(stage), matrix.data_ptr(), rows, width * size, places, to)
+        )
+
+    def fail(self) -> None:
+        """Break the exchange for all members; any thread may call it."""
+        if self.handle is not None:
+            self._kernels.exchange_fail(self.handle)
+
+    def close(self) -> None:
+        """Leave, after the last call has returned; the other members find that this one is gone. Idempotent."""
+        if self.handle is not None:
+            self._kernels.exchange_leave(self.handle)
+            self.handle = self._view = None
+            self._memory.close()
+
+    def error(self) -> GroupBrokenError:
+        """Return the error of a call that the break ended."""
+        gone = self.broken_by
+        return GroupBrokenError("the group was dissolved" if gone is None else f"member {gone} of the group is gone")
+
+    def _require(self, done: int) -> None:
+        if not done:
+            raise self.error()

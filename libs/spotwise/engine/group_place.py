@@ -1,0 +1,58 @@
+"""A member's place in a group of P x M processes: which part of the model, and of its KV, it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.engine.compatibility import ModelFacts
+from spotwise.engine.errors import UnsupportedModelError
+from spotwise.engine.kv_cache import KvPart, PagedKvCache
+from spotwise.engine.loading import EngineConfig, resolve
+from spotwise.engine.shard import Shard
+from spotwise.engine.sharding import dimensions
+from spotwise.engine.sketch import Sketch
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A place in groups of `stages` x `shard.count` members.
+
+    Attributes:
+        shard: of a stage; joins the exchange of each group.
+        stages: P.
+    """
+
+    shard: Shard
+    stages: int
+
+    def share_of(self, sketch: Sketch) -> ModelShare:
+        """Return the part of a model at this place.
+
+        Raises:
+            UnsupportedModelError: the model cannot be cut into such stages and shards.
+        """
+        parts = dimensions(sketch.model, sketch.facts)
+        if (reason := parts.why_not(self.stages, self.shard.count)) is not None:
+            raise UnsupportedModelError(f"the model cannot be cut into {self.stages} x {self.shard.count}: {reason}")
+        return ModelShare(parts, self.shard.stage, self.stages, self.shard.index, self.shard.count)
+
+
+def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_blocks: int | None) -> PagedKvCache:
+    """Return the KV cache of a member, with `num_blocks` blocks or as many as its `kv_cache_bytes` hold.
+
+    Raises:
+        ValueError: not one block fits, or not so many.
+    """
+    geometry = facts.geometry
+    token_elements = len(share.layers) * len(share.kv_heads) * (geometry.key_dim + geometry.value_dim)
+    bytes_per_block = token_elements * facts.kv_dtype.itemsize * config.block_size
+    most = config.kv_cache_bytes // bytes_per_block
+    if most < max(1, num_blocks or 1):
+        raise ValueError(
+            f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this part takes {bytes_per_block}, and "
+            f"{num_blocks or 1} are needed"
+        )
+    device, _ = resolve(config)
+    part = KvPart(share.layers, share.kv_heads)
+    return PagedKvCache(geometry, num_blocks or most, config.block_size, facts.kv_dtype, device, part=part)

@@ -1,0 +1,89 @@
+"""A model with its structure and none of its large weights, from which a group's member learns what it needs to load.
+
+All matrices are one number that every element shares, so that the model takes no memory and can still run: the facts of a model
+depend on its structure, and on its small parameters (norms, biases, sinks), which are real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from spotwise.engine.attention_interface import ATTENTION_NAME
+from spotwise.engine.bloom import adapt_bloom
+from spotwise.engine.checkpoint import read_checkpoint
+from spotwise.engine.checkpoint_tensors import CheckpointTensors
+from spotwise.engine.compatibility import ModelFacts, inspect_model
+from spotwise.engine.completeness import one_line
+from spotwise.engine.errors import ModelError, UnsupportedModelError
+from spotwise.engine.loading import EngineConfig, read_model_config, resolve
+from spotwise.engine.model_digest import model_digest
+
+# Small enough that nothing overflows on the way through many layers.
+_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A model without its large weights.
+
+    Attributes:
+        model: its matrices are constant.
+        facts: of the real model.
+        tensors: the real weights.
+    """
+
+    model: Any
+    facts: ModelFacts
+    tensors: CheckpointTensors
+
+
+@torch.inference_mode()
+def sketch_model(config: EngineConfig) -> Sketch:
+    """Return the sketch of the model in `config.model_dir`, on the CPU.
+
+    Raises:
+        ModelError: the folder cannot be loaded.
+        UnsupportedModelError: the model would not be computed exactly, or not in parts.
+    """
+    _, dtype = resolve(config)
+    model_config = read_model_config(config)
+    checkpoint = read_checkpoint(config.model_dir)
+    auto: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(model_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    except Exception as error:  # any model's code may raise anything
+        raise ModelError(f"cannot make the model of {config.model_dir}: {one_line(error)}") from error
+    if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
+        raise UnsupportedModelError(
+            f"{model_config.model_type!r} keeps some weights in float32; it cannot be served in parts"
+        )
+    tensors = CheckpointTensors(config.model_dir, checkpoint, model)
+    model.eval().requires_grad_(False)
+    _fill_buffers(model)
+    _fill_parameters(model, tensors)
+    adapt_bloom(model)
+    return Sketch(model, replace(inspect_model(model), digest=model_digest(checkpoint)), tensors)
+
+
+def _fill_buffers(model: Any) -> None:
+    """Compute the buffers that no checkpoint stores (rotary frequencies, masks), as transformers does after loading."""
+    for module in model.modules():
+        own = list(module._buffers)
+        for name in own:
+            if module._buffers[name] is not None:
+                module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
+        if own:
+            model._init_weights(module)
+
+
+def _fill_parameters(model: Any, tensors: CheckpointTensors) -> None:
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        path, _, own = name.rpartition(".")
+        constant = torch.full((), _WEIGHT, dtype=parameter.dtype)
+        value = tensors.read(name) if parameter.dim() < 2 else constant.expand(parameter.shape)
+        model.get_submodule(path)._parameters[own] = torch.nn.Parameter(value, requires_grad=False)

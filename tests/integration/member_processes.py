@@ -1,0 +1,225 @@
+"""Processes that are members of groups: each loads any part of any model, and joins any group.
+
+A test drives them step by step, without the mesh, and sees the logits of the member that samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spotwise.core.batching import Batch
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken
+
+#: Seconds within which a member answers; loading compiles the kernels where nobody has.
+_ANSWER_S = 240.0
+
+
+class Member:
+    """One process; calls return when it has answered, and raise what it raised."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def begin(self, call: str, *args: Any) -> None:
+        """Start a call."""
+        self._ours.send((call, args))
+
+    def end(self, timeout_s: float = _ANSWER_S) -> Any:
+        """Return what a call that was begun returned."""
+        if not self._ours.poll(timeout_s):
+            raise TimeoutError("the member does not answer")
+        succeeded, value = self._ours.recv()
+        if not succeeded:
+            raise value
+        return value
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call, and wait for the result."""
+        self.begin(name, *args)
+        return self.end()
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.join()
+        self._ours.close()
+
+
+class _Served:
+    """What runs in a member's process."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._exchange: Any = None
+        self._shard: Any = None
+        self._logits: list[torch.Tensor] = []
+
+    def load(self, config: Any, stage: int, stages: int, index: int, count: int, num_blocks: int | None) -> int:
+        from spotwise.engine import engine as module
+        from spotwise.engine.engine import Engine
+        from spotwise.engine.group_place import GroupPlace
+        from spotwise.engine.shard import Shard
+
+        original = module.sample_sequences
+
+        def noted(logits: torch.Tensor, *args: Any) -> tuple[SampledToken, ...]:
+            self._logits.append(logits.detach().clone())
+            return original(logits, *args)
+
+        self._engine = None
+        self._shard = Shard(index, count, stage)
+        self._engine = Engine.load_part(config, GroupPlace(self._shard, stages), num_blocks)
+        if not hasattr(module, "is_noted"):
+            module.sample_sequences = noted
+            module.is_noted = True  # type: ignore[attr-defined]
+        return int(self._engine.num_blocks)
+
+    def join(self, path: Path, member: int, size: int) -> None:
+        from spotwise.engine.exchange import Exchange
+        from spotwise.engine.native.library import load_kernels
+
+        self.leave()
+        kernels = load_kernels()
+        assert kernels is not None
+        self._exchange = Exchange(kernels, path, member, size)
+        self._exchange.wait_for_all()
+        self._shard.join(self._exchange)
+
+    def leave(self) -> None:
+        if self._exchange is not None:
+            self._shard.leave()
+            self._exchange.close()
+            self._exchange = None
+
+    def facts(self) -> tuple[int, int, int, str]:
+        engine = self._engine
+        return engine.block_size, engine.fused_layers, engine.context_length, engine.kv.layout
+
+    def add(self, record: RequestRecord) -> None:
+        self._engine.add_sequence(record)
+
+    def append(self, sequence_id: str, token_id: int) -> None:
+        self._engine.append_token(sequence_id, token_id)
+
+    def drop(self, sequence_id: str) -> None:
+        self._engine.drop_sequence(sequence_id)
+
+    def run(self, batch: Batch) -> tuple[tuple[SampledToken, ...], list[Any]]:
+        self._logits.clear()
+        sampled = self._engine.run_iteration(batch)
+        return sampled, [logits.float().numpy() for logits in self._logits]
+
+    def run_for_ever(self, batch: Batch) -> str:
+        """Compute one batch again and again until the group breaks; return why."""
+        from spotwise.engine.exchange import GroupBrokenError
+
+        while True:
+            try:
+                self._engine._forward_again(batch)
+            except GroupBrokenError as error:
+                return str(error)
+
+    def resident_bytes(self) -> int:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+
+    def kv_bytes(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> bytes:
+        return bytes(self._engine.kv.export_layers(first_layer, num_layers, block_ids).tobytes())
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    served = _Served()
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            name, args = pipe.recv()
+            try:
+                pipe.send((True, getattr(served, name)(*args)))
+            except Exception as error:
+                pipe.send((False, error))
+
+
+@dataclass
+class GroupTwin:
+    """A group as the tests' `Driver` sees an engine; keeps the logits of each iteration."""
+
+    members: Sequence[Member]
+    num_blocks: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        self.logits: list[Any] = []
+
+    def all(self, name: str, *args: Any) -> list[Any]:
+        """Call every member, side by side."""
+        for member in self.members:
+            member.begin(name, *args)
+        return [member.end() for member in self.members]
+
+    def add_sequence(self, record: RequestRecord) -> None:
+        """Add it everywhere."""
+        self.all("add", record)
+
+    def drop_sequence(self, sequence_id: str) -> None:
+        """Drop it everywhere."""
+        self.all("drop", sequence_id)
+
+    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
+        """Run it everywhere; tell the others what was sampled."""
+        results = self.all("run", batch)
+        sampler = next((member for member, (_, logits) in zip(self.members, results, strict=True) if logits), None)
+        sampled: tuple[SampledToken, ...] = next((tokens for tokens, _ in results if tokens), ())
+        self.logits += [part for _, logits in results for part in logits]
+        for token in sampled:
+            for member in self.members:
+                if member is not sampler:
+                    member.call("append", token.sequence_id, token.token_id)
+        return sampled
+
+
+@contextlib.contextmanager
+def group(
+    members: Sequence[Member], config: Any, stages: int, shards: int, num_blocks: int | None = None
+) -> Iterator[GroupTwin]:
+    """Form a group of P x M of the given processes."""
+    from spotwise.engine.exchange import Exchange
+    from spotwise.engine.native.library import load_kernels
+
+    size = stages * shards
+    used = members[:size]
+    for number, member in enumerate(used):
+        member.begin("load", config, number // shards, stages, number % shards, shards, num_blocks)
+    blocks = min(member.end() for member in used)
+    kernels = load_kernels()
+    assert kernels is not None
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        path = Path(folder) / "exchange"
+        Exchange.create(kernels, path, size)
+        for number, member in enumerate(used):
+            member.begin("join", path, number, size)
+        for member in used:
+            member.end()
+    block_size = used[0].call("facts")[0]
+    try:
+        yield GroupTwin(used, blocks, block_size)
+    finally:
+        for member in used:
+            if member.process.is_alive():
+                member.call("leave")
