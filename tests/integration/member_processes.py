@@ -16,8 +16,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
@@ -49,6 +47,13 @@ class Member:
             raise value
         return value
 
+    def outcome(self) -> tuple[Any, Exception | None]:
+        """Return what a call that was begun returned or raised."""
+        try:
+            return self.end(), None
+        except Exception as error:
+            return None, error
+
     def call(self, name: str, *args: Any) -> Any:
         """Call, and wait for the result."""
         self.begin(name, *args)
@@ -68,26 +73,18 @@ class _Served:
         self._engine: Any = None
         self._exchange: Any = None
         self._shard: Any = None
-        self._logits: list[torch.Tensor] = []
+        self._logits: list[Any] = []
 
     def load(self, config: Any, stage: int, stages: int, index: int, count: int, num_blocks: int | None) -> int:
-        from spotwise.engine import engine as module
         from spotwise.engine.engine import Engine
         from spotwise.engine.group_place import GroupPlace
         from spotwise.engine.shard import Shard
-
-        original = module.sample_sequences
-
-        def noted(logits: torch.Tensor, *args: Any) -> tuple[SampledToken, ...]:
-            self._logits.append(logits.detach().clone())
-            return original(logits, *args)
+        from tests.unit.engine.watched_engine import note_logits
 
         self._engine = None
         self._shard = Shard(index, count, stage)
         self._engine = Engine.load_part(config, GroupPlace(self._shard, stages), num_blocks)
-        if not hasattr(module, "is_noted"):
-            module.sample_sequences = noted
-            module.is_noted = True  # type: ignore[attr-defined]
+        self._logits = note_logits(self._engine)
         return int(self._engine.num_blocks)
 
     def join(self, path: Path, member: int, size: int) -> None:
@@ -107,9 +104,8 @@ class _Served:
             self._exchange.close()
             self._exchange = None
 
-    def facts(self) -> tuple[int, int, int, str]:
-        engine = self._engine
-        return engine.block_size, engine.fused_layers, engine.context_length, engine.kv.layout
+    def facts(self) -> tuple[int, int]:
+        return self._engine.block_size, self._engine.fused_layers
 
     def add(self, record: RequestRecord) -> None:
         self._engine.add_sequence(record)
@@ -123,25 +119,30 @@ class _Served:
     def run(self, batch: Batch) -> tuple[tuple[SampledToken, ...], list[Any]]:
         self._logits.clear()
         sampled = self._engine.run_iteration(batch)
-        return sampled, [logits.float().numpy() for logits in self._logits]
+        return sampled, list(self._logits)
 
-    def run_for_ever(self, batch: Batch) -> str:
+    def run_until_broken(self, batch: Batch) -> str:
         """Compute one batch again and again until the group breaks; return why."""
         from spotwise.engine.exchange import GroupBrokenError
 
         while True:
             try:
-                self._engine._forward_again(batch)
+                self._engine.run_iteration(batch)
             except GroupBrokenError as error:
                 return str(error)
 
-    def resident_bytes(self) -> int:
-        import psutil
+    def break_exchange(self) -> None:
+        self._exchange.fail()
 
-        return int(psutil.Process().memory_info().rss)
-
-    def kv_bytes(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> bytes:
-        return bytes(self._engine.kv.export_layers(first_layer, num_layers, block_ids).tobytes())
+    def kv(self, block_ids: tuple[int, ...]) -> tuple[range, range, dict[int, tuple[Any, Any]]]:
+        """Return layers and heads of this part of the KV cache, and by layer the keys and values of some blocks."""
+        cache = self._engine.kv
+        index = list(block_ids)
+        kept = {
+            layer: (cache.layer_keys(layer)[:, index].numpy(), cache.layer_values(layer)[:, index].numpy())
+            for layer in cache.part.layers
+        }
+        return cache.part.layers, cache.part.kv_heads, kept
 
 
 def _serve(pipe: Connection) -> None:
@@ -157,12 +158,13 @@ def _serve(pipe: Connection) -> None:
 
 
 @dataclass
-class GroupTwin:
+class GroupProcesses:
     """A group as the tests' `Driver` sees an engine; keeps the logits of each iteration."""
 
     members: Sequence[Member]
     num_blocks: int
     block_size: int
+    fused_layers: int
 
     def __post_init__(self) -> None:
         self.logits: list[Any] = []
@@ -197,7 +199,7 @@ class GroupTwin:
 @contextlib.contextmanager
 def group(
     members: Sequence[Member], config: Any, stages: int, shards: int, num_blocks: int | None = None
-) -> Iterator[GroupTwin]:
+) -> Iterator[GroupProcesses]:
     """Form a group of P x M of the given processes."""
     from spotwise.engine.exchange import Exchange
     from spotwise.engine.native.library import load_kernels
@@ -206,7 +208,11 @@ def group(
     used = members[:size]
     for number, member in enumerate(used):
         member.begin("load", config, number // shards, stages, number % shards, shards, num_blocks)
-    blocks = min(member.end() for member in used)
+    loaded = [member.outcome() for member in used]
+    for _, error in loaded:
+        if error is not None:
+            raise error
+    blocks = min(count for count, _ in loaded)
     kernels = load_kernels()
     assert kernels is not None
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
@@ -216,9 +222,9 @@ def group(
             member.begin("join", path, number, size)
         for member in used:
             member.end()
-    block_size = used[0].call("facts")[0]
+    facts = [member.call("facts") for member in used]
     try:
-        yield GroupTwin(used, blocks, block_size)
+        yield GroupProcesses(used, blocks, facts[0][0], sum(fused for _, fused in facts[::shards]))
     finally:
         for member in used:
             if member.process.is_alive():

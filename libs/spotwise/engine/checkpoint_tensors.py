@@ -1,15 +1,26 @@
-"""Reads single tensors of a model folder into a model's parameters, so that a process loads only what it computes with."""
+"""Reads single tensors of a model folder by the names of a model's parameters, so that a process loads what it computes with.
+
+Files may name and divide tensors otherwise than the model does; transformers' own table says how (experts stacked, heads
+renamed).
+"""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from spotwise.engine.checkpoint import Checkpoint, StoredTensor
+from spotwise.engine.completeness import named_conversion_errors, one_line
 from spotwise.engine.errors import ModelError
+
+# The tensors of which a parameter is made, each with the pattern by which a converter knows it; `None`: it is the parameter.
+_Sources = list[tuple[StoredTensor, str | None]]
 
 
 class CheckpointTensors:
@@ -23,32 +34,43 @@ class CheckpointTensors:
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, model: Any) -> None:
         self._folder = folder
-        self._stored = {tensor.name: tensor for tensor in checkpoint.tensors}
-        self._prefix = f"{model.base_model_prefix}."
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+        self._config = model.config
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._shapes = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in parameters.items()}
         self._tied = _tied_names(model)
-        self._dtypes = {name: p.dtype for name, p in model.named_parameters(remove_duplicate=False)}
+        mapping = get_model_conversion_mapping(model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._converters = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+        self._sources: dict[str, _Sources] = {}
+        for stored in sorted(checkpoint.tensors, key=lambda tensor: dot_natural_key(tensor.name)):
+            name, pattern = rename_source_key(stored.name, renamings, converters, model.base_model_prefix, parameters)
+            if name not in parameters and stored.name in parameters:
+                name, pattern = stored.name, None
+            self._sources.setdefault(name, []).append((stored, pattern))
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         """Return a parameter's value, or some of its rows, in the model's dtype.
 
         Raises:
-            ModelError: no file has it under this name, in this shape, or it cannot be read.
+            ModelError: the folder does not have it in this shape, or it cannot be read.
         """
-        stored = self._find(name)
-        try:
-            with safe_open(stored.file, framework="pt") as file:
-                value = file.get_slice(stored.name)[rows] if rows is not None else file.get_tensor(stored.name)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{stored.file} cannot be read: {error}") from error
-        return value.to(self._dtypes[name])
+        sources = self._sources.get(name) or self._sources.get(self._tied.get(name, ""))
+        if not sources:
+            raise self._error(f"they lack {name}")
+        shape, dtype = self._shapes[name]
+        if len(sources) == 1 and sources[0][1] is None:
+            stored = sources[0][0]
+            if stored.shape != shape:
+                raise self._error(f"{stored.name} is {stored.shape} instead of {shape}")
+            return _read(stored, rows).to(dtype)
+        value = self._converted(name, sources)
+        if tuple(value.shape) != shape:
+            raise self._error(f"{name} is made {tuple(value.shape)} instead of {shape}")
+        return (value if rows is None else value[rows]).to(dtype)
 
     def fill(self, path: str, module: torch.nn.Module) -> None:
-        """Give a module at `path` of the model, and all within it, its parameters on the CPU.
-
-        Raises:
-            ModelError: a tensor is missing, of another shape, or cannot be read.
-        """
+        """Give a module at `path` of the model, and all within it, its parameters on the CPU; raises `ModelError` as `read`."""
         for inner, part in module.named_modules():
             self.fill_own(".".join(filter(None, (path, inner))), part)
 
@@ -59,27 +81,43 @@ class CheckpointTensors:
                 value = self.read(f"{path}.{name}".lstrip("."))
                 module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
 
-    def _find(self, name: str) -> StoredTensor:
-        for candidate in (name, self._tied.get(name)):
-            if candidate is None:
-                continue
-            for key in (candidate, candidate.removeprefix(self._prefix), f"{self._prefix}{candidate}"):
-                if (stored := self._stored.get(key)) is not None:
-                    if stored.shape != tuple(self._shapes[name]):
-                        raise self._error(f"{stored.name} is {stored.shape} instead of {tuple(self._shapes[name])}")
-                    return stored
-        raise self._error(f"they lack {name}")
+    def _converted(self, name: str, sources: _Sources) -> torch.Tensor:
+        pattern = sources[0][1]
+        if pattern is None:
+            raise self._error(f"{name} is stored more than once")
+        converter: Any = deepcopy(self._converters[pattern])
+        for stored, own_pattern in sources:
+            converter.add_tensor(name, stored.name, own_pattern, _read(stored, None))
+        try:
+            with named_conversion_errors():
+                made = converter.convert(name, config=self._config)
+        except Exception as error:  # conversions may raise anything
+            raise self._error(f"{name} cannot be made from them: {one_line(error)}") from error
+        if name not in made:
+            raise self._error(f"{name} is not among what is made from them")
+        value = made[name]
+        tensor: torch.Tensor = value[0] if isinstance(value, list) else value
+        return tensor
 
     def _error(self, problem: str) -> ModelError:
         return ModelError(
-            f"the weights in {self._folder} are not stored as its model names them: {problem}; "
-            "save the model again with save_pretrained(), or serve it with one stage and one shard"
+            f"the weights in {self._folder} are not those of the model that its config describes: {problem}; "
+            "copy or save the model again"
         )
+
+
+def _read(stored: StoredTensor, rows: slice | None) -> torch.Tensor:
+    try:
+        with safe_open(stored.file, framework="pt") as file:
+            value: torch.Tensor = file.get_tensor(stored.name) if rows is None else file.get_slice(stored.name)[rows]
+            return value
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{stored.file} cannot be read: {error}") from error
 
 
 def _tied_names(model: Any) -> dict[str, str]:
     """Return, by parameter, another that has the same values, where a checkpoint may store only one of them."""
     if not model.config.get_text_config(decoder=True).tie_word_embeddings:
         return {}
-    tied = model._tied_weights_keys or {}
+    tied = model._tied_weights_keys
     return dict(tied) if isinstance(tied, dict) else {}

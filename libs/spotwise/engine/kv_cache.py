@@ -8,11 +8,7 @@ group uses a part of the layers and heads; on a CPU it has the addresses of all,
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import math
-import mmap
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.engine.host_kv_rows import HostKvRows
+from spotwise.engine.reserved_memory import reserved_zeros
 
 
 class KvOrder(enum.StrEnum):
@@ -33,9 +30,6 @@ class KvOrder(enum.StrEnum):
     PLAIN = "plain"
     TILED = "tiled"
 
-
-# Of Linux; Python 3.11 does not name it. Elsewhere such mappings are not reserved anyway.
-_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 #: Block size, in positions, that can be tiled.
 TILED_BLOCK_SIZE = 16
@@ -152,7 +146,7 @@ class PagedKvCache:
         blocks = (self.blocks_per_head, self.block_size, dim)
         if self.device.type != "cpu":
             return torch.zeros((len(layers), len(heads), *blocks), dtype=self.dtype, device=self.device)
-        whole = _reserved((self.geometry.num_layers, self.geometry.kv_heads, *blocks), self.dtype)
+        whole = reserved_zeros((self.geometry.num_layers, self.geometry.kv_heads, *blocks), self.dtype)
         return whole[layers.start : layers.stop, heads.start : heads.stop]
 
     @property
@@ -324,16 +318,3 @@ class PagedKvCache:
                 pairs.append((cache, place.view(self.kv_heads, num_blocks, self.block_size, dim)))
                 offset += size
         return pairs
-
-
-def _reserved(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros that take address space only, and memory page by page as they are written.
-
-    torch.zeros writes every page; an anonymous mapping is zero. Not reserved, it may exceed the memory, of which a part of the
-    layers and heads is used. With huge pages the first block would commit 2 MiB for each head of each layer: they lie apart.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,7 +1,7 @@
 """A model with its structure and none of its large weights, from which a group's member learns what it needs to load.
 
-All matrices are one number that every element shares, so that the model takes no memory and can still run: the facts of a model
-depend on its structure, and on its small parameters (norms, biases, sinks), which are real.
+All matrices are zeros that take no memory, and the model can still run: the facts of a model depend on its structure, and on
+its small parameters (norms, biases, sinks), which are real.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from spotwise.engine.completeness import one_line
 from spotwise.engine.errors import ModelError, UnsupportedModelError
 from spotwise.engine.loading import EngineConfig, read_model_config, resolve
 from spotwise.engine.model_digest import model_digest
-
-# Small enough that nothing overflows on the way through many layers.
-_WEIGHT = 1e-3
+from spotwise.engine.reserved_memory import reserved_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Sketch:
     """A model without its large weights.
 
     Attributes:
-        model: its matrices are constant.
+        model: its matrices are zero.
         facts: of the real model.
         tensors: the real weights.
     """
@@ -58,9 +56,9 @@ def sketch_model(config: EngineConfig) -> Sketch:
             model = auto.from_config(model_config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     except Exception as error:  # any model's code may raise anything
         raise ModelError(f"cannot make the model of {config.model_dir}: {one_line(error)}") from error
-    if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
+    if dtype is not torch.float32 and (model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict):
         raise UnsupportedModelError(
-            f"{model_config.model_type!r} keeps some weights in float32; it cannot be served in parts"
+            f"{model_config.model_type!r} keeps some weights in float32; serve it in parts with --dtype float32 only"
         )
     tensors = CheckpointTensors(config.model_dir, checkpoint, model)
     model.eval().requires_grad_(False)
@@ -84,6 +82,6 @@ def _fill_buffers(model: Any) -> None:
 def _fill_parameters(model: Any, tensors: CheckpointTensors) -> None:
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         path, _, own = name.rpartition(".")
-        constant = torch.full((), _WEIGHT, dtype=parameter.dtype)
-        value = tensors.read(name) if parameter.dim() < 2 else constant.expand(parameter.shape)
+        is_small = parameter.dim() < 2
+        value = tensors.read(name) if is_small else reserved_zeros(tuple(parameter.shape), parameter.dtype)
         model.get_submodule(path)._parameters[own] = torch.nn.Parameter(value, requires_grad=False)

@@ -6,7 +6,7 @@ same kernels; then it is cut and freed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,8 @@ def _linear(
         return PackedLinear(kernels, weight, bias, float_output=float_output and bias is None)
     own = torch.nn.Linear(1, 1, bias=bias is not None, device="meta")
     own.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-    own.bias = None if bias is None else torch.nn.Parameter(bias.clone(), requires_grad=False)
+    if bias is not None:
+        own.bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
     return own
 
 
@@ -143,7 +144,8 @@ class _FirstCalls:
 class _NoAttention:
     """Attention whose result does not matter."""
 
-    on_written = None
+    def __init__(self) -> None:
+        self.on_written: Callable[[int], None] | None = None
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         return call.value.new_zeros(1, call.query.shape[2], call.query.shape[1], call.value.shape[3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -80,11 +80,29 @@ def record(
     )
 
 
+class DrivenEngine(Protocol):
+    """What a `Driver` calls of an engine, or of a group of them."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    def add_sequence(self, record: RequestRecord) -> None:
+        """Add a sequence."""
+
+    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
+        """Compute a batch."""
+
+
 @dataclass
 class Driver:
     """The least scheduler there is: every sequence it was given runs in every iteration until it has its tokens."""
 
-    engine: Engine
+    engine: DrivenEngine
     chunk_tokens: int = 1 << 30
     results: dict[str, list[SampledToken]] = field(default_factory=dict)
     computed: dict[str, int] = field(default_factory=dict)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
@@ -16,6 +18,21 @@ from tests.unit.engine.tiny_models import Driver
 
 #: By sequence and index of the output token.
 Logits = dict[tuple[str, int], torch.Tensor]
+
+
+def note_logits(engine: Engine) -> list[NDArray[np.float32]]:
+    """Return a list that receives the logits of each of the engine's forwards that has some."""
+    noted: list[NDArray[np.float32]] = []
+    forward = engine._forward
+
+    def note(flat: Any, positions: Sequence[int]) -> torch.Tensor | None:
+        logits = forward(flat, positions)
+        if logits is not None and len(logits):
+            noted.append(logits.float().numpy().copy())
+        return logits
+
+    engine._forward = note  # type: ignore[method-assign]
+    return noted
 
 
 class Watch(Driver):
@@ -29,7 +46,9 @@ class Watch(Driver):
         last: list[torch.Tensor] = []
 
         def keep(flat: Any, positions: Sequence[int]) -> torch.Tensor:
-            last[:] = [forward(flat, positions)]
+            logits = forward(flat, positions)
+            assert logits is not None  # it is no member of a group
+            last[:] = [logits]
             return last[0].clone()
 
         def file(batch: Batch) -> tuple[SampledToken, ...]:
