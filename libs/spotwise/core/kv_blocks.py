@@ -142,6 +142,14 @@ class BlockPool:
             self._content_of[block_id] = content
             self._block_with[content] = block_id
 
+    def forget_contents(self) -> None:
+        """Forget what all blocks hold: it is lost. Their owners keep them."""
+        for block_id in self._cached:
+            heapq.heappush(self._free, block_id)
+        self._cached.clear()
+        self._content_of.clear()
+        self._block_with.clear()
+
     def free(self, owner: str) -> int:
         """Free all blocks of `owner` and return how many they were; `KvBlocksError` where it has none."""
         try:

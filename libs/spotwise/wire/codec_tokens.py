@@ -23,6 +23,19 @@ _FINISH_FROM = {number: reason for reason, number in _FINISH_TO.items()}
 
 def encode_record(record: RequestRecord) -> bytes:
     """Return a record's bytes for the store."""
+    return record_to(record).SerializeToString()
+
+
+def decode_record(payload: bytes) -> RequestRecord:
+    """Return the record; raises `ValueError` where the bytes are no record."""
+    try:
+        return record_from(pb.RequestRecord.FromString(payload))
+    except DecodeError as error:
+        raise ValueError(f"not a request record: {error}") from error
+
+
+def record_to(record: RequestRecord) -> pb.RequestRecord:
+    """Return a record's protobuf message."""
     sampling, stop = record.sampling, record.stop
     return pb.RequestRecord(
         choice_id=record.choice_id,
@@ -55,15 +68,11 @@ def encode_record(record: RequestRecord) -> bytes:
         priority=record.priority,
         tenant=record.tenant,
         model_digest=record.model_digest,
-    ).SerializeToString()
+    )
 
 
-def decode_record(payload: bytes) -> RequestRecord:
-    """Return the record; raises `ValueError` where the bytes are no record."""
-    try:
-        proto = pb.RequestRecord.FromString(payload)
-    except DecodeError as error:
-        raise ValueError(f"not a request record: {error}") from error
+def record_from(proto: pb.RequestRecord) -> RequestRecord:
+    """Return the record that `record_to` turned into `proto`."""
     sampling, stop = proto.sampling, proto.stop
     return RequestRecord(
         choice_id=proto.choice_id,
@@ -122,8 +131,8 @@ def batch_from(proto: pb.TokenBatch) -> TokenBatch:
             retryable=extra.retryable,
             queue_s=extra.queue_s if extra.HasField("queue_s") else None,
             cached_tokens=extra.cached_tokens if extra.HasField("cached_tokens") else None,
-            logprobs=_logprobs_from(extra.logprobs) if extra.HasField("logprobs") else None,
-            prompt_logprobs=tuple(_logprobs_from(entry) for entry in extra.prompt_logprobs)
+            logprobs=logprobs_from(extra.logprobs) if extra.HasField("logprobs") else None,
+            prompt_logprobs=tuple(logprobs_from(entry) for entry in extra.prompt_logprobs)
             if extra.has_prompt_logprobs
             else None,
             suspects=tuple(extra.suspects),
@@ -152,14 +161,15 @@ def _extra_to(position: int, delta: TokenDelta) -> pb.TokenExtra:
         retryable=delta.retryable,
         queue_s=delta.queue_s,
         cached_tokens=delta.cached_tokens,
-        logprobs=_logprobs_to(delta.logprobs) if delta.logprobs else None,
+        logprobs=logprobs_to(delta.logprobs) if delta.logprobs else None,
         has_prompt_logprobs=delta.prompt_logprobs is not None,
-        prompt_logprobs=[_logprobs_to(entry) for entry in delta.prompt_logprobs or ()],
+        prompt_logprobs=[logprobs_to(entry) for entry in delta.prompt_logprobs or ()],
         suspects=delta.suspects,
     )
 
 
-def _logprobs_to(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+def logprobs_to(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+    """Return the protobuf message of one token's log-probabilities, also of a token without."""
     if logprobs is None:
         return pb.TokenLogprobs(absent=True)
     return pb.TokenLogprobs(
@@ -167,7 +177,8 @@ def _logprobs_to(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
     )
 
 
-def _logprobs_from(proto: pb.TokenLogprobs) -> TokenLogprobs | None:
+def logprobs_from(proto: pb.TokenLogprobs) -> TokenLogprobs | None:
+    """Return what `logprobs_to` turned into `proto`."""
     if proto.absent:
         return None
     return TokenLogprobs(proto.logprob, tuple(proto.top_token_ids), tuple(proto.top_logprobs))

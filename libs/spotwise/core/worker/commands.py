@@ -53,6 +53,18 @@ class IterationFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLost:
+    """A process of the engine is gone, and with it KV of every sequence; iterations in flight end without a result."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRestored:
+    """The engine is whole again, and empty."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvArrived:
     """A hand-off is complete and verified in its reserved blocks."""
 
@@ -128,6 +140,8 @@ WorkerEvent = (
     | IterationFinished
     | IterationsCounted
     | IterationFailed
+    | EngineLost
+    | EngineRestored
     | KvArrived
     | PushCaughtUp
     | HandoffDelivered

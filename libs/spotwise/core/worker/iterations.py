@@ -67,6 +67,13 @@ class Iterations:
         """Return what handles the engine's events."""
         return {c.IterationFinished: self._iteration_finished, c.IterationFailed: self._iteration_failed}
 
+    def drop_all(self, now: float) -> None:
+        """Forget the iterations in flight: the engine that ran them is gone."""
+        if self._table.iterations_in_flight:
+            self._prefill_budget.ended(now, failed=True)
+        self._table.drop_iterations()
+        self._examination = Examination()
+
     def run_next(self, event: c.WorkerEvent, now: float) -> None:
         """Order iterations while the engine's pipeline has a free stage and something can run; `event` was handled."""
         while self._table.iterations_in_flight < self._policy.max_in_flight:

@@ -49,6 +49,12 @@ class PrefixCache:
                 self._table.pool.remember(sequence.sequence_id, index, contents[index])
             sequence.entered_blocks = full
 
+    def forget(self) -> None:
+        """Forget all blocks: their KV is lost."""
+        for pool in (self._table.pool, self._table.host):
+            if pool is not None:
+                pool.forget_contents()
+
     def full_contents(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of a sequence's computed full blocks; none when disabled."""
         return self._contents(sequence, self._full_blocks(sequence)) if self.is_enabled else []

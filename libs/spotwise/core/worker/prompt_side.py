@@ -37,19 +37,19 @@ class PromptSide:
         """Recent visible seconds of a hand-off per prompt token; `None` before the first."""
         return self._pushes.token_s
 
-    def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
-        """Queue a prompt; a draining worker refuses one whose token phase is here."""
+    def start_prefill(self, order: m.StartPrefill, now: float, *, closed: str | None) -> None:
+        """Queue a prompt; one whose token phase is here is refused while the worker is `closed` for that reason."""
         if sequence_id(order.choice_id, order.epoch) in self._table:
             return  # delivered twice
         if order.target.worker_id == self._table.worker_id:
-            self._serve_here(order, now, draining=draining)
+            self._serve_here(order, now, closed)
         else:
             self._compute_for_another(order, now)
 
-    def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
+    def _serve_here(self, order: m.StartPrefill, now: float, closed: str | None) -> None:
         table = self._table
         attempt = (order.choice_id, order.epoch, order.assignment, table.worker_id)
-        if refusal := self._refusal(order, draining):
+        if refusal := closed or self._refusal(order):
             table.emit(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
         sequence = self._add(order, now)
@@ -57,9 +57,7 @@ class PromptSide:
         table.emit(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
         table.load_record(sequence)
 
-    def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
-        if draining:
-            return "draining"
+    def _refusal(self, order: m.StartPrefill) -> str | None:
         if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier order is still being undone"
         return self._table.pool.never_fits(order.prompt_tokens + order.max_new_tokens)

@@ -68,6 +68,7 @@ class WorkerRole:
         self._arrivals = Arrivals(table)
         self._token_side = TokenSide(table, self._allocator, self._arrivals, incarnation, address)
         self._prompt_side = PromptSide(table, policy)
+        self._prefixes = prefixes
         self._moves = MoveSide(table, self._prompt_side, self._allocator)
         iterations_of = Iterations if policy.counted_steps is None else CountedIterations
         self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, self._moves, policy)
@@ -76,6 +77,7 @@ class WorkerRole:
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
         self._failure = ""
+        self._lost: str | None = None  #: why the engine is not whole
         self._has_left = False
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
@@ -100,6 +102,8 @@ class WorkerRole:
             c.HandoffDelivered: self._handoff_delivered,
             c.HandoffFailed: self._handoff_failed,
             c.PushesMeasured: self._prompt_side.pushes_measured,
+            c.EngineLost: self._engine_was_lost,
+            c.EngineRestored: self._engine_restored,
             **self._iterations.handlers(),
         }
         if self._swaps is not None:
@@ -108,7 +112,9 @@ class WorkerRole:
     @property
     def state(self) -> m.MemberState:
         """Whether it takes new requests."""
-        return m.MemberState.READY if self._drain is None else m.MemberState.DRAINING
+        if self._drain is not None:
+            return m.MemberState.DRAINING
+        return m.MemberState.READY if self._lost is None else m.MemberState.STARTING
 
     @property
     def leaves_at_s(self) -> float | None:
@@ -134,7 +140,8 @@ class WorkerRole:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
         self._handlers[type(event)](event, now)
         self._give_up_broken_engine(now)
-        self._iterations.run_next(event, now)
+        if self._lost is None:
+            self._iterations.run_next(event, now)
         self._leave_if_done(now)
         return self._table.take_commands()
 
@@ -187,11 +194,35 @@ class WorkerRole:
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
         if not order.source_id:
             self._assignments_seen[order.scheduler_id] = order.assignment
-        self._token_side.reserve_kv(order, now, draining=self._drain is not None)
+        self._token_side.reserve_kv(order, now, closed=self._closed)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
+        if self._lost is not None and order.target.worker_id != self.worker_id:
+            self._table.publish_failure(order.stream, 0, self._lost, retryable=True, suspects=(self.worker_id,))
+            return
+        self._prompt_side.start_prefill(order, now, closed=self._closed)
+
+    @property
+    def _closed(self) -> str | None:
+        return "draining" if self._drain is not None else self._lost
+
+    def _engine_was_lost(self, event: c.EngineLost, now: float) -> None:
+        """Give all sequences back, and take none, until the engine is whole again."""
+        self._lost = event.reason
+        self._give_back_all(f"the worker lost a part of its engine: {event.reason}", now)
+        self._iterations.drop_all(now)
+        self._prefixes.forget()
+
+    def _engine_restored(self, event: c.EngineRestored, now: float) -> None:
+        self._lost = None
+
+    def _give_back_all(self, reason: str, now: float) -> None:
+        for sequence in [s for s in self._table if not s.pending_free]:
+            if sequence.may_be_elsewhere:
+                self._moves.give_up(sequence)
+            else:
+                self._table.fail(sequence, reason, now, retryable=True)
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
         for choice_id, epoch in answer.ended:
@@ -257,11 +288,7 @@ class WorkerRole:
         if self._confirmations.is_due(now):
             self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
-            for sequence in [s for s in self._table if not s.pending_free]:
-                if sequence.may_be_elsewhere:
-                    self._moves.give_up(sequence)
-                else:
-                    self._table.fail(sequence, "the worker had to leave", now, retryable=True)
+            self._give_back_all("the worker had to leave", now)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
         if order.worker_id != self.worker_id:

@@ -116,6 +116,11 @@ class SequenceTable:
             self.release(sequence)
         return [member for member in took_part if not member[0].pending_free] if pending_free else took_part
 
+    def drop_iterations(self) -> None:
+        """End all iterations: the engine that ran them is gone."""
+        while self._iterations:
+            self.end_iteration()
+
     def emit(self, command: c.WorkerCommand) -> None:
         """Add a command."""
         self._commands.append(command)

@@ -33,11 +33,11 @@ class TokenSide:
         self._incarnation = incarnation
         self._address = address
 
-    def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
-        """Reserve blocks, or refuse with the reason."""
+    def reserve_kv(self, order: m.ReserveKv, now: float, *, closed: str | None) -> None:
+        """Reserve blocks, or refuse with the reason; `closed` is why none are reserved at present."""
         table = self._table
         asker_id = order.source_id or order.scheduler_id
-        if refusal := self._refusal(order, now, draining):
+        if refusal := closed or self._refusal(order, now):
             answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
             table.emit(m.Send(asker_id, answer))
             return
@@ -52,9 +52,7 @@ class TokenSide:
         table.emit(m.Send(asker_id, m.KvReserved(order.choice_id, order.epoch, order.assignment, target)))
         table.load_record(sequence)
 
-    def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
-        if draining:
-            return "draining"
+    def _refusal(self, order: m.ReserveKv, now: float) -> str | None:
         if sequence_id(order.choice_id, order.epoch) in self._table:
             return "reserved already"
         if self._table.is_loading(order.choice_id, order.epoch):

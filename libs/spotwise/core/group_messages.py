@@ -1,0 +1,163 @@
+"""Orders from a group's leader to its devices, and their reports, over one stream a device.
+
+Law: orders are carried out in the order of the stream, and steps end in it. A step computes one batch in all devices of a group.
+Control runs ahead of the data: a device receives a step before the activations that it needs (Orca, section 4.2).
+Every group has an epoch; a report of an earlier one is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class FormGroup:
+    """Be the device of one position of a group; drops the sequences of the group before.
+
+    Attributes:
+        epoch: of the group, higher than that of any before.
+        stages, shards: P and M; `stage` and `shard` are the device's, from 0.
+        exchange: name of the shared memory of all members.
+        num_blocks: of the KV cache, and `host_blocks` of the host's memory for swapped KV, the same for all members.
+        dtype: of the model, as a worker's setting.
+        model_digest: of the leader's weights; `None`: unknown.
+    """
+
+    epoch: int
+    leader_id: str
+    stages: int
+    shards: int
+    stage: int
+    shard: int
+    exchange: str
+    num_blocks: int
+    host_blocks: int
+    block_size: int
+    dtype: str
+    model_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AddGroupSequence:
+    """Add a sequence."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DropGroupSequence:
+    """Forget a sequence; idempotent."""
+
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendGroupToken:
+    """Append a token that another process sampled."""
+
+    sequence_id: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A row of a batch; its blocks are the first `kept_blocks` of the sequence's last row, and `new_block_ids`."""
+
+    sequence_id: str
+    first_position: int
+    num_tokens: int
+    kept_blocks: int
+    new_block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Compute a batch; `number` counts a group's steps from 1."""
+
+    number: int
+    rows: tuple[StepRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapGroupKv:
+    """Copy blocks of the KV cache to the host's blocks, or back; `number` counts a group's swaps from 1."""
+
+    number: int
+    block_ids: tuple[int, ...]
+    host_block_ids: tuple[int, ...]
+    to_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DissolveGroup:
+    """Be in no group, and end what runs; weights stay."""
+
+    reason: str
+
+
+GroupOrder = FormGroup | AddGroupSequence | DropGroupSequence | AppendGroupToken | RunStep | SwapGroupKv | DissolveGroup
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOffered:
+    """First report of a stream: what the device has for a group."""
+
+    device_id: str
+    kv_cache_bytes: int
+    kv_host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJoined:
+    """The device has loaded its part of the model and waits for the others in the exchange.
+
+    Attributes:
+        loaded: whether weights were loaded, and not kept from a group before.
+        computes_with: number format, device and kernels, for people.
+    """
+
+    epoch: int
+    loaded: bool
+    computes_with: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """The device that samples has computed a step."""
+
+    epoch: int
+    number: int
+    sampled: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """A step could not be computed; `is_broken`: no later one can, either."""
+
+    epoch: int
+    number: int
+    reason: str
+    is_broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSwapEnded:
+    """A swap is complete, or `error` says why not."""
+
+    epoch: int
+    number: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRefused:
+    """The device cannot be part of the group, as long as the order stays the same."""
+
+    epoch: int
+    reason: str
+
+
+GroupReport = DeviceOffered | GroupJoined | StepEnded | StepFailed | GroupSwapEnded | GroupRefused
