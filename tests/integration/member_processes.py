@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from typing import Any
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.worker.groups.group_part import SharedMemory
 
 #: Seconds within which a member answers; loading compiles the kernels where nobody has.
 _ANSWER_S = 240.0
@@ -95,7 +95,6 @@ class _Served:
         kernels = load_kernels()
         assert kernels is not None
         self._exchange = Exchange(kernels, path, member, size)
-        self._exchange.wait_for_all()
         self._shard.join(self._exchange)
 
     def leave(self) -> None:
@@ -201,9 +200,6 @@ def group(
     members: Sequence[Member], config: Any, stages: int, shards: int, num_blocks: int | None = None
 ) -> Iterator[GroupProcesses]:
     """Form a group of P x M of the given processes."""
-    from spotwise.engine.exchange import Exchange
-    from spotwise.engine.native.library import load_kernels
-
     size = stages * shards
     used = members[:size]
     for number, member in enumerate(used):
@@ -213,15 +209,12 @@ def group(
         if error is not None:
             raise error
     blocks = min(count for count, _ in loaded)
-    kernels = load_kernels()
-    assert kernels is not None
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        path = Path(folder) / "exchange"
-        Exchange.create(kernels, path, size)
-        for number, member in enumerate(used):
-            member.begin("join", path, number, size)
-        for member in used:
-            member.end()
+    shared = SharedMemory(size)
+    for number, member in enumerate(used):
+        member.begin("join", Path(shared.path), number, size)
+    for member in used:
+        member.end()
+    shared.close()
     facts = [member.call("facts") for member in used]
     try:
         yield GroupProcesses(used, blocks, facts[0][0], sum(fused for _, fused in facts[::shards]))

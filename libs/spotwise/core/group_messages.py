@@ -1,6 +1,6 @@
 """Orders from a group's leader to its devices, and their reports, over one stream a device.
 
-Law: orders are carried out in the order of the stream, and steps end in it. A step computes one batch in all devices of a group.
+Law: orders are carried out in the order of the stream, and steps end in it. A step computes one batch in all devices.
 Control runs ahead of the data: a device receives a step before the activations that it needs (Orca, section 4.2).
 Every group has an epoch; a report of an earlier one is ignored.
 """
@@ -55,11 +55,11 @@ class DropGroupSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendGroupToken:
-    """Append a token that another process sampled."""
+class AppendGroupTokens:
+    """Append tokens that another device sampled, one to each sequence."""
 
-    sequence_id: str
-    token_id: int
+    sequence_ids: tuple[str, ...]
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,9 @@ class DissolveGroup:
     reason: str
 
 
-GroupOrder = FormGroup | AddGroupSequence | DropGroupSequence | AppendGroupToken | RunStep | SwapGroupKv | DissolveGroup
+GroupOrder = (
+    FormGroup | AddGroupSequence | DropGroupSequence | AppendGroupTokens | RunStep | SwapGroupKv | DissolveGroup
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,11 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step could not be computed; `is_broken`: no later one can, either."""
+    """A step could not be computed, and no later one can be: the group is broken."""
 
     epoch: int
     number: int
     reason: str
-    is_broken: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ NEWS_INTERVAL_S = 0.02
 
 
 class MemberKind(StrEnum):
-    """The six services."""
+    """The six services, and the processes that compute for workers which are groups."""
 
     GATEWAY = "gateway"
     CLUSTER_SCHEDULER = "cluster_scheduler"
@@ -19,6 +19,7 @@ class MemberKind(StrEnum):
     TOKEN_WORKER = "token_worker"
     MIGRATION_PLANNER = "migration_planner"
     SPOT_WATCHER = "spot_watcher"
+    DEVICE = "device"  #: a process that computes a part of a model for a worker, its leader
 
 
 class Pool(StrEnum):
@@ -106,6 +107,25 @@ class QuarantinedPair:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePlace:
+    """What a process computes of a group's model: one position of P x M, its layers, and its KV heads.
+
+    Attributes:
+        epoch: of the group.
+        stages, shards: P and M; `stage` and `shard` are the position, from 0.
+        layers, kv_heads: the first, and the one behind the last.
+    """
+
+    epoch: int
+    stages: int
+    shards: int
+    stage: int
+    shard: int
+    layers: tuple[int, int]
+    kv_heads: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A process of the mesh: its heartbeat, and its entry in the registry.
 
@@ -116,6 +136,8 @@ class Member:
         model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
         quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
         leaves_at_s: of a draining worker: Unix time at which it leaves at the latest.
+        leader_id: of a device: the worker for whose groups it is.
+        place: of a device in a group, and of its leader; `None` while there is none.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
@@ -135,3 +157,5 @@ class Member:
     open_requests: int | None = None
     queued_requests: int | None = None
     leaves_at_s: float | None = None
+    leader_id: str = ""
+    place: DevicePlace | None = None

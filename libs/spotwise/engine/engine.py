@@ -169,6 +169,11 @@ class Engine:
         return isinstance(self._attention, NativeAttention)
 
     @property
+    def samples(self) -> bool:
+        """Whether iterations return tokens here: not in all members of a group."""
+        return self._stage is None or self._stage.samples
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
         return self.kv.num_blocks
@@ -242,6 +247,10 @@ class Engine:
     def drop_sequence(self, sequence_id: str) -> None:
         """Forget a sequence; idempotent."""
         self._sequences.pop(sequence_id, None)
+
+    def drop_all(self) -> None:
+        """Forget all sequences."""
+        self._sequences.clear()
 
     @torch.inference_mode()
     def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:

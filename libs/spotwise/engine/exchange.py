@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,7 +31,7 @@ class Exchange:
 
     Args:
         kernels: exchange.
-        path: of the shared memory, the same for all members and new for each group; `create` makes it.
+        path: of the shared memory, `bytes` long, the same for all members and new for each group.
         member: this process's number in the group, from 0.
         size: members of the group.
     """
@@ -40,20 +39,16 @@ class Exchange:
     def __init__(self, kernels: Kernels, path: Path, member: int, size: int) -> None:
         self._kernels = kernels
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), kernels.exchange_bytes(size, RING_BYTES))
+            self._memory = mmap.mmap(file.fileno(), self.bytes(kernels, size))
         self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
         address = ctypes.addressof(self._view)
         #: Address of the native exchange; `None` once closed.
         self.handle: int | None = kernels.exchange_join(address, member, size, RING_BYTES, round(PATIENCE_S * 1000))
 
     @staticmethod
-    def create(kernels: Kernels, path: Path, size: int) -> None:
-        """Make the shared memory of a group; raises `OSError` where it cannot, or the file exists."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.ftruncate(handle, kernels.exchange_bytes(size, RING_BYTES))
-        finally:
-            os.close(handle)
+    def bytes(kernels: Kernels, size: int) -> int:
+        """Return the bytes of shared memory, zero at first, that a group of this size needs."""
+        return int(kernels.exchange_bytes(size, RING_BYTES))
 
     @property
     def broken_by(self) -> int | None:
@@ -65,10 +60,6 @@ class Exchange:
     def is_whole(self) -> bool:
         """Whether all members are there."""
         return self.handle is not None and self._kernels.exchange_broken(self.handle) == 0
-
-    def wait_for_all(self) -> None:
-        """Return once every member has joined; raises `GroupBrokenError`."""
-        self._require(self._kernels.exchange_wait_for_all(self.handle))
 
     def send(self, member: int, data: torch.Tensor) -> None:
         """Send a contiguous tensor on the CPU; raises `GroupBrokenError`."""

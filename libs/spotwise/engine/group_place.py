@@ -44,9 +44,7 @@ def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_b
     Raises:
         ValueError: not one block fits, or not so many.
     """
-    geometry = facts.geometry
-    token_elements = len(share.layers) * len(share.kv_heads) * (geometry.key_dim + geometry.value_dim)
-    bytes_per_block = token_elements * facts.kv_dtype.itemsize * config.block_size
+    bytes_per_block = share.block_elements(config.block_size) * facts.kv_dtype.itemsize
     most = config.kv_cache_bytes // bytes_per_block
     if most < max(1, num_blocks or 1):
         raise ValueError(
@@ -55,4 +53,4 @@ def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_b
         )
     device, _ = resolve(config)
     part = KvPart(share.layers, share.kv_heads)
-    return PagedKvCache(geometry, num_blocks or most, config.block_size, facts.kv_dtype, device, part=part)
+    return PagedKvCache(facts.geometry, num_blocks or most, config.block_size, facts.kv_dtype, device, part=part)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+import grpc
+
 from spotwise.mesh.grpc_control import ControlServer, EngineView
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import MeshStore, MessageBus
@@ -24,9 +26,13 @@ async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[Messag
 
 
 @contextlib.asynccontextmanager
-async def control_server(settings: ServiceSettings, engines: EngineView | None) -> AsyncIterator[ControlServer]:
-    """Listen for health checks, and for engine control where there are engines; raises `MeshError` where the port is taken."""
-    control = ControlServer(settings.bind_host, settings.grpc_port, engines)
+async def control_server(
+    settings: ServiceSettings, engines: EngineView | None, device: grpc.GenericRpcHandler | None = None
+) -> AsyncIterator[ControlServer]:
+    """Listen for health checks, and for control of engines or a device, where there are; raises `MeshError` where the port
+    is taken.
+    """
+    control = ControlServer(settings.bind_host, settings.grpc_port, engines, device)
     await control.start()
     try:
         yield control

@@ -11,6 +11,7 @@ from grpc_health.v1._async import HealthServicer
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Member
+from spotwise.mesh.device_control import SERVER_OPTIONS
 from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec_members import member_from, member_to
 from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
@@ -111,11 +112,19 @@ class HealthServer(Protocol):
 
 
 class ControlServer:
-    """One service's gRPC endpoint; NOT_SERVING at first."""
+    """One service's gRPC endpoint; NOT_SERVING at first. A device's serves `device` as well."""
 
-    def __init__(self, host: str, port: int, engines: EngineView | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        engines: EngineView | None = None,
+        device: grpc.GenericRpcHandler | None = None,
+    ) -> None:
         # By default two gRPC servers share a port, and half of the calls reach the wrong service.
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
+        if device is not None:
+            self._server.add_generic_rpc_handlers((device,))
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if engines is not None:

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair
+from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
@@ -230,4 +230,8 @@ def _member(fields: dict[str, object]) -> Member:
     fields["load"] = None  # heartbeats carry loads
     quarantined = fields.pop("quarantined", ())  # the registration of an older process has none
     assert isinstance(quarantined, list | tuple)
+    place = fields.pop("place", None)
+    if isinstance(place, dict):
+        layers, kv_heads = place.pop("layers"), place.pop("kv_heads")
+        fields["place"] = DevicePlace(**place, layers=tuple(layers), kv_heads=tuple(kv_heads))
     return Member(**fields, quarantined=tuple(QuarantinedPair(**pair) for pair in quarantined))  # type: ignore[arg-type]

@@ -130,7 +130,10 @@ _ORDERS: _Table = {
         lambda proto: g.AddGroupSequence(record_from(proto)),
     ),
     g.DropGroupSequence: ("drop_sequence_id", lambda order: order.sequence_id, g.DropGroupSequence),
-    g.AppendGroupToken: ("append", *codec_of(g.AppendGroupToken, pb.AppendGroupToken, "sequence_id", "token_id")),
+    g.AppendGroupTokens: (
+        "append",
+        *codec_of(g.AppendGroupTokens, pb.AppendGroupTokens, sequence_ids=(same, tuple), token_ids=(same, tuple)),
+    ),
     g.RunStep: ("run", _step_to, _step_from),
     g.SwapGroupKv: (
         "swap",
@@ -147,7 +150,7 @@ _REPORTS: _Table = {
     ),
     g.GroupJoined: ("joined", *codec_of(g.GroupJoined, pb.GroupJoined, "epoch", "loaded", "computes_with")),
     g.StepEnded: ("ended", *codec_of(g.StepEnded, pb.StepEnded, "epoch", "number", sampled=_SAMPLED)),
-    g.StepFailed: ("failed", *codec_of(g.StepFailed, pb.StepFailed, "epoch", "number", "reason", "is_broken")),
+    g.StepFailed: ("failed", *codec_of(g.StepFailed, pb.StepFailed, "epoch", "number", "reason")),
     g.GroupSwapEnded: ("swapped", *codec_of(g.GroupSwapEnded, pb.GroupSwapEnded, "epoch", "number", "error")),
     g.GroupRefused: ("refused", *codec_of(g.GroupRefused, pb.GroupRefused, "epoch", "reason")),
 }

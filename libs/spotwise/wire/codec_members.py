@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from spotwise.core import messages as m
-from spotwise.wire.field_codec import codec_of
+from spotwise.core.members import DevicePlace
+from spotwise.wire.field_codec import codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 
 _GATEWAY = codec_of(m.GatewayStreams, cluster.GatewayStreams, "gateway_id", "incarnation", "batches_sent")
@@ -36,6 +37,14 @@ _LOAD = codec_of(
     gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),
 )
 
+_PLACE = codec_of(
+    DevicePlace,
+    cluster.DevicePlace,
+    *("epoch", "stages", "shards", "stage", "shard"),
+    layers=(same, tuple),
+    kv_heads=(same, tuple),
+)
+
 
 def member_to(member: m.Member) -> cluster.Member:
     """Return a member's protobuf message; engine control uses it, too."""
@@ -64,6 +73,8 @@ def member_to(member: m.Member) -> cluster.Member:
         open_requests=member.open_requests,
         queued_requests=member.queued_requests,
         leaves_at_unix_s=member.leaves_at_s,
+        leader_id=member.leader_id,
+        place=None if member.place is None else _PLACE[0](member.place),
     )
 
 
@@ -89,4 +100,6 @@ def member_from(proto: cluster.Member) -> m.Member:
         open_requests=proto.open_requests if proto.HasField("open_requests") else None,
         queued_requests=proto.queued_requests if proto.HasField("queued_requests") else None,
         leaves_at_s=proto.leaves_at_unix_s if proto.HasField("leaves_at_unix_s") else None,
+        leader_id=proto.leader_id,
+        place=_PLACE[1](proto.place) if proto.HasField("place") else None,
     )

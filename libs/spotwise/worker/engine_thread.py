@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import structlog
 
@@ -19,12 +19,16 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine
+from spotwise.engine.exchange import GroupBrokenError
+from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.layer_progress import LayersWritten
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 def _one_thread(name: str = "engine", niceness: int = 0) -> ThreadPoolExecutor:
@@ -91,6 +95,24 @@ class EngineThread:
             raise
         return cls(engine, executor, host, niceness)
 
+    @classmethod
+    async def load_part(
+        cls, config: EngineConfig, place: GroupPlace, num_blocks: int, host_blocks: int, niceness: int
+    ) -> Self:
+        """Load a group's part of an engine, as `load`; raises as `Engine.load_part`."""
+        executor = _one_thread(niceness=niceness)
+
+        def load() -> tuple[Engine, HostSwap | None]:
+            engine = Engine.load_part(config, place, num_blocks)
+            return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
+
+        try:
+            engine, host = await asyncio.get_running_loop().run_in_executor(executor, load)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+        return cls(engine, executor, host, niceness)
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
@@ -122,6 +144,11 @@ class EngineThread:
         return self.engine.num_sequences
 
     @property
+    def max_in_flight(self) -> int:
+        """One iteration runs at a time."""
+        return 1
+
+    @property
     def computes_with(self) -> str:
         """Number format, device and kernels, for people."""
         engine = self.engine
@@ -138,6 +165,9 @@ class EngineThread:
             return f"native {variant_for_this_processor().name}, {engine.fused_layers} fused layers"
         return "no native kernels" if engine.device == "cpu" else engine.attention_name
 
+    def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
+        """Neither is ever called: the engine is this process."""
+
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence to the engine; raises `ValueError` where the engine refuses it."""
         await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record)
@@ -146,9 +176,26 @@ class EngineThread:
         """Append a token that another worker sampled."""
         self._submit(self.engine.append_token, sequence_id, token_id)
 
+    def append_tokens(self, tokens: Sequence[tuple[str, int]]) -> None:
+        """Append tokens to sequences, (sequence id, token id) each, that another process sampled."""
+
+        def append() -> None:
+            for sequence_id, token_id in tokens:
+                self.engine.append_token(sequence_id, token_id)
+
+        self._submit(append)
+
     def drop_sequence(self, sequence_id: str) -> None:
         """Remove a sequence."""
         self._submit(self.engine.drop_sequence, sequence_id)
+
+    def drop_all(self) -> None:
+        """Remove all sequences."""
+        self._submit(self.engine.drop_all)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run something on the engine's thread, after what was ordered before."""
+        return await self._loop.run_in_executor(self._executor, work)
 
     def run_iteration(
         self,
@@ -166,7 +213,8 @@ class EngineThread:
             if error is None:
                 self._loop.call_soon_threadsafe(on_finished, future.result())
             elif isinstance(error, Exception):
-                _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
+                if not isinstance(error, GroupBrokenError):
+                    _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
                 self._loop.call_soon_threadsafe(on_failed, error)
 
         self._executor.submit(self.engine.run_iteration, batch, on_layers).add_done_callback(done)

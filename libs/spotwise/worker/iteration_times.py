@@ -35,6 +35,10 @@ class IterationTimes:
             self._last += 1
             self._kept.append(IterationTime(shape, now_s - began_s))
 
+    def dropped(self) -> None:
+        """Note that the iterations in flight will not end."""
+        self._in_flight.clear()
+
     def since(self, after: int) -> RecentIterations:
         """Return the kept iterations after number `after`, oldest first."""
         first_kept = self._last - len(self._kept)

@@ -18,10 +18,13 @@ from spotwise.engine.loading import device_name
 from spotwise.engine.shared_weights import weights_fingerprint
 from spotwise.worker.cost_fit import fit_iterations
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.kept_profiles import KeptProfiles, ProfiledEngine
 from spotwise.worker.machine import CoreTime, cores_name
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.start_profile import measure_iterations, profile_sections
+
+ServingEngine = EngineThread | GroupEngine
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +32,7 @@ _log = structlog.get_logger(__name__)
 _PATIENCE_S = 30.0
 
 
-async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostProfile:
+async def own_profile(engine: ServingEngine, settings: WorkerSettings) -> CostProfile:
     """Return the cost profile of an engine without sequences, loaded with `settings`; raises `ValueError` where it could not be
     measured, `OSError` where the model's folder cannot be read.
     """
@@ -42,7 +45,7 @@ async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostPro
     return replace(profile, kv_tokens=_kv_tokens(engine))
 
 
-def profiled_engine(engine: EngineThread, settings: WorkerSettings) -> ProfiledEngine:
+def profiled_engine(engine: ServingEngine, settings: WorkerSettings) -> ProfiledEngine:
     """Return what the engine's costs depend on; raises `OSError` where the model's folder cannot be read."""
     inner = engine.engine
     return ProfiledEngine(
@@ -60,7 +63,7 @@ def profiled_engine(engine: EngineThread, settings: WorkerSettings) -> ProfiledE
 
 
 async def _measured(
-    engine: EngineThread, settings: WorkerSettings, about: ProfiledEngine, kept: KeptProfiles
+    engine: ServingEngine, settings: WorkerSettings, about: ProfiledEngine, kept: KeptProfiles
 ) -> CostProfile:
     inner = engine.engine
     sections = profile_sections(engine.num_blocks, engine.block_size, inner.context_length, settings.max_num_seqs)
@@ -93,5 +96,5 @@ async def _measured(
     return profile
 
 
-def _kv_tokens(engine: EngineThread) -> int:
+def _kv_tokens(engine: ServingEngine) -> int:
     return engine.num_blocks * engine.block_size

@@ -85,6 +85,7 @@ class WorkerRuntime:
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.NOTICES, self._on_message)
         self._host.keep_time(TICK_S, self._loop.feed)
+        self._engine.watch(self._engine_lost, self._engine_restored)
 
     def drain_on_stop(self, grace_s: float) -> None:
         """Let the first stop signal drain this worker for `grace_s` at most; with 0 it leaves at once."""
@@ -154,6 +155,15 @@ class WorkerRuntime:
     def _iteration_failed(self, error: Exception) -> None:
         self.times.ended(time.monotonic(), failed=True)
         self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}"))
+
+    def _engine_lost(self, reason: str) -> None:
+        self.times.dropped()
+        self._loop.feed(c.EngineLost(reason))
+        self._host.beat_soon()
+
+    def _engine_restored(self) -> None:
+        self._loop.feed(c.EngineRestored())
+        self._host.beat_soon()
 
     def description(self) -> EngineDescription:
         """Describe this worker, for engine control."""

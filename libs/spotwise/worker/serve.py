@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 
 from spotwise.core.members import MemberKind, Pool
 from spotwise.core.worker.policy import Discipline
 from spotwise.engine.errors import ModelError
-from spotwise.engine.loading import EngineConfig
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.group_engine import GroupEngine
+from spotwise.worker.groups.part_kv import PartKv
+from spotwise.worker.groups.serve import engine_config, leading_group
 from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.own_profile import own_profile
@@ -31,11 +34,12 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, kind, view))
         host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
-        engine = await _load(settings)
-        stack.callback(engine.close)
+        engine = await _open_engine(settings, host, stack)
         host.introduce(model_digest=engine.engine.model_digest)
         await warn_of_other_weights(host)
         memory, payloads = transfer_memory(engine.engine.kv)
+        if isinstance(engine, GroupEngine):
+            memory = PartKv(memory, host.id)
         transport = UcxKvTransport(
             memory=memory,
             worker_id=host.id,
@@ -51,6 +55,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
         policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
+        policy = replace(policy, max_in_flight=engine.max_in_flight)
         runtime = WorkerRuntime(host, engine, transport, policy)
         view.add(host.id, runtime)
         await runtime.start()
@@ -58,24 +63,22 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await host.run()
 
 
-async def _load(settings: WorkerSettings) -> EngineThread:
-    config = EngineConfig(
-        model_dir=settings.model_dir,
-        dtype=settings.dtype,
-        device=settings.device,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        block_size=settings.kv_block_size,
-        threads=settings.threads,
-        decode_graphs=settings.decode_graphs,
-        shared_weights=settings.shared_weights,
-    )
+async def _open_engine(
+    settings: WorkerSettings, host: ServiceHost, stack: contextlib.AsyncExitStack
+) -> EngineThread | GroupEngine:
+    """Load the engine, or form the group that is one; it is closed with the stack."""
+    if settings.group_size > 1:
+        return await stack.enter_async_context(leading_group(settings, host))
+    config = engine_config(settings)
     try:
-        return await EngineThread.load(config, settings.niceness, settings.host_bytes(free_memory_bytes()))
+        engine = await EngineThread.load(config, settings.niceness, settings.host_bytes(free_memory_bytes()))
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
+    stack.callback(engine.close)
+    return engine
 
 
-async def _iteration_cost(engine: EngineThread, settings: WorkerSettings) -> Cost | None:
+async def _iteration_cost(engine: EngineThread | GroupEngine, settings: WorkerSettings) -> Cost | None:
     """Return the iteration cost that the worker's policy needs, if any, read or measured; `MeshError` where
     measuring failed.
     """

@@ -142,6 +142,8 @@ class WorkerSettings(ModelServiceSettings):
         allow_inf_nan=False,
         description="how long a worker drains itself at SIGTERM or SIGINT at most; a second one ends it; 0: it leaves at once",
     )
+    stages: int = Field(1, ge=1, description="P: stages of the pipeline; with P x M above 1 the worker leads a group")
+    shards: int = Field(1, ge=1, description="M: shards of each stage, which must divide the model's KV heads")
     kv_push: ConfiguredPushMode = Field(
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
@@ -220,6 +222,11 @@ class WorkerSettings(ModelServiceSettings):
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
             confirm_every_s=CONFIRM_EVERY_S,
         )
+
+    @property
+    def group_size(self) -> int:
+        """Processes that compute for this worker, itself included: P x M."""
+        return self.stages * self.shards
 
     @property
     def core_ids(self) -> frozenset[int]:

@@ -34,12 +34,21 @@ class WorkerEngine(Protocol):
         """Bytes of KV per token, all layers, keys and values."""
 
     @property
+    def max_in_flight(self) -> int:
+        """Iterations that it computes at a time: its pipeline's stages."""
+
+    @property
     def num_sequences(self) -> int:
         """Sequences in the engine."""
 
     @property
     def computes_with(self) -> str:
         """Number format, device and kernels, for people."""
+
+    def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
+        """Call `on_lost`, with the reason, when a part of the engine is gone: what runs has no result, and all sequences are
+        dropped; `on_restored` when it is whole again. Both on the event loop. An engine of one process is never lost alone.
+        """
 
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence: prompt and output tokens committed so far; raises `ValueError` where the engine refuses it."""

@@ -124,6 +124,11 @@ class ModelShare:
         """Whether the stage has the last norm and the head."""
         return self.stage == self.stages - 1
 
+    def block_elements(self, block_size: int) -> int:
+        """Return the numbers in a KV block of this position: of all its layers and heads, keys and values."""
+        dimensions = self.dimensions
+        return len(self.layers) * len(self.kv_heads) * (dimensions.key_dim + dimensions.value_dim) * block_size
+
     def columns(self, width: int) -> range:
         """Return the shard's output columns of a matrix with `width` of them."""
         bounds = column_bounds(width, self.shards)

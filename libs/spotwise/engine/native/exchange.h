@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <cstring>
@@ -89,17 +88,6 @@ class Exchange {
     int32_t whole = 0;
     if (group_->broken_by.compare_exchange_strong(whole, by)) group_->broken_ns.store(now_ns());
     for (int member = 0; member < size_; member++) ring_bell(member);
-  }
-
-  // Waits until every member has joined.
-  bool wait_for_all() {
-    for (int member = 0; member < size_; member++) {
-      while (members_[member].pulse_ns.load(std::memory_order_acquire) == 0) {
-        if (broken()) return false;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    }
-    return true;
   }
 
   bool send(int to, const char* data, int64_t bytes) {

@@ -186,8 +186,6 @@ int sw_exchange_broken(const Exchange* exchange) { return exchange->broken(); }
 void sw_exchange_fail(Exchange* exchange) { exchange->fail(-1); }
 
 // The following return 0 where the exchange is broken.
-int sw_exchange_wait_for_all(Exchange* exchange) { return exchange->wait_for_all(); }
-
 int sw_exchange_send(Exchange* exchange, int to, const void* data, int64_t bytes) {
   return exchange->send(to, (const char*)data, bytes);
 }

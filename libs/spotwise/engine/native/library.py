@@ -114,7 +114,6 @@ class Kernels:
         self.exchange_leave = _function(library.sw_exchange_leave, c_void_p)
         self.exchange_broken = _function(library.sw_exchange_broken, c_void_p, returns=c_int)
         self.exchange_fail = _function(library.sw_exchange_fail, c_void_p)
-        self.exchange_wait_for_all = _function(library.sw_exchange_wait_for_all, c_void_p, returns=c_int)
         self.exchange_send = _function(library.sw_exchange_send, c_void_p, c_int, c_void_p, c_int64, returns=c_int)
         self.exchange_receive = _function(
             library.sw_exchange_receive, c_void_p, c_int, c_void_p, c_int64, returns=c_int

@@ -473,6 +473,8 @@ class Member(_message.Message):
     OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     LEAVES_AT_UNIX_S_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -489,11 +491,17 @@ class Member(_message.Message):
     queued_requests: _builtins.int
     leaves_at_unix_s: _builtins.float
     """of draining workers"""
+    leader_id: _builtins.str
+    """of devices"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
     def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedPair]:
         """of schedulers only"""
+
+    @_builtins.property
+    def place(self) -> Global___DevicePlace:
+        """of devices and leaders of a group"""
 
     def __init__(
         self,
@@ -514,10 +522,12 @@ class Member(_message.Message):
         open_requests: _builtins.int | None = ...,
         queued_requests: _builtins.int | None = ...,
         leaves_at_unix_s: _builtins.float | None = ...,
+        leader_id: _builtins.str = ...,
+        place: Global___DevicePlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "queued_requests", b"queued_requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leaves_at_unix_s: _TypeAlias = _typing.Literal["leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofArgType__leaves_at_unix_s: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s"]  # noqa: Y015
@@ -525,6 +535,8 @@ class Member(_message.Message):
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
     _WhichOneofReturnType__open_requests: _TypeAlias = _typing.Literal["open_requests"]  # noqa: Y015
     _WhichOneofArgType__open_requests: _TypeAlias = _typing.Literal["_open_requests", b"_open_requests"]  # noqa: Y015
+    _WhichOneofReturnType__place: _TypeAlias = _typing.Literal["place"]  # noqa: Y015
+    _WhichOneofArgType__place: _TypeAlias = _typing.Literal["_place", b"_place"]  # noqa: Y015
     _WhichOneofReturnType__queued_requests: _TypeAlias = _typing.Literal["queued_requests"]  # noqa: Y015
     _WhichOneofArgType__queued_requests: _TypeAlias = _typing.Literal["_queued_requests", b"_queued_requests"]  # noqa: Y015
     @_typing.overload
@@ -534,6 +546,49 @@ class Member(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__open_requests) -> _WhichOneofReturnType__open_requests | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__place) -> _WhichOneofReturnType__place | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_requests) -> _WhichOneofReturnType__queued_requests | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class DevicePlace(_message.Message):
+    """Layers and KV heads: the first, and the one behind the last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    KV_HEADS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    stages: _builtins.int
+    shards: _builtins.int
+    stage: _builtins.int
+    shard: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def kv_heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        stages: _builtins.int = ...,
+        shards: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        shard: _builtins.int = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        kv_heads: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_heads", b"kv_heads", "layers", b"layers", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DevicePlace: _TypeAlias = DevicePlace  # noqa: Y015

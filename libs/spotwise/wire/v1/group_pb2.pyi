@@ -36,7 +36,7 @@ class GroupOrder(_message.Message):
     @_builtins.property
     def add(self) -> _request_pb2.RequestRecord: ...
     @_builtins.property
-    def append(self) -> Global___AppendGroupToken: ...
+    def append(self) -> Global___AppendGroupTokens: ...
     @_builtins.property
     def run(self) -> Global___RunStep: ...
     @_builtins.property
@@ -49,7 +49,7 @@ class GroupOrder(_message.Message):
         form: Global___FormGroup | None = ...,
         add: _request_pb2.RequestRecord | None = ...,
         drop_sequence_id: _builtins.str = ...,
-        append: Global___AppendGroupToken | None = ...,
+        append: Global___AppendGroupTokens | None = ...,
         run: Global___RunStep | None = ...,
         swap: Global___SwapGroupKv | None = ...,
         dissolve: Global___DissolveGroup | None = ...,
@@ -119,26 +119,28 @@ class FormGroup(_message.Message):
 Global___FormGroup: _TypeAlias = FormGroup  # noqa: Y015
 
 @_typing.final
-class AppendGroupToken(_message.Message):
+class AppendGroupTokens(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
-    TOKEN_ID_FIELD_NUMBER: _builtins.int
-    sequence_id: _builtins.str
-    token_id: _builtins.int
+    SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        sequence_id: _builtins.str = ...,
-        token_id: _builtins.int = ...,
+        sequence_ids: _abc.Iterable[_builtins.str] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_id", b"sequence_id", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_ids", b"sequence_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AppendGroupToken: _TypeAlias = AppendGroupToken  # noqa: Y015
+Global___AppendGroupTokens: _TypeAlias = AppendGroupTokens  # noqa: Y015
 
 @_typing.final
 class RunStep(_message.Message):
@@ -392,22 +394,19 @@ class StepFailed(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    IS_BROKEN_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     number: _builtins.int
     reason: _builtins.str
-    is_broken: _builtins.bool
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         number: _builtins.int = ...,
         reason: _builtins.str = ...,
-        is_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_broken", b"is_broken", "number", b"number", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "number", b"number", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,9 +84,17 @@ class SimulatedEngine:
         self._is_closed = False
 
     @property
+    def max_in_flight(self) -> int:
+        """One iteration runs at a time."""
+        return 1
+
+    @property
     def num_sequences(self) -> int:
         """Sequences in the engine."""
         return len(self._sequences)
+
+    def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
+        """Neither is ever called: the engine is this process."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence; raises `ValueError` where it exists already, has no prompt, or all words are its stop tokens."""

@@ -1,0 +1,135 @@
+"""The stream between a group's leader and one of its devices, over gRPC.
+
+The leader calls, sends orders and reads reports; the device serves one leader at a time, and a newer stream ends the older. A
+stream that ends, for whatever reason, tells each side that the other is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from spotwise.core.group_messages import GroupOrder, GroupReport
+from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
+
+_log = structlog.get_logger(__name__)
+
+_SERVICE = "spotwise.v1.DeviceControl"
+_METHOD = "Follow"
+# A dead peer's host is noticed by pings; a dead process at once.
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+#: What a `ControlServer` must allow so that leaders may send such pings.
+SERVER_OPTIONS = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+
+#: Carries out the orders of one leader, and sends reports by the second argument, until the orders end.
+Follower = Callable[[AsyncIterator[GroupOrder], Callable[[GroupReport], None]], Awaitable[None]]
+
+
+def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
+    """Return the gRPC handler of a device, for its `ControlServer`."""
+    current: list[asyncio.Task[None]] = []
+
+    async def serve(orders: AsyncIterator[GroupOrder], context: Any) -> AsyncIterator[GroupReport]:
+        reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
+        while current:  # an older leader, or the same one before its restart
+            current[-1].cancel()
+            await asyncio.wait({current[-1]})
+        following = asyncio.create_task(_follow(follow, orders, reports), name="follow")
+        current.append(following)
+        following.add_done_callback(current.remove)
+        try:
+            while (report := await reports.get()) is not None:
+                yield report
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+
+    method = grpc.stream_stream_rpc_method_handler(
+        serve, request_deserializer=decode_order, response_serializer=encode_report
+    )
+    return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
+
+
+async def _follow(
+    follow: Follower, orders: AsyncIterator[GroupOrder], reports: asyncio.Queue[GroupReport | None]
+) -> None:
+    try:
+        await follow(orders, reports.put_nowait)
+    except grpc.RpcError as error:
+        _log.info("leader_gone", reason=str(error))
+    except Exception as error:
+        _log.error("device_failed", exc_info=error)
+    finally:
+        reports.put_nowait(None)
+
+
+class DeviceLink:
+    """A leader's stream to one device.
+
+    Args:
+        device_id: of the device.
+        address: `host:port` of its gRPC endpoint.
+        on_report: called on the event loop for each report, in order.
+        on_lost: called once, with the reason, when the stream has ended and was not closed.
+    """
+
+    def __init__(
+        self,
+        device_id: str,
+        address: str,
+        on_report: Callable[[DeviceLink, GroupReport], None],
+        on_lost: Callable[[DeviceLink, str], None],
+    ) -> None:
+        self.device_id = device_id
+        self.is_alive = True
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._orders: asyncio.Queue[GroupOrder] = asyncio.Queue()
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        call = self._channel.stream_stream(
+            f"/{_SERVICE}/{_METHOD}", request_serializer=encode_order, response_deserializer=decode_report
+        )
+        self._call: Any = call(self._sent())
+        self._reading = asyncio.create_task(self._read(), name=f"device-{device_id}")
+
+    def send(self, order: GroupOrder) -> None:
+        """Send an order; no effect once the stream has ended."""
+        if self.is_alive:
+            self._orders.put_nowait(order)
+
+    async def close(self) -> None:
+        """End the stream; idempotent."""
+        self.is_alive = False
+        self._reading.cancel()
+        self._call.cancel()
+        await asyncio.wait({self._reading})
+        await self._channel.close()
+
+    async def _sent(self) -> AsyncIterator[GroupOrder]:
+        while True:
+            yield await self._orders.get()
+
+    async def _read(self) -> None:
+        reason = "it ended the stream"
+        try:
+            async for report in self._call:
+                self._on_report(self, report)
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or str(error.code())
+        if self.is_alive:
+            self.is_alive = False
+            self._on_lost(self, reason)

@@ -1,0 +1,243 @@
+"""Forms a leader's group, and forms it anew whenever it is broken.
+
+Devices register with the id of their leader. As soon as there are enough, each is given a position, keeping those that it had;
+they load their parts side by side. A device that does not answer any more is left out once its registration has expired: it may
+be stopped, and go on later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from spotwise.core import group_messages as g
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.engine.errors import ModelError
+from spotwise.mesh.device_control import DeviceLink
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.worker.groups.group_engine import GroupEngine
+from spotwise.worker.groups.group_part import GroupPart, SharedMemory
+
+_log = structlog.get_logger(__name__)
+
+#: Interval at which devices are looked for, and missing ones noticed.
+_LOOK_S = 0.2
+#: Interval at which a whole group is checked between iterations.
+_CHECK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device with a stream: what it offers, and the last group that it has joined or refused."""
+
+    link: DeviceLink
+    incarnation: int
+    offer: g.DeviceOffered | None = None
+    answer: g.GroupJoined | g.GroupRefused | None = None
+
+
+class GroupFormation:
+    """Keeps a leader's group whole.
+
+    Args:
+        host: the leader.
+        part: the leader's.
+        engine: of the group.
+        form: the group's orders, but for epoch, position and memory.
+    """
+
+    def __init__(self, host: ServiceHost, part: GroupPart, engine: GroupEngine, form: g.FormGroup) -> None:
+        self._host = host
+        self._part = part
+        self._engine = engine
+        self._form = form
+        self._devices: dict[str, _Device] = {}
+        self._positions: dict[str, int] = {}
+        self._epoch = 0
+        self._news = asyncio.Event()
+
+    @property
+    def _missing(self) -> int:
+        return self._form.stages * self._form.shards - 1 - len(self._ready)
+
+    @property
+    def _ready(self) -> list[str]:
+        """Devices that have said what they offer."""
+        return sorted(name for name, device in self._devices.items() if device.offer is not None)
+
+    async def offers(self) -> list[g.DeviceOffered]:
+        """Wait for enough devices; return what they offer, in order of position."""
+        await self._look_until(lambda: self._missing <= 0)
+        self._give_positions()
+        by_position = sorted(self._positions, key=self._positions.__getitem__)
+        offers = [self._devices[name].offer for name in by_position]
+        return [offer for offer in offers if offer is not None]
+
+    async def form(self, num_blocks: int, host_blocks: int) -> None:
+        """Form the group for the first time; raises `MeshError` where a member cannot compute its part."""
+        self._form = replace(self._form, num_blocks=num_blocks, host_blocks=host_blocks)
+        while not await self._try():
+            await self.offers()
+
+    async def keep(self) -> None:
+        """Form the group anew each time that it is broken; never returns."""
+        while True:
+            await self._until_broken()
+            for device in self._devices.values():
+                device.link.send(g.DissolveGroup("a member is gone"))
+            await self._part.leave()
+            self._host.introduce(place=None)
+            began_s = time.monotonic()
+            while True:
+                await self.offers()
+                try:
+                    if await self._try():
+                        break
+                except MeshError as error:
+                    _log.error("group_not_formed", reason=str(error))
+                    await asyncio.sleep(1.0)
+            _log.info("group_formed_anew", epoch=self._epoch, seconds=round(time.monotonic() - began_s, 3))
+
+    async def close(self) -> None:
+        """End the streams."""
+        self._engine.lose("the leader leaves")
+        for device in self._devices.values():
+            await device.link.close()
+
+    async def _until_broken(self) -> None:
+        members = set(self._positions)
+        while self._part.is_whole and all(name in self._devices for name in members):
+            self._news.clear()
+            try:
+                async with asyncio.timeout(_CHECK_S):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        gone = [name for name in sorted(members) if name not in self._devices]
+        if not gone and (member := self._part.broken_by):
+            gone = [name for name, position in self._positions.items() if position == member]
+        reason = f"{', '.join(gone)} is gone" if gone else "a member has failed"
+        _log.warning("group_broken", epoch=self._epoch, reason=reason)
+        self._engine.lose(reason)
+
+    async def _try(self) -> bool:
+        """Form one group; return whether it is whole. Raises `MeshError` where a member refuses."""
+        size = self._form.stages * self._form.shards
+        members = [self._devices[name] for name in sorted(self._positions, key=self._positions.__getitem__)]
+        self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
+        memory = SharedMemory(size)
+        try:
+            forms = [
+                replace(
+                    self._form,
+                    epoch=self._epoch,
+                    exchange=memory.path,
+                    stage=position // self._form.shards,
+                    shard=position % self._form.shards,
+                )
+                for position in range(size)
+            ]
+            for device, form in zip(members, forms[1:], strict=True):
+                device.answer = None
+                device.link.send(form)
+            try:
+                await self._part.load(forms[0])
+                await self._part.join(forms[0])
+            except (ModelError, ValueError) as error:
+                raise MeshError(f"the model cannot be served: {error}") from error
+            await self._look_until(lambda: all(device.answer is not None or _is_gone(device) for device in members))
+        finally:
+            memory.close()
+        for device in members:
+            if isinstance(device.answer, g.GroupRefused):
+                raise MeshError(f"{device.link.device_id} cannot compute its part: {device.answer.reason}")
+        if any(map(_is_gone, members)):
+            return False
+        self._host.introduce(place=self._part.place(forms[0]))
+        self._engine.formed([device.link for device in members], self._epoch)
+        self._host.beat_soon()
+        _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
+        return True
+
+    def _give_positions(self) -> None:
+        """Give the leader 0, and each device one of the others, the one that it has had if any."""
+        ready = self._ready
+        kept = {name: position for name, position in self._positions.items() if name in ready}
+        size = self._form.stages * self._form.shards
+        free = [position for position in range(1, size) if position not in kept.values()]
+        fresh = [name for name in ready if name not in kept]
+        self._positions = kept | dict(zip(fresh, free, strict=False))
+
+    async def _look_until(self, is_done: Callable[[], bool]) -> None:
+        """Look for new devices, and for those that are gone, until something is the case."""
+        while not is_done():
+            self._news.clear()
+            await self._look()
+            if is_done():
+                return
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> None:
+        try:
+            members = await self._host.store.members()
+        except MeshError:
+            return  # those that are there stay
+        found = {member.id: member for member in members if self._is_mine(member)}
+        for name, device in list(self._devices.items()):
+            if name not in found:
+                _log.warning("device_expired", device=name)
+                await self._drop(device)
+        for name, member in found.items():
+            known = self._devices.get(name)
+            if known is not None and known.incarnation >= member.incarnation:
+                continue
+            if known is not None:
+                await self._drop(known)
+            link = DeviceLink(name, member.grpc_address, self._reported, self._lost)
+            self._devices[name] = _Device(link, member.incarnation)
+
+    def _is_mine(self, member: Member) -> bool:
+        return (
+            member.kind is MemberKind.DEVICE and member.leader_id == self._host.id and member.state is MemberState.READY
+        )
+
+    async def _drop(self, device: _Device) -> None:
+        self._devices.pop(device.link.device_id, None)
+        self._news.set()
+        await device.link.close()
+
+    def _reported(self, link: DeviceLink, report: g.GroupReport) -> None:
+        device = self._devices.get(link.device_id)
+        if device is None or device.link is not link:
+            return
+        match report:
+            case g.DeviceOffered():
+                device.offer = report
+            case g.GroupJoined() | g.GroupRefused() if report.epoch == self._epoch:
+                device.answer = report
+            case _:
+                self._engine.reported(report)
+                return
+        self._news.set()
+
+    def _lost(self, link: DeviceLink, reason: str) -> None:
+        device = self._devices.get(link.device_id)
+        if device is not None and device.link is link:
+            _log.warning("device_gone", device=link.device_id, reason=reason)
+            del self._devices[link.device_id]
+            self._engine.lose(f"{link.device_id} is gone")
+            self._host.spawn(link.close(), "close_device")
+        self._news.set()
+
+
+def _is_gone(device: _Device) -> bool:
+    return not device.link.is_alive

@@ -1,0 +1,151 @@
+"""One process's part in groups: its engine's part of the model, and the exchange of the group that it is in.
+
+The engine stays loaded from group to group, as long as the position is the same. A broken exchange ends the iteration that
+waits in it; nothing here waits for another process on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from spotwise.core.group_messages import FormGroup
+from spotwise.core.members import DevicePlace
+from spotwise.engine.exchange import Exchange
+from spotwise.engine.group_place import GroupPlace
+from spotwise.engine.loading import EngineConfig
+from spotwise.engine.native.library import load_kernels
+from spotwise.engine.shard import Shard
+from spotwise.mesh.ports import MeshError
+from spotwise.worker.engine_thread import EngineThread
+
+# What the loaded engine depends on.
+_Key = tuple[int, int, int, int, int, int, int, str]
+
+
+class GroupPart:
+    """A process's engine part and exchange.
+
+    Args:
+        config: of the whole model, with this process's memory.
+        niceness: of the threads that compute.
+    """
+
+    def __init__(self, config: EngineConfig, niceness: int) -> None:
+        self._config = config
+        self._niceness = niceness
+        self._key: _Key | None = None
+        self._engine: EngineThread | None = None
+        self._shard = Shard()
+        self._exchange: Exchange | None = None
+
+    @property
+    def engine(self) -> EngineThread:
+        """The engine; `load` comes first."""
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is in a group of which nobody is gone."""
+        return self._exchange is not None and self._exchange.is_whole
+
+    @property
+    def broken_by(self) -> int | None:
+        """The member that broke the exchange, where one did."""
+        return None if self._exchange is None else self._exchange.broken_by
+
+    async def load(self, form: FormGroup) -> bool:
+        """Load what the position computes, unless it is loaded already; return whether weights were loaded. The engine has no
+        sequences afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
+        """
+        await self.leave()
+        key = (
+            *(form.stages, form.shards, form.stage, form.shard, form.num_blocks, form.host_blocks, form.block_size),
+            form.dtype,
+        )
+        if self._engine is not None and key == self._key:
+            self._engine.drop_all()
+            return False
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+            self._engine = self._key = None
+        self._shard = Shard(form.shard, form.shards, form.stage)
+        config = replace(self._config, dtype=form.dtype, block_size=form.block_size)
+        place = GroupPlace(self._shard, form.stages)
+        self._engine = await EngineThread.load_part(config, place, form.num_blocks, form.host_blocks, self._niceness)
+        self._key = key
+        return True
+
+    async def join(self, form: FormGroup) -> None:
+        """Be in the group; iterations wait for what members have not sent yet, also before these join. Raises `MeshError` where
+        the exchange cannot be opened.
+        """
+        kernels = load_kernels()
+        if kernels is None:
+            raise MeshError("a group needs the native kernels; install g++ on this machine")
+        member = form.stage * form.shards + form.shard
+        try:
+            exchange = Exchange(kernels, Path(form.exchange), member, form.stages * form.shards)
+        except OSError as error:
+            raise MeshError(
+                f"the group's shared memory cannot be opened ({error}); its members must share a machine"
+            ) from error
+        self._exchange = exchange
+        await self.engine.run(lambda: self._shard.join(exchange))
+
+    def break_up(self) -> None:
+        """End what every member of the group waits for; idempotent."""
+        if self._exchange is not None:
+            self._exchange.fail()
+
+    async def leave(self) -> None:
+        """Be in no group; returns once the engine runs nothing. Idempotent."""
+        self.break_up()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await self.engine.run(self._shard.leave)
+            exchange.close()
+
+    async def close(self) -> None:
+        """Leave, and unload."""
+        await self.leave()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+
+    def place(self, form: FormGroup) -> DevicePlace:
+        """Describe the position, for status."""
+        part = self.engine.engine.kv.part
+        return DevicePlace(
+            form.epoch,
+            form.stages,
+            form.shards,
+            form.stage,
+            form.shard,
+            (part.layers.start, part.layers.stop),
+            (part.kv_heads.start, part.kv_heads.stop),
+        )
+
+
+class SharedMemory:
+    """The memory of one group's exchange, made by its leader; members open it through the leader's process, and nothing is left
+    behind. Raises `MeshError` without native kernels.
+    """
+
+    def __init__(self, members: int) -> None:
+        kernels = load_kernels()
+        if kernels is None:
+            raise MeshError("a group needs the native kernels; install g++ on this machine")
+        self._handle = os.memfd_create("spotwise-exchange")
+        os.ftruncate(self._handle, Exchange.bytes(kernels, members))
+
+    @property
+    def path(self) -> str:
+        """Where members of this machine open it."""
+        return f"/proc/{os.getpid()}/fd/{self._handle}"
+
+    def close(self) -> None:
+        """Close it; members that have opened it keep it."""
+        os.close(self._handle)
