@@ -45,11 +45,26 @@ class SimulatedKv(StrEnum):
     REAL = "real"
 
 
+class GroupShape(BaseModel):
+    """The processes of one worker: P stages of M shards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stages: PositiveInt = 1
+    shards: PositiveInt = 1
+
+    @property
+    def size(self) -> int:
+        """Processes: P x M."""
+        return self.stages * self.shards
+
+
 class MeshOptions(BaseModel):
     """The options of one mesh.
 
     Attributes:
         prompt_workers, token_workers, mixed_workers: processes of each pool; each phase needs one worker that can do it.
+        prompt_shape, token_shape, mixed_shape: processes of each worker of a pool.
         model_name: the model's name in the API.
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
@@ -73,6 +88,9 @@ class MeshOptions(BaseModel):
     prompt_workers: int = 1
     token_workers: int = 1
     mixed_workers: int = 0
+    prompt_shape: GroupShape = GroupShape()
+    token_shape: GroupShape = GroupShape()
+    mixed_shape: GroupShape = GroupShape()
     model_folder: Path
     model_name: str
     shared_weights: Path | None = None
@@ -115,12 +133,31 @@ class MeshOptions(BaseModel):
             raise ValueError(
                 "a mesh needs a prompt worker and a token worker, or a mixed worker: --prompt-workers 1 --token-workers 1"
             )
+        if self.prompt_shape.size > 1 or self.token_shape.size > 1:
+            raise ValueError(
+                "--parallel: workers of several processes hand no KV over yet; give them both phases, for instance "
+                "--parallel 1,2,1"
+            )
+        if self.engine is EngineKind.SIMULATED and self.num_devices > self.num_workers:
+            raise ValueError("--parallel: a simulated worker is one process; leave it out, or --engine simulated")
         return self
 
     @property
     def num_workers(self) -> int:
         """Worker processes of all pools."""
         return self.prompt_workers + self.token_workers + self.mixed_workers
+
+    @property
+    def num_devices(self) -> int:
+        """Processes that compute: those of all workers."""
+        shapes = (self.prompt_shape, self.token_shape, self.mixed_shape)
+        counts = (self.prompt_workers, self.token_workers, self.mixed_workers)
+        return sum(count * shape.size for count, shape in zip(counts, shapes, strict=True))
+
+    def shape_of(self, pool: str) -> GroupShape:
+        """Return the processes of each worker of a pool."""
+        shapes = {"prompt": self.prompt_shape, "token": self.token_shape, "mixed": self.mixed_shape}
+        return shapes[pool]
 
     @property
     def url(self) -> str:

@@ -138,15 +138,36 @@ def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
 
 
 def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
-    share = len(machine.cores) // options.num_workers
-    threads, kv_cache_bytes = _shares(options, options.num_workers, machine)
-    workers = []
+    share = len(machine.cores) // options.num_devices
+    threads, kv_cache_bytes = _shares(options, options.num_devices, machine)
+    workers: list[ServiceProcess] = []
     for index, (pool, number) in enumerate(_pool_members(options)):
         # Pinned to fewer cores than it has threads, a worker would spin against itself.
         own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
         niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
+        shape = options.shape_of(pool)
+        if shape.size > 1:
+            workers += _group(options, common, pool, f"{pool}-{number}", kv_cache_bytes, niceness)
+            continue
         workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores, niceness))
     return tuple(workers)
+
+
+def _group(
+    options: MeshOptions, common: Mapping[str, str], pool: str, worker_id: str, kv_cache_bytes: int, niceness: int
+) -> list[ServiceProcess]:
+    """Plan a leader and its devices: they wait for one another at every step, so that each has one thread, and all the same
+    niceness, unless the user says otherwise.
+    """
+    shape = options.shape_of(pool)
+    leader = _worker(options, common, pool, worker_id, options.threads or 1, kv_cache_bytes, niceness=niceness)
+    shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
+    devices = []
+    for number in range(1, shape.size):
+        device_id = f"{worker_id}-device-{number}"
+        env = {**leader.env, "SPOTWISE_LEADER_ID": worker_id}
+        devices.append(_service(options, "worker.groups", device_id, env, StopOrder.WORKER))
+    return [replace(leader, env={**leader.env, **shaped}), *devices]
 
 
 def _worker(

@@ -20,6 +20,7 @@ from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervise import supervise
 from spotwise.cli.options import (
     EngineKind,
+    GroupShape,
     MeshOptions,
     SimulatedKv,
     parse_size,
@@ -28,7 +29,9 @@ from spotwise.cli.options import (
     server_address,
     unnamed_pools,
 )
+from spotwise.cli.parallel_option import PoolShapes, parse_parallel
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.policy_registry import served_policies
 from spotwise.engine.model_store import DEFAULT_MODEL
@@ -46,6 +49,13 @@ def up(
     mixed_workers: Annotated[
         int, typer.Option(min=0, help="Workers of both phases; named alone, there are no others.")
     ] = 0,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D,P,M",
+            help="D workers of both phases, each of P stages of M shards, instead of the three options above.",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -92,6 +102,14 @@ def up(
 ) -> None:
     """Start a mesh: model, broker, store and the six services; Ctrl-C stops it."""
     folder = run_folder(name)
+    shapes = PoolShapes()
+    if parallel is not None:
+        if prompt_workers or token_workers or mixed_workers:
+            raise OptionError("--parallel says how many workers there are; leave out --prompt-workers and its like")
+        shapes = parse_parallel(parallel)
+        prompt_workers, token_workers, mixed_workers = (
+            0 if config is None else config.data for config in (shapes.prompt, shapes.token, shapes.mixed)
+        )
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
@@ -118,6 +136,9 @@ def up(
             prompt_workers=prompt_workers,
             token_workers=token_workers,
             mixed_workers=mixed_workers,
+            prompt_shape=_shape(shapes.prompt),
+            token_shape=_shape(shapes.token),
+            mixed_shape=_shape(shapes.mixed),
             model_folder=Path(model),
             model_name=model_name or model,
             shared_weights=cache_folder() / "weights",
@@ -155,6 +176,10 @@ def up(
         update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
+
+
+def _shape(config: ParallelConfig | None) -> GroupShape:
+    return GroupShape() if config is None else GroupShape(stages=config.pipeline, shards=config.tensor)
 
 
 def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verbose: bool = False) -> int:
