@@ -18,7 +18,7 @@ class PoolShapes:
 
 
 def parse_parallel(text: str) -> PoolShapes:
-    """Read `D,P,M` (workers of both phases), `D,P,M+D,P,M` (prompt and token pool), or `Dprompt+Dtoken,P,M` (both of one shape).
+    """Read `D,P,M` (workers of both phases), `D,P,M+D,P,M` (prompt and token pool) or `Dprompt+Dtoken,P,M` (of one shape).
 
     Raises:
         OptionError: another form, a 0, or a batch size.

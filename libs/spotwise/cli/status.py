@@ -17,7 +17,7 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.mesh_access import find_store, open_store, running_state
 from spotwise.core.cluster.views import has_off_pool_work
-from spotwise.core.members import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 
@@ -99,7 +99,7 @@ async def gather_status(redis_url: str) -> list[MemberStatus]:
 async def _query(member: Member) -> MemberStatus:
     serving = await is_serving(member.grpc_address)
     engine = None
-    if serving and member.kind in _WORKERS:
+    if serving and member.kind in (*_WORKERS, MemberKind.DEVICE):
         try:
             engine = await describe_engine(member.grpc_address, member.id)
         except MeshError:
@@ -125,7 +125,8 @@ def _watch(url: str, console: Console) -> None:
 
 def _table(members: list[MemberStatus]) -> Table:
     table = Table(header_style="bold", caption="\n".join(_legend(members)), caption_justify="left")
-    for heading in ("member", "service", "pool", "health", "pid"):
+    places = any(status_.member_now.place is not None for status_ in members)
+    for heading in ("member", "service", "pool", "health", "pid", *(["part of the model"] if places else [])):
         table.add_column(heading, no_wrap=True)
     swaps = any(_swaps(status_) for status_ in members)
     strays = _with_other_weights(members)
@@ -138,15 +139,22 @@ def _table(members: list[MemberStatus]) -> Table:
         "memory",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    order = list(MemberKind)
-    for status_ in sorted(members, key=lambda s: (order.index(s.member.kind), s.member.id)):
-        table.add_row(*_row(status_, swaps=swaps, is_stray=status_.member.id in strays))
+    for status_ in sorted(members, key=_place_in_table):
+        table.add_row(*_row(status_, swaps=swaps, places=places, is_stray=status_.member.id in strays))
     return table
+
+
+def _place_in_table(status_: MemberStatus) -> tuple[int, str, str]:
+    """By kind and id; devices below their leader."""
+    member = status_.member_now
+    if member.kind is MemberKind.DEVICE:
+        return list(MemberKind).index(MemberKind.TOKEN_WORKER), member.leader_id, member.id
+    return list(MemberKind).index(member.kind), member.id, ""
 
 
 def _with_other_weights(members: list[MemberStatus]) -> set[str]:
     served = {s.member.model_digest for s in members if s.member.kind is MemberKind.CLUSTER_SCHEDULER} - {None}
-    workers = [s.member_now for s in members if s.engine is not None]
+    workers = [s.member_now for s in members if s.engine is not None and s.member.kind in _WORKERS]
     return {worker.id for worker in workers if served and worker.model_digest not in served}
 
 
@@ -159,7 +167,7 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     """Explain a column, and once for all workers with the same engine, how they compute."""
     alike: dict[str, list[str]] = {}
     for status_ in sorted(members, key=lambda s: s.member.id):
-        if status_.engine is not None:
+        if status_.engine is not None and status_.member.kind in _WORKERS:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
@@ -169,6 +177,8 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
         if counts := _preemption_counts(load):
             lines.insert(0, f"{worker_id}: {counts} since its start")
+    if any(status_.member_now.place is not None for status_ in members):
+        lines.append("parts of one model: gathers and activations through shared memory, orders over gRPC")
     return ["sequences: waiting / waiting for KV / running / moving", *lines]
 
 
@@ -197,15 +207,28 @@ def _pool(status_: MemberStatus) -> str:
     return home.value if now is home else f"{home.value} ({now.value})"
 
 
-def _row(status_: MemberStatus, *, swaps: bool = False, is_stray: bool = False) -> list[str]:
+def _part(place: DevicePlace | None) -> str:
+    """Describe a position: layers and KV heads, counted from 0."""
+    if place is None:
+        return ""
+    layers, heads = (
+        f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in (place.layers, place.kv_heads)
+    )
+    return f"stage {place.stage}, shard {place.shard}: layers {layers}, KV heads {heads}"
+
+
+def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is_stray: bool = False) -> list[str]:
     member = status_.member_now
     health = (
         "[red]other weights" if is_stray else f"[green]{member.state.value}" if status_.serving else "[red]not serving"
     )
     cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
+    if places:
+        cells.append(_part(member.place))
     load = member.load
     if load is None or status_.engine is None:
-        return cells + [""] * (5 + swaps)
+        memory = "" if status_.engine is None else f"{status_.engine.resident_bytes / 2**20:,.0f} MiB"
+        return [*cells, *[""] * (4 + swaps), memory]
     return [
         *cells,
         f"{load.waiting + load.preempted} / {load.waiting_for_kv} / {load.running} / {load.migrating}",

@@ -36,14 +36,14 @@ from spotwise.engine.sampler import sample_sequences
 from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.sketch import sketch_model
-from spotwise.engine.stage import Stage
+from spotwise.engine.stage import PipelineStage
 from spotwise.engine.stage_loading import load_stage
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
 __all__ = ["Engine", "EngineConfig"]
 
 #: Loads a member's part, given attention and kernels: the stage, and how many of its layers one native call computes.
-LoadStage = Callable[[Any, Kernels | None], tuple[Stage, int]]
+LoadStage = Callable[[Any, Kernels | None], tuple[PipelineStage, int]]
 
 
 class Engine:
@@ -87,7 +87,7 @@ class Engine:
         self._kernels = kernels
         self._attention: Any
         self._layout: Any
-        self._stage: Stage | None = None
+        self._stage: PipelineStage | None = None
         if kernels is not None:
             self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
         else:

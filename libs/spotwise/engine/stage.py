@@ -16,7 +16,7 @@ from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.engine.shard import Shard
 
 
-class Stage:
+class PipelineStage:
     """The stage that this process computes.
 
     Args:

@@ -25,7 +25,7 @@ from spotwise.engine.shard import Shard
 from spotwise.engine.sharded_linear import GatheredHead, GatheredLinear
 from spotwise.engine.sharding import LinearCut, find_layers, layer_cuts
 from spotwise.engine.sketch import Sketch
-from spotwise.engine.stage import Stage
+from spotwise.engine.stage import PipelineStage
 from spotwise.engine.weight_memory import PRIVATE
 
 # Blocks of the trial's cache: a probe has more than one and less than two.
@@ -35,7 +35,7 @@ _TRIAL_BLOCKS = 2
 @torch.inference_mode()
 def load_stage(
     sketch: Sketch, share: ModelShare, shard: Shard, context: Any, kernels: Kernels | None
-) -> tuple[Stage, int]:
+) -> tuple[PipelineStage, int]:
     """Turn the sketch into the model that computes this share, in place.
 
     Args:
@@ -77,7 +77,7 @@ def load_stage(
         else:
             _cut_linears(layer, cuts, shard, kernels)
             set_attention_context(layer, context)
-    stage = Stage(share, shard, share.dimensions.hidden_size, model.dtype)
+    stage = PipelineStage(share, shard, share.dimensions.hidden_size, model.dtype)
     _load_ends(sketch, share, shard, path, kernels)
     stage.install(model, layers, returns_tuple=seen.returns_tuple)
     return stage, fused

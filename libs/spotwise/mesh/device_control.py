@@ -7,6 +7,7 @@ stream that ends, for whatever reason, tells each side that the other is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -103,8 +104,11 @@ class DeviceLink:
         call = self._channel.stream_stream(
             f"/{_SERVICE}/{_METHOD}", request_serializer=encode_order, response_deserializer=decode_report
         )
-        self._call: Any = call(self._sent())
-        self._reading = asyncio.create_task(self._read(), name=f"device-{device_id}")
+        self._call: Any = call()
+        self._tasks = {
+            asyncio.create_task(self._read(), name=f"reports-of-{device_id}"),
+            asyncio.create_task(self._write(), name=f"orders-to-{device_id}"),
+        }
 
     def send(self, order: GroupOrder) -> None:
         """Send an order; no effect once the stream has ended."""
@@ -114,14 +118,16 @@ class DeviceLink:
     async def close(self) -> None:
         """End the stream; idempotent."""
         self.is_alive = False
-        self._reading.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         self._call.cancel()
-        await asyncio.wait({self._reading})
         await self._channel.close()
 
-    async def _sent(self) -> AsyncIterator[GroupOrder]:
-        while True:
-            yield await self._orders.get()
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds out why
+            while True:
+                await self._call.write(await self._orders.get())
 
     async def _read(self) -> None:
         reason = "it ended the stream"

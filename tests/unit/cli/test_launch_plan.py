@@ -259,3 +259,45 @@ def test_the_gateway_leaves_first_and_the_servers_last() -> None:
     orders = {service_id: service.stop_order for service_id, service in plan().items()}
     assert orders["gateway-0"] is StopOrder.GATEWAY
     assert orders["scheduler-0"] is StopOrder.CONTROL
+
+
+def test_a_worker_of_several_processes_has_a_leader_and_devices() -> None:
+    """All wait for one another at each step: one thread each, one niceness, and the memory that everyone has."""
+    services = plan(
+        prompt_workers=0, token_workers=0, mixed_workers=2, mixed_shape={"stages": 2, "shards": 2}, cores=8, native=True
+    )
+    leader = services["mixed-1"]
+    assert leader.argv[-1] == "spotwise.token_worker"
+    assert (leader.env["SPOTWISE_STAGES"], leader.env["SPOTWISE_SHARDS"]) == ("2", "2")
+    devices = [services[f"mixed-1-device-{number}"] for number in (1, 2, 3)]
+    for device in devices:
+        assert device.argv[-1] == "spotwise.worker.groups"
+        assert device.env["SPOTWISE_LEADER_ID"] == "mixed-1"
+        assert "SPOTWISE_STAGES" not in device.env
+        for name in ("SPOTWISE_THREADS", "SPOTWISE_NICENESS", "SPOTWISE_KV_CACHE_BYTES", "SPOTWISE_MODEL_DIR"):
+            assert device.env[name] == leader.env[name]
+    assert leader.env["SPOTWISE_THREADS"] == "1"
+    assert len([service for service in services if service.startswith("mixed")]) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"prompt_shape": {"shards": 3}}, "hand no KV over yet"),
+        ({"token_shape": {"stages": 2}}, "hand no KV over yet"),
+        (
+            {
+                "prompt_workers": 0,
+                "token_workers": 0,
+                "mixed_workers": 1,
+                "mixed_shape": {"stages": 2},
+                "engine": "simulated",
+            },
+            "a simulated worker is one process",
+        ),
+    ],
+)
+def test_shapes_that_cannot_serve_are_refused(options: dict[str, Any], reason: str) -> None:
+    """Before anything starts."""
+    with pytest.raises(ValidationError, match=reason):
+        plan(**options)

@@ -97,10 +97,14 @@ def test_modules_exist(page: Path) -> None:
         assert any(module.is_dir() or module.with_suffix(".py").is_file() for module in found), name
 
 
+#: Devices are processes of workers, and have no page of their own.
+SERVICES = [kind for kind in MemberKind if kind is not MemberKind.DEVICE]
+
+
 def test_every_service_has_its_page() -> None:
     """Owns, receives, sends, fails how; and the README links it."""
     readme = README.read_text()
-    for kind in MemberKind:
+    for kind in SERVICES:
         page = ROOT / "services" / "spotwise" / kind.value / "README.md"
         text = page.read_text()
         assert all(f"**{word}" in text for word in ("Owns", "Receives", "Sends", "Fails how")), page
@@ -173,7 +177,7 @@ def test_the_picture_is_well_formed() -> None:
     """The picture parses, contains the six services, and has a title and a description for screen readers."""
     picture = ElementTree.parse(ROOT / "docs" / "mesh.svg").getroot()
     texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
-    assert {kind.value.replace("_", " ") for kind in MemberKind} <= texts
+    assert {kind.value.replace("_", " ") for kind in SERVICES} <= texts
     assert picture.find("{http://www.w3.org/2000/svg}title") is not None
     assert picture.find("{http://www.w3.org/2000/svg}desc") is not None
 

@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 Report = Callable[[g.GroupReport], None]
 
 
-class Device:
+class GroupDevice:
     """Carries out the orders of one leader at a time.
 
     Args:

@@ -8,6 +8,7 @@ be stopped, and go on later.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ _log = structlog.get_logger(__name__)
 
 #: Interval at which devices are looked for, and missing ones noticed.
 _LOOK_S = 0.2
+#: A device whose stream was lost is called again after so long: its registration outlives it.
+_CALL_AGAIN_S = 1.0
 #: Interval at which a whole group is checked between iterations.
 _CHECK_S = 0.1
 
@@ -58,6 +61,7 @@ class GroupFormation:
         self._form = form
         self._devices: dict[str, _Device] = {}
         self._positions: dict[str, int] = {}
+        self._called_s: dict[str, float] = {}
         self._epoch = 0
         self._news = asyncio.Event()
 
@@ -192,6 +196,7 @@ class GroupFormation:
         except MeshError:
             return  # those that are there stay
         found = {member.id: member for member in members if self._is_mine(member)}
+        now_s = time.monotonic()
         for name, device in list(self._devices.items()):
             if name not in found:
                 _log.warning("device_expired", device=name)
@@ -202,6 +207,9 @@ class GroupFormation:
                 continue
             if known is not None:
                 await self._drop(known)
+            elif now_s - self._called_s.get(name, -math.inf) < _CALL_AGAIN_S:
+                continue
+            self._called_s[name] = now_s
             link = DeviceLink(name, member.grpc_address, self._reported, self._lost)
             self._devices[name] = _Device(link, member.incarnation)
 
@@ -232,7 +240,8 @@ class GroupFormation:
     def _lost(self, link: DeviceLink, reason: str) -> None:
         device = self._devices.get(link.device_id)
         if device is not None and device.link is link:
-            _log.warning("device_gone", device=link.device_id, reason=reason)
+            if device.offer is not None:
+                _log.warning("device_gone", device=link.device_id, reason=reason)
             del self._devices[link.device_id]
             self._engine.lose(f"{link.device_id} is gone")
             self._host.spawn(link.close(), "close_device")

@@ -48,6 +48,11 @@ class GroupPart:
         return self._engine
 
     @property
+    def loaded(self) -> EngineThread | None:
+        """The engine, or `None` before the first group."""
+        return self._engine
+
+    @property
     def is_whole(self) -> bool:
         """Whether it is in a group of which nobody is gone."""
         return self._exchange is not None and self._exchange.is_whole

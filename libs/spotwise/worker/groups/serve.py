@@ -16,7 +16,8 @@ from spotwise.engine.part_sizes import PartSizes
 from spotwise.mesh.device_control import device_handler
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
-from spotwise.worker.groups.device import Device, Report
+from spotwise.worker.groups.device import GroupDevice, Report
+from spotwise.worker.groups.device_view import DeviceView
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_part import GroupPart
@@ -32,7 +33,7 @@ async def serve_device(settings: DeviceSettings) -> None:
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
     part = GroupPart(engine_config(settings), settings.niceness)
-    device: Device | None = None
+    device: GroupDevice | None = None
 
     async def follow(orders: AsyncIterator[GroupOrder], report: Report) -> None:
         if device is not None:
@@ -40,10 +41,12 @@ async def serve_device(settings: DeviceSettings) -> None:
 
     async with contextlib.AsyncExitStack() as stack:
         handler = device_handler(follow)
-        host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.DEVICE, device=handler))
+        view = DeviceView(part)
+        host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.DEVICE, view, handler))
         host.introduce(model=settings.served_name, leader_id=settings.leader_id)
+        host.describe_with(view.seen)
         stack.push_async_callback(part.close)
-        device = Device(host, part, settings.kv_cache_bytes, settings.host_bytes(free_memory_bytes()))
+        device = GroupDevice(host, part, settings.kv_cache_bytes, settings.host_bytes(free_memory_bytes()))
         await host.run()
 
 
