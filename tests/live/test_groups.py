@@ -52,7 +52,7 @@ def disturbed(mesh: LiveMesh, service_id: str, sign: signal.Signals) -> Any:
         token_ids: list[int] = []
         victim = mesh.pid(service_id)
         async with mesh.async_client() as client:
-            chunks = await client.completions.create(
+            chunks: Any = await client.completions.create(
                 model=MODEL,
                 prompt=[*mixed_prompts(4, 200)[0]],
                 max_tokens=NEW_TOKENS,
