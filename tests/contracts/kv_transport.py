@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.record import KvHandoff, KvSource, KvTarget
+from spotwise.mesh.kv_sections import WholeKv
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
 
 LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
@@ -34,7 +35,7 @@ class MakeTransport(Protocol):
         """Make that of a worker over its memory."""
 
 
-class ArrayMemory:
+class ArrayMemory(WholeKv):
     """Paged KV in one numpy array."""
 
     def __init__(self, seed: int, cell_bytes: int = CELL_BYTES, layout: str = "tiled") -> None:
@@ -240,7 +241,7 @@ class KvTransportContract:
         receiver.transport.expect("r", 1, (9, 2, 5))
         final = sender.memory.cells[:, (4, 7)].copy()
         sender.memory.cells[:, (4, 7)] = 0
-        push = sender.transport.open_push(receiver.target(9, 2, 5), "r", 1, (4, 7))
+        push = sender.transport.open_push(receiver.target(9, 2, 5), KvSource("r", 1, (4, 7), 40, 0))
         for blocks in (1, 2):
             for layers in range(1, LAYERS + 1):
                 sender.memory.cells[:layers, (4, 7)[:blocks]] = final[:layers, :blocks]
@@ -258,7 +259,7 @@ class KvTransportContract:
         """The blocks of a sequence that decodes on: the full ones leave at once, the others with the commit."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (9, 2, 5, 8))
-        push = sender.transport.open_push(receiver.target(9, 2, 5, 8), "r", 1, (4, 7))
+        push = sender.transport.open_push(receiver.target(9, 2, 5, 8), KvSource("r", 1, (4, 7), 40, 0))
         push.wrote(LAYERS, 1)
         await push.caught_up()
         sender.memory.cells[:, (7, 3)] += 1
@@ -276,7 +277,7 @@ class KvTransportContract:
         """Anything else is the caller's mistake, and hands nothing over."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (9, 2, 5))
-        push = sender.transport.open_push(receiver.target(9, 2, 5), "r", 1, (4, 7))
+        push = sender.transport.open_push(receiver.target(9, 2, 5), KvSource("r", 1, (4, 7), 40, 0))
         with pytest.raises(ValueError, match="blocks"):
             push.commit(HANDOFF, block_ids)
         push.abort()
@@ -288,7 +289,7 @@ class KvTransportContract:
         """The push stays open, and can be committed later."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
-        push = sender.transport.open_push(receiver.target(1, 2), "r", 1, (4, 7))
+        push = sender.transport.open_push(receiver.target(1, 2), KvSource("r", 1, (4, 7), 40, 0))
         push.wrote(LAYERS - 1, 2)
         push.wrote(LAYERS, 1)
         with pytest.raises(ValueError, match="not all written"):
@@ -306,7 +307,7 @@ class KvTransportContract:
         """
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
-        push = sender.transport.open_push(receiver.target(1, 2), "r", 1, (4, 7))
+        push = sender.transport.open_push(receiver.target(1, 2), KvSource("r", 1, (4, 7), 40, 0))
         if layers:
             push.wrote(layers, 2)
             await asyncio.sleep(0.02)
@@ -327,7 +328,7 @@ class KvTransportContract:
             with pytest.raises(ValueError, match="reserved"):
                 await worker.transport.push(target, HANDOFF, source)
             with pytest.raises(ValueError, match="reserved"):
-                worker.transport.open_push(target, "r", 1, source)
+                worker.transport.open_push(target, KvSource("r", 1, source, 40, 0))
 
     async def test_a_worker_that_left_cannot_be_reached(self, peer: StartPeer) -> None:
         """The error names its address; closing twice is closing; a closed transport pushes no more."""

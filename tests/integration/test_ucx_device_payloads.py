@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError
 from spotwise.mesh.ucx_link import PayloadBuffers
@@ -57,7 +58,12 @@ class DeviceMemory:
         self.num_layers = memory.num_layers
         self.layer_block_bytes = memory.layer_block_bytes
         self.layout = memory.layout
+        self.part = memory.part
         self.allocated: list[int] = []
+
+    def section(self, part: KvPart) -> DeviceMemory:
+        assert part == self.part
+        return self
 
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
@@ -153,6 +159,7 @@ def test_only_blocks_are_received_into_payload_memory() -> None:
         "push_id": 1,
         "sender_incarnation": 1,
         "target_incarnation": 2,
+        "part": memory.part,
     }
     commit = buffers.take(KvFrame(kind=FrameKind.COMMIT, payload_bytes=16, **frame))
     assert isinstance(commit, np.ndarray) and commit.nbytes == 16

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 import xxhash
 
-from spotwise.core.record import KvTarget
+from spotwise.core.record import KvSource, KvTarget
 from spotwise.mesh.ports import KvTransferError
 from tests.integration.ucx_worker import (
     BLOCKS,
@@ -133,7 +133,7 @@ async def test_a_receiver_killed_while_a_prompt_is_computed_ends_its_push() -> N
     async with running(worker):
         with Peer() as peer:
             await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=(1, 2, 3))
-            push = worker.transport.open_push(peer.target((1, 2, 3)), "r", 1, (4, 5))
+            push = worker.transport.open_push(peer.target((1, 2, 3)), KvSource("r", 1, (4, 5), 40, 0))
             push.wrote(2, 2)
             await until(lambda: worker.transport._pushes)
             await asyncio.sleep(0.2)

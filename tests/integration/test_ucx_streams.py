@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spotwise.mesh.ports import KvTransferError
+from spotwise.core.record import KvSource
+from spotwise.mesh.ports import KvPush, KvTransferError
 from spotwise.mesh.ucx_link import HostPayloads
-from spotwise.mesh.ucx_push import UcxPush
 from spotwise.wire.kv_frames import MAX_RESENDS
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
@@ -47,7 +47,7 @@ async def test_layers_arrive_while_later_ones_are_computed(stream_bytes: int) ->
     final = held_back(sender, SOURCE)
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
-        push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
+        push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         for layer in range(LAYERS):
             sender.memory.cells[layer, SOURCE] = final[layer]
             push.wrote(layer + 1, 5)
@@ -70,7 +70,7 @@ async def test_a_prompt_in_parts_leaves_in_parts() -> None:
     final = held_back(sender, SOURCE[1:])
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
-        push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
+        push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS, 1)
         await until(lambda: np.array_equal(receiver.memory.cells[:, 5], sender.memory.cells[:, 40]))
         sender.memory.cells[:, SOURCE[1:3]] = final[:, :2]
@@ -90,7 +90,7 @@ async def test_waiting_for_the_engine_takes_no_time() -> None:
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
         gate.set()
-        push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
+        push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS - 1, 5)
         await asyncio.sleep(0.7)
         gate.clear()
@@ -114,7 +114,7 @@ async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> No
     sender.memory.export_layers = slow  # type: ignore[method-assign, assignment]
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
-        push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
+        push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS, 5)
         ending = asyncio.create_task(push.delivered())
         await until(copying.is_set)
@@ -135,7 +135,7 @@ async def test_a_reservation_that_ends_ends_the_push() -> None:
     sender, receiver = Worker("p", 1, stream_bytes=0), Worker("t", 2)
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
-        push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
+        push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(1, 5)
         await until(lambda: np.array_equal(receiver.memory.cells[0, RESERVED[:5]], sender.memory.cells[0, SOURCE]))
         receiver.transport.forget("r")
@@ -184,12 +184,14 @@ async def test_many_prompts_that_are_computed_together_share_a_link(exported_byt
     rng = random.Random(1)
     finals = {worker.name: held_back(worker, tuple(range(32))) for worker in (left, right)}
     async with running(left, right):
-        open_pushes: list[tuple[Worker, int, UcxPush]] = []
+        open_pushes: list[tuple[Worker, int, KvPush]] = []
         for n in range(16):
             blocks, reserved = (2 * n, 2 * n + 1), (32 + 2 * n, 33 + 2 * n)
             for sender, receiver in ((left, right), (right, left)):
                 receiver.transport.expect(f"{sender.name}{n}", 1, reserved)
-                push = sender.transport.open_push(receiver.target(reserved), f"{sender.name}{n}", 1, blocks)
+                push = sender.transport.open_push(
+                    receiver.target(reserved), KvSource(f"{sender.name}{n}", 1, blocks, 40, 0)
+                )
                 open_pushes.append((sender, n, push))
         for layer in range(LAYERS):
             for sender, n, push in rng.sample(open_pushes, len(open_pushes)):

@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.kv_sections import WholeKv
 from spotwise.mesh.ports import TransferReport
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 
@@ -23,7 +24,7 @@ LAYERS, BLOCKS, CELL_BYTES = 6, 64, 1536
 PATIENCE_S = 60.0
 
 
-class ArrayMemory:
+class ArrayMemory(WholeKv):
     """Paged KV in one numpy array; `gate`, where given, holds every import until it is set."""
 
     num_layers = LAYERS

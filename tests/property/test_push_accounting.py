@@ -14,9 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
+from spotwise.mesh.kv_sections import KvSections, WholeKv
 from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers
@@ -28,7 +30,7 @@ SOURCE, RESERVED = (5, 0, 3, 6, 1), (7, 2, 4, 1, 0, 3)
 HANDOFF = KvHandoff("r", 1, 77, 5)
 
 
-class Memory:
+class Memory(WholeKv):
     """Cells of which some are not written yet: reading one of those is the error looked for."""
 
     num_layers = LAYERS
@@ -136,7 +138,7 @@ class Wire:
 
 
 def a_push(wire: Wire, exports: KvExports, push_id: int) -> UcxPush:
-    frame = KvFrame(FrameKind.ABORT, "r", 1, push_id, 9, 1)
+    frame = KvFrame(FrameKind.ABORT, "r", 1, push_id, 9, 1, KvPart.whole(LAYERS))
     wire.push = UcxPush(exports, wire, frame, KvTarget("t", 1, "t:1", RESERVED), SOURCE, timeout_s=60.0)
     return wire.push
 
@@ -149,7 +151,9 @@ async def story(seed: int, damage: float, ends: str, chunk_bytes: int, least_byt
     handoffs: list[KvHandoff] = []
     wire = Wire(rng, damage)
     with ThreadPoolExecutor(2) as copies:
-        wire.inbox = KvInbox(receiver, HostPayloads(), 1, lambda handoff, report: handoffs.append(handoff), copies)
+        wire.inbox = KvInbox(
+            KvSections(receiver), HostPayloads(), 1, lambda handoff, report: handoffs.append(handoff), copies
+        )
         wire.inbox.expect("r", 1, RESERVED)
         exports = KvExports(
             sender,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
+from spotwise.mesh.kv_sections import WholeKv
 from spotwise.mesh.ports import KvMemory
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 
@@ -43,7 +44,7 @@ class PeerOptions:
     copies: bool
 
 
-class NowhereKv:
+class NowhereKv(WholeKv):
     """A KV memory without storage: reads give the same bytes, writes are discarded; this leaves the transport's cost."""
 
     def __init__(self, largest_bytes: int) -> None:

@@ -177,9 +177,28 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
         if counts := _preemption_counts(load):
             lines.insert(0, f"{worker_id}: {counts} since its start")
-    if any(status_.member_now.place is not None for status_ in members):
-        lines.append("parts of one model: gathers and activations through shared memory, orders over gRPC")
-    return ["sequences: waiting / waiting for KV / running / moving", *lines]
+    return ["sequences: waiting / waiting for KV / running / moving", *lines, *_links_of_groups(members)]
+
+
+def _links_of_groups(members: list[MemberStatus]) -> list[str]:
+    """Say which links the processes of each group use, and for what."""
+    groups: dict[str, dict[tuple[int, int], str]] = {}
+    for member, place in ((s.member, s.member_now.place) for s in members):
+        if place is not None:
+            groups.setdefault(member.leader_id or member.id, {})[place.stage, place.shard] = member.id
+    lines = []
+    for leader_id, names in sorted(groups.items()):
+        stages = [
+            [name for (at, _), name in sorted(names.items()) if at == stage] for stage, shard in names if not shard
+        ]
+        links = [f"gathers among {', '.join(stage)}" for stage in stages if len(stage) > 1]
+        if len(stages) > 1:
+            links.append(f"activations from stage to stage of {len(stages)}")
+        lines.append(
+            f"group of {leader_id}: {'; '.join(links)} (shared memory); orders of {leader_id} (gRPC); KV of hand-offs, each "
+            "process its part (UCX)"
+        )
+    return lines
 
 
 def _preemption_counts(load: WorkerLoad) -> str:

@@ -2,15 +2,17 @@
 
 Law: orders are carried out in the order of the stream, and steps end in it. A step computes one batch in all devices.
 Control runs ahead of the data: a device receives a step before the activations that it needs (Orca, section 4.2).
-Every group has an epoch; a report of an earlier one is ignored.
+Every group has an epoch; a report of an earlier one is ignored. Orders and reports of KV hand-offs are those of a worker's
+role, each for the device's part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvHandoff, KvShare, RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,29 @@ class SwapGroupKv:
 
 @dataclass(frozen=True, slots=True)
 class DissolveGroup:
-    """Be in no group, and end what runs; weights stay."""
+    """Be in no group, and end what runs; weights stay.
+
+    Attributes:
+        for_good: the leader leaves the mesh, and so does the device.
+    """
 
     reason: str
+    for_good: bool = False
 
 
 GroupOrder = (
-    FormGroup | AddGroupSequence | DropGroupSequence | AppendGroupTokens | RunStep | SwapGroupKv | DissolveGroup
+    FormGroup
+    | AddGroupSequence
+    | DropGroupSequence
+    | AppendGroupTokens
+    | RunStep
+    | SwapGroupKv
+    | DissolveGroup
+    | c.ExpectKv
+    | c.ForgetKv
+    | c.OpenPush
+    | c.CommitPush
+    | c.AbortPush
 )
 
 
@@ -119,11 +137,13 @@ class GroupJoined:
     Attributes:
         loaded: whether weights were loaded, and not kept from a group before.
         computes_with: number format, device and kernels, for people.
+        share: of the group's KV.
     """
 
     epoch: int
     loaded: bool
     computes_with: str
+    share: KvShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +181,15 @@ class GroupRefused:
     reason: str
 
 
-GroupReport = DeviceOffered | GroupJoined | StepEnded | StepFailed | GroupSwapEnded | GroupRefused
+@dataclass(frozen=True, slots=True)
+class PartArrived:
+    """The device's part of a hand-off is complete and verified in its reserved blocks."""
+
+    handoff: KvHandoff
+    kv_bytes: int
+    transfer_s: float
+    transport: str
+
+
+KvReport = PartArrived | c.PushCaughtUp | c.HandoffDelivered | c.HandoffFailed
+GroupReport = DeviceOffered | GroupJoined | StepEnded | StepFailed | GroupSwapEnded | GroupRefused | KvReport

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -70,6 +71,39 @@ class KvHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class KvShare:
+    """One process of a worker, and the part of its KV that it keeps: a block has the same number in each.
+
+    Attributes:
+        member_id: its own, also in a group's leader.
+        incarnation: of that process.
+        address: its transfer listener, `host:port`.
+    """
+
+    member_id: str
+    incarnation: int
+    address: str
+    part: KvPart
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """The KV of a sequence that is pushed.
+
+    Attributes:
+        block_ids: in position order.
+        num_tokens: of a prompt that is computed while it is pushed, or before; `None` for a sequence that decodes on.
+        written_tokens: those with KV already.
+    """
+
+    choice_id: str
+    epoch: int
+    block_ids: tuple[int, ...]
+    num_tokens: int | None
+    written_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvTarget:
     """The worker of a sequence's token phase, and the blocks reserved there for its prompt's KV, in position order.
 
@@ -77,9 +111,11 @@ class KvTarget:
         worker_id: the prompt's worker itself where both phases are in place; no blocks then.
         incarnation: of that worker; a restarted one refuses its predecessor's hand-offs.
         address: its transfer listener, `host:port`.
+        shares: the processes that keep its KV; none where it keeps all itself.
     """
 
     worker_id: str
     incarnation: int
     address: str
     block_ids: tuple[int, ...]
+    shares: tuple[KvShare, ...] = ()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import xxhash
 
+from spotwise.core.kv_part import KvPart
 from spotwise.engine.kv_cache import PagedKvCache
 
 # Odd, so that a change of one word always changes the sum; the golden ratio spreads the factors (Knuth, TAOCP 3, 6.4).
@@ -29,8 +30,9 @@ class DeviceKv:
         direct: whether payloads stay on the device.
     """
 
-    def __init__(self, cache: PagedKvCache, *, direct: bool) -> None:
+    def __init__(self, cache: PagedKvCache, *, direct: bool, part: KvPart | None = None) -> None:
         self._cache = cache
+        self.part = part or cache.part
         self._direct = direct
         self._is_cuda = cache.device.type == "cuda"
         self._stream = _stream(cache.device)
@@ -39,18 +41,24 @@ class DeviceKv:
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold KV."""
-        return self._cache.num_layers
+        """Layers of the part."""
+        return len(self.part.layers)
 
     @property
     def layer_block_bytes(self) -> int:
-        """Bytes of one block in one layer, K and V together."""
-        return self._cache.layer_block_bytes
+        """Bytes of one block in one layer, K and V together, of the part's heads."""
+        return self._cache.bytes_of_heads(len(self.part.kv_heads))
 
     @property
     def layout(self) -> str:
         """Layout of a block's bytes, and how payloads are checked; peers must match."""
         return f"{self._cache.layout}, summed on the device" if self._direct else self._cache.layout
+
+    def section(self, part: KvPart) -> DeviceKv:
+        """Return some of the part's layers and heads, as a memory of its own; raises `ValueError` where it has not all."""
+        if not self.part.has(part):
+            raise ValueError(f"{part} of a memory with {self.part}")
+        return DeviceKv(self._cache, direct=self._direct, part=part)
 
     @torch.inference_mode()
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
@@ -59,9 +67,10 @@ class DeviceKv:
         Raises:
             ValueError: a layer or a block is not in the cache, or `into` has another size.
         """
+        part = self.part.layers_of(first_layer, num_layers)
         with self._own_stream():
-            self._wait_for_layers(first_layer, num_layers)
-            data = self._cache.gather_blocks(first_layer, num_layers, block_ids, into if self._direct else None)
+            self._wait_for(part.layers[-1])
+            data = self._cache.gather_blocks(part, block_ids, into if self._direct else None)
             if self._direct:
                 return data
             host = self.allocate(data.numel()) if into is None else into
@@ -79,7 +88,7 @@ class DeviceKv:
         """
         with self._own_stream():
             payload = data if self._direct else torch.from_numpy(data).to(self._cache.device, non_blocking=True)
-            self._cache.scatter_blocks(first_layer, num_layers, block_ids, payload)
+            self._cache.scatter_blocks(self.part.layers_of(first_layer, num_layers), block_ids, payload)
 
     def allocate(self, size: int) -> Any:
         """Return memory for a payload of `size` bytes: a device tensor if `direct`, else an array in pinned host memory."""
@@ -96,13 +105,10 @@ class DeviceKv:
         with self._own_stream():
             return word_sum(payload)
 
-    def _wait_for_layers(self, first_layer: int, num_layers: int) -> None:
-        """Make the copy stream wait for the last of these layers, which the model writes after the others."""
-        last = first_layer + num_layers - 1
-        if self._stream is not None and 0 <= last < self._cache.num_layers:
-            event = self._cache.written_event(last)
-            if event is not None:
-                self._stream.wait_event(event)
+    def _wait_for(self, last_layer: int) -> None:
+        """Make the copy stream wait for a layer, and with it for those that the model writes before."""
+        if self._stream is not None and (event := self._cache.written_event(last_layer)) is not None:
+            self._stream.wait_event(event)
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,20 @@ PATIENCE_S = 0.7
 
 class GroupBrokenError(RuntimeError):
     """A member of the group is gone or stopped, or the group was dissolved; the iteration has computed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTimes:
+    """What a member has spent in exchanges, waiting included.
+
+    Attributes:
+        gathers: among its stage's shards, and their seconds.
+        receive_s: seconds of receiving from the stage before.
+    """
+
+    gathers: int
+    gather_s: float
+    receive_s: float
 
 
 class Exchange:
@@ -60,6 +75,13 @@ class Exchange:
     def is_whole(self) -> bool:
         """Whether all members are there."""
         return self.handle is not None and self._kernels.exchange_broken(self.handle) == 0
+
+    def times(self) -> ExchangeTimes:
+        """Return what this member's thread has spent in it so far."""
+        numbers = (ctypes.c_int64 * 3)()
+        if self.handle is not None:
+            self._kernels.exchange_times(self.handle, numbers)
+        return ExchangeTimes(numbers[0], numbers[1] / 1e9, numbers[2] / 1e9)
 
     def send(self, member: int, data: torch.Tensor) -> None:
         """Send a contiguous tensor on the CPU; raises `GroupBrokenError`."""

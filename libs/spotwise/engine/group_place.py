@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import UnsupportedModelError
-from spotwise.engine.kv_cache import KvPart, PagedKvCache
+from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions
@@ -52,5 +53,5 @@ def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_b
             f"{num_blocks or 1} are needed"
         )
     device, _ = resolve(config)
-    part = KvPart(share.layers, share.kv_heads)
+    part = KvPart.of(share.layers, share.kv_heads)
     return PagedKvCache(facts.geometry, num_blocks or most, config.block_size, facts.kv_dtype, device, part=part)

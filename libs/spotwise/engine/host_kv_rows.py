@@ -24,29 +24,30 @@ class HostKvRows:
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._layers = [(_rows(own_keys), _rows(own_values)) for own_keys, own_values in zip(keys, values, strict=True)]
 
-    def gather(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8]) -> None:
+    def gather(self, layers: slice, heads: slice, block_ids: tuple[int, ...], into: NDArray[np.uint8]) -> None:
         """Copy blocks out; the caller has checked that they exist and that `into` has their size."""
         index = np.array(block_ids, np.intp)
-        for rows, place in self._with_places(first_layer, num_layers, len(index), into):
+        for rows, place in self._with_places(layers, heads, len(index), into):
             rows.take(index, axis=1, out=place, mode="clip")  # other modes buffer `out`
 
-    def scatter(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]) -> None:
+    def scatter(self, layers: slice, heads: slice, block_ids: tuple[int, ...], data: NDArray[np.uint8]) -> None:
         """Copy blocks in; the inverse of `gather`."""
         index = np.array(block_ids, np.intp)
-        for rows, place in self._with_places(first_layer, num_layers, len(index), data):
+        for rows, place in self._with_places(layers, heads, len(index), data):
             for own, given in zip(rows, place, strict=True):
                 own[index] = given
 
     def _with_places(
-        self, first_layer: int, num_layers: int, num_blocks: int, data: NDArray[np.uint8]
+        self, layers: slice, heads: slice, num_blocks: int, data: NDArray[np.uint8]
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Pair the rows of each layer's keys and values with their place in the flat bytes."""
         offset = 0
-        for layer in self._layers[first_layer : first_layer + num_layers]:
-            for rows in layer:
-                heads, _, words = rows.shape
-                end = offset + heads * num_blocks * words * rows.itemsize
-                yield rows, data[offset:end].view(rows.dtype).reshape(heads, num_blocks, words)
+        for layer in self._layers[layers]:
+            for whole in layer:
+                rows = whole[heads]
+                num_heads, _, words = rows.shape
+                end = offset + num_heads * num_blocks * words * rows.itemsize
+                yield rows, data[offset:end].view(rows.dtype).reshape(num_heads, num_blocks, words)
                 offset = end
 
 

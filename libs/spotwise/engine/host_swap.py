@@ -40,7 +40,7 @@ class HostSwap:
             order=cache.order,
             part=cache.part,
         )
-        self._layers = cache.part.layers.start, len(cache.part.layers)
+        self._part = cache.part
         self._block_bytes = _block_bytes(cache)
         self._at_once = max(1, _BUFFER_BYTES // self._block_bytes)
         self._buffers = tuple(_Buffer(self._at_once * self._block_bytes, pinned=is_cuda) for _ in range(2))
@@ -69,9 +69,9 @@ class HostSwap:
             for buffer, device_ids, host_ids in self._parts(block_ids, host_block_ids):
                 data = buffer.of_size(len(device_ids) * self._block_bytes)
                 if self._stream is None:
-                    self._cache.gather_blocks(*self._layers, device_ids, data)
+                    self._cache.gather_blocks(self._part, device_ids, data)
                 else:
-                    data.copy_(self._cache.gather_blocks(*self._layers, device_ids), non_blocking=True)
+                    data.copy_(self._cache.gather_blocks(self._part, device_ids), non_blocking=True)
                     buffer.note_queued()
                 if filled is not None:
                     self._keep(*filled)
@@ -81,7 +81,7 @@ class HostSwap:
 
     def _keep(self, buffer: _Buffer, data: torch.Tensor, host_ids: tuple[int, ...]) -> None:
         buffer.wait()
-        self._host.scatter_blocks(*self._layers, host_ids, data)
+        self._host.scatter_blocks(self._part, host_ids, data)
 
     @torch.inference_mode()
     def swap_in(self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
@@ -94,9 +94,9 @@ class HostSwap:
             for buffer, host_ids, device_ids in self._parts(host_block_ids, block_ids):
                 buffer.wait()  # the device may still read its previous content
                 data = buffer.of_size(len(host_ids) * self._block_bytes)
-                self._host.gather_blocks(*self._layers, host_ids, data)
+                self._host.gather_blocks(self._part, host_ids, data)
                 payload = data.to(self._cache.device, non_blocking=True)
-                self._cache.scatter_blocks(*self._layers, device_ids, payload)
+                self._cache.scatter_blocks(self._part, device_ids, payload)
                 buffer.note_queued()
 
     def _parts(

@@ -9,12 +9,14 @@ group uses a part of the layers and heads; on a CPU it has the addresses of all,
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spotwise.core.kv_part import KvPart
 from spotwise.engine.host_kv_rows import HostKvRows
 from spotwise.engine.reserved_memory import reserved_zeros
 
@@ -55,19 +57,6 @@ class KvGeometry:
     def elements_per_token(self) -> int:
         """Numbers kept per token, all layers, keys and values together."""
         return self.num_layers * self.kv_heads * (self.key_dim + self.value_dim)
-
-
-@dataclass(frozen=True, slots=True)
-class KvPart:
-    """Layers and KV heads, consecutive, that a member of a group keeps."""
-
-    layers: range
-    kv_heads: range
-
-    @classmethod
-    def whole(cls, geometry: KvGeometry) -> KvPart:
-        """Return all layers and heads."""
-        return cls(range(geometry.num_layers), range(geometry.kv_heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +116,7 @@ class PagedKvCache:
             part: what to keep of it; by default all.
         """
         self.geometry = geometry
-        self.part = part or KvPart.whole(geometry)
+        self.part = part or KvPart.whole(geometry.num_layers, geometry.kv_heads)
         self.num_blocks = num_blocks
         self.blocks_per_head = num_blocks + scratch
         self.block_size = block_size
@@ -156,8 +145,8 @@ class PagedKvCache:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model that hold KV."""
-        return self.geometry.num_layers
+        """Layers kept."""
+        return len(self.part.layers)
 
     @property
     def kv_heads(self) -> int:
@@ -167,7 +156,7 @@ class PagedKvCache:
     @property
     def layer_block_bytes(self) -> int:
         """Bytes of one block in one kept layer, K and V together, of the kept heads."""
-        return self._block_bytes(self.geometry.key_dim) + self._block_bytes(self.geometry.value_dim)
+        return self.bytes_of_heads(self.kv_heads)
 
     @property
     def layout(self) -> str:
@@ -226,14 +215,13 @@ class PagedKvCache:
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
-        """Copy blocks to a flat array of `num_layers * len(block_ids) * layer_block_bytes` bytes, `into` if given.
+        """Copy blocks of kept layers, `first_layer` counted from the first of these, to a flat array of
+        `num_layers * len(block_ids) * layer_block_bytes` bytes, `into` if given.
 
         Raises:
             ValueError: a layer or a block is not in this cache, or `into` has another size.
         """
-        place = torch.from_numpy(into) if into is not None and self.device.type == "cpu" else None
-        data: NDArray[np.uint8] = self.gather_blocks(first_layer, num_layers, block_ids, place).cpu().numpy()
-        return data
+        return self.export(self.part.layers_of(first_layer, num_layers), block_ids, into)
 
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
@@ -243,78 +231,129 @@ class PagedKvCache:
         Raises:
             ValueError: `data` has another size than the arguments require, or a layer or block is not in this cache.
         """
+        self.take(self.part.layers_of(first_layer, num_layers), block_ids, data)
+
+    def section(self, part: KvPart) -> CacheSection:
+        """Return some of the kept layers and heads, as a memory of its own; raises `ValueError` where not all are kept."""
+        self._check(part, ())
+        return CacheSection(self, part)
+
+    def export(
+        self, part: KvPart, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Copy a part of blocks to a flat array in host memory, `into` if given; raises as `gather_blocks`."""
+        place = torch.from_numpy(into) if into is not None and self.device.type == "cpu" else None
+        data: NDArray[np.uint8] = self.gather_blocks(part, block_ids, place).cpu().numpy()
+        return data
+
+    def take(self, part: KvPart, block_ids: tuple[int, ...], data: NDArray[np.uint8]) -> None:
+        """Copy a part of blocks in: the inverse of `export`; raises as `scatter_blocks`."""
         flat = np.ascontiguousarray(data).reshape(-1)
         if not flat.flags.writeable or flat.ctypes.data % self.dtype.itemsize:
             flat = flat.copy()  # torch accepts neither read-only nor unaligned memory
-        self.scatter_blocks(first_layer, num_layers, block_ids, torch.from_numpy(flat).to(self.device))
+        self.scatter_blocks(part, block_ids, torch.from_numpy(flat).to(self.device))
 
     @torch.inference_mode()
-    def gather_blocks(
-        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Copy blocks to a flat byte tensor on the cache's device, `into` if given, on the current stream.
+    def gather_blocks(self, part: KvPart, block_ids: tuple[int, ...], into: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy a part of blocks to a flat byte tensor on the cache's device, `into` if given, on the current stream.
 
         The bytes are ordered by layer: first its keys `[kv_head, block]`, each block in the cache's order, then its values.
 
         Raises:
             ValueError: a layer or a block is not in this cache, or `into` has another size.
         """
-        self._check(first_layer, num_layers, block_ids)
-        num_bytes = num_layers * len(block_ids) * self.layer_block_bytes
+        self._check(part, block_ids)
+        num_bytes = len(part.layers) * len(block_ids) * self.bytes_of_heads(len(part.kv_heads))
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self.device) if into is None else into
         if data.numel() != num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV do not go into {data.numel()}")
         if self._host_rows is not None:
-            self._host_rows.gather(first_layer - self.part.layers.start, num_layers, block_ids, data.numpy())
+            self._host_rows.gather(*self._kept(part), block_ids, data.numpy())
             return data
         block_index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
-        for source, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
+        for source, place in self._layer_views(part, len(block_ids), data):
             torch.index_select(source, 1, block_index, out=place)
         return data
 
     @torch.inference_mode()
-    def scatter_blocks(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: torch.Tensor) -> None:
-        """Copy blocks from a flat byte tensor on the cache's device, on the current stream: the inverse of `gather_blocks`.
+    def scatter_blocks(self, part: KvPart, block_ids: tuple[int, ...], data: torch.Tensor) -> None:
+        """Copy a part of blocks from a flat byte tensor on the cache's device, on the current stream; see `gather_blocks`.
 
         Raises:
             ValueError: `data` has another size than the arguments require, or a layer or block is not in this cache.
         """
-        self._check(first_layer, num_layers, block_ids)
-        expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
+        self._check(part, block_ids)
+        expected_bytes = len(part.layers) * len(block_ids) * self.bytes_of_heads(len(part.kv_heads))
         if data.dtype != torch.uint8 or data.numel() != expected_bytes:
             raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
         if self._host_rows is not None:
-            self._host_rows.scatter(first_layer - self.part.layers.start, num_layers, block_ids, data.numpy())
+            self._host_rows.scatter(*self._kept(part), block_ids, data.numpy())
             return
         block_index = torch.tensor(block_ids, dtype=torch.int64, device=self.device)
-        for destination, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
+        for destination, place in self._layer_views(part, len(block_ids), data):
             destination.index_copy_(1, block_index, place)
 
-    def _block_bytes(self, dim: int) -> int:
-        return self.kv_heads * self.block_size * dim * self.dtype.itemsize
+    def bytes_of_heads(self, heads: int) -> int:
+        """Return the bytes of one block in one layer, K and V together, of some heads."""
+        return heads * self.block_size * (self.geometry.key_dim + self.geometry.value_dim) * self.dtype.itemsize
 
-    def _check(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> None:
-        kept = self.part.layers
-        if num_layers < 0 or first_layer < kept.start or first_layer + num_layers > kept.stop:
-            raise ValueError(
-                f"layers {first_layer}..{first_layer + num_layers} of a cache with {kept.start}..{kept.stop}"
-            )
+    def _kept(self, part: KvPart) -> tuple[slice, slice]:
+        """Return where the layers and heads of a part are in `keys` and `values`."""
+        layers, heads = self.part.layers.start, self.part.kv_heads.start
+        return (
+            slice(part.layers.start - layers, part.layers.stop - layers),
+            slice(part.kv_heads.start - heads, part.kv_heads.stop - heads),
+        )
+
+    def _check(self, part: KvPart, block_ids: tuple[int, ...]) -> None:
+        if not self.part.has(part):
+            raise ValueError(f"{part} of a cache with {self.part}")
         if block_ids and not (min(block_ids) >= 0 and max(block_ids) < self.num_blocks):
             raise ValueError(f"a block id outside 0..{self.num_blocks - 1}")
 
     def _layer_views(
-        self, first_layer: int, num_layers: int, num_blocks: int, data: torch.Tensor
+        self, part: KvPart, num_blocks: int, data: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pair each layer's keys and values with their place in the flat bytes."""
         if num_blocks == 0:
             return []
         pairs = []
         offset = 0
-        for layer in range(first_layer, first_layer + num_layers):
-            for cache in (self.layer_keys(layer), self.layer_values(layer)):
-                dim = cache.shape[-1]
-                size = num_blocks * self._block_bytes(dim)
-                place = data[offset : offset + size].view(self.dtype)
-                pairs.append((cache, place.view(self.kv_heads, num_blocks, self.block_size, dim)))
+        _, heads = self._kept(part)
+        for layer in part.layers:
+            for cache in (self.layer_keys(layer)[heads], self.layer_values(layer)[heads]):
+                shape = (len(cache), num_blocks, *cache.shape[2:])
+                size = math.prod(shape) * self.dtype.itemsize
+                pairs.append((cache, data[offset : offset + size].view(self.dtype).view(shape)))
                 offset += size
         return pairs
+
+
+class CacheSection:
+    """Some layers and heads of a cache in host memory; implements `spotwise.mesh.ports.KvSection`."""
+
+    def __init__(self, cache: PagedKvCache, part: KvPart) -> None:
+        self._cache = cache
+        self._part = part
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the section."""
+        return len(self._part.layers)
+
+    @property
+    def layer_block_bytes(self) -> int:
+        """Bytes of one block in one layer, K and V together, of the section's heads."""
+        return self._cache.bytes_of_heads(len(self._part.kv_heads))
+
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """See `PagedKvCache.export_layers`; layers are counted from the section's first."""
+        return self._cache.export(self._part.layers_of(first_layer, num_layers), block_ids, into)
+
+    def import_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Copy blocks in: the inverse of `export_layers`."""
+        self._cache.take(self._part.layers_of(first_layer, num_layers), block_ids, data)

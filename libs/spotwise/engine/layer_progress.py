@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from spotwise.engine.attention_interface import AttentionContext
 from spotwise.engine.kv_cache import PagedKvCache
 
-#: Called with the number of layers, from the first on, that have written their KV.
+#: Called with the number of layers, from the cache's first on, that have written their KV.
 LayersWritten = Callable[[int], None]
 
 
@@ -28,7 +28,7 @@ def reporting_layers(
 
     def written(layer: int) -> None:
         nonlocal reported
-        if layer == reported:
+        if layer == cache.part.layers.start + reported:
             cache.note_written(layer)
             reported += 1
             listener(reported)

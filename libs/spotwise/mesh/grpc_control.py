@@ -18,6 +18,22 @@ from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """What a member of a group has spent, in seconds; iterations since its start, the others since the group was formed.
+
+    Attributes:
+        busy_s: in iterations, waiting included.
+        waited_s: of these, waiting for the stage before, and receiving from it.
+        gathers, gather_s: among the shards of its stage; waiting for the slowest is included.
+    """
+
+    busy_s: float
+    waited_s: float
+    gathers: int
+    gather_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDescription:
     """A worker's reply to Describe.
 
@@ -27,6 +43,7 @@ class EngineDescription:
         iterations: since the start.
         engine: dtype, device and kernels, for people.
         kv_bytes_per_token: of all layers, keys and values.
+        times: of a member of a group; `None`: it is in none.
     """
 
     member: Member
@@ -35,6 +52,7 @@ class EngineDescription:
     iterations: int
     engine: str
     kv_bytes_per_token: int
+    times: GroupTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,7 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
             iterations=description.iterations,
             engine=description.engine,
             kv_bytes_per_token=description.kv_bytes_per_token,
+            times=_times_to(description.times),
         )
 
     async def Iterations(  # noqa: N802 - the name of the RPC
@@ -202,7 +221,20 @@ async def describe_engine(address: str, member_id: str = "", timeout_s: float = 
         iterations=reply.iterations,
         engine=reply.engine,
         kv_bytes_per_token=reply.kv_bytes_per_token,
+        times=_times_from(reply.times) if reply.HasField("times") else None,
     )
+
+
+def _times_to(times: GroupTimes | None) -> engine_pb2.GroupTimes | None:
+    if times is None:
+        return None
+    return engine_pb2.GroupTimes(
+        busy_s=times.busy_s, waited_s=times.waited_s, gathers=times.gathers, gather_s=times.gather_s
+    )
+
+
+def _times_from(reply: engine_pb2.GroupTimes) -> GroupTimes:
+    return GroupTimes(reply.busy_s, reply.waited_s, reply.gathers, reply.gather_s)
 
 
 async def recent_iterations(

@@ -13,14 +13,14 @@ from typing import Any
 
 from spotwise.core.kv_stream import KvStream
 from spotwise.mesh.byte_budget import ByteBudget
-from spotwise.mesh.ports import KvMemory, PayloadMemory
+from spotwise.mesh.ports import KvSection, PayloadMemory
 from spotwise.mesh.ucx_link import PayloadBuffers, UcxLink
 from spotwise.wire.kv_frames import KvFrame
 
 
 @dataclass(frozen=True, slots=True)
 class KvExports:
-    """Exports for all pushes of a worker.
+    """Exports of one section of a worker's KV, for all pushes of it.
 
     Attributes:
         copies: threads that copy and checksum.
@@ -29,7 +29,7 @@ class KvExports:
         stream_bytes: a chunk's minimum while its next layer is still computed.
     """
 
-    memory: KvMemory
+    memory: KvSection
     payloads: PayloadMemory
     buffers: PayloadBuffers
     copies: Executor

@@ -9,9 +9,9 @@ import itertools
 import time
 from dataclasses import dataclass
 
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ, models_differ
-from spotwise.mesh.whole_push import WholePush, push_at_once
+from spotwise.mesh.whole_push import WholePush, push_at_once, source_of
 
 _TRANSPORT = "memory/process"
 
@@ -76,6 +76,11 @@ class MemoryKvTransport:
             raise RuntimeError("the transport listens nowhere yet: await start() first")
         return self._address
 
+    @property
+    def shares(self) -> tuple[KvShare, ...]:
+        """None: its memory is never divided."""
+        return ()
+
     async def start(self) -> None:
         """Listen."""
         self._address = self._network.listen(self)
@@ -88,17 +93,17 @@ class MemoryKvTransport:
         """See `KvTransport`."""
         self._windows.pop(choice_id, None)
 
-    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+    def open_push(self, target: KvTarget, source: KvSource) -> WholePush:
         """See `KvTransport`."""
 
         async def move(handoff: KvHandoff, block_ids: tuple[int, ...], _copied_blocks: int) -> int:
             return self._hand_over(target, handoff, block_ids)
 
-        return WholePush(target, choice_id, epoch, self._memory.num_layers, source_block_ids, _TRANSPORT, move)
+        return WholePush(target, source, self._memory.num_layers, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """See `KvTransport`."""
-        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, source_of(handoff, source_block_ids))
         return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
-from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 
 
 class MeshError(Exception):
@@ -141,20 +142,16 @@ def models_differ(worker_id: str, digest: str | None, peer_id: str, peer_digest:
     )
 
 
-class KvMemory(Protocol):
-    """Paged KV as bytes by layer and block, in numpy arrays or the arrays of its `PayloadMemory`; the engine implements it."""
+class KvSection(Protocol):
+    """Paged KV of some layers and heads as bytes by layer and block, in numpy arrays or the arrays of its `PayloadMemory`."""
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold KV."""
+        """Layers that hold KV; they are counted from 0."""
 
     @property
     def layer_block_bytes(self) -> int:
         """Bytes of one block in one layer, K and V together."""
-
-    @property
-    def layout(self) -> str:
-        """What the bytes of a block mean; only memories of one layout may exchange blocks."""
 
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes; `into`, memory
@@ -163,6 +160,21 @@ class KvMemory(Protocol):
 
     def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
         """Copy blocks in: the inverse of `export_layers`; raises `ValueError` where the size of `data` differs."""
+
+
+class KvMemory(KvSection, Protocol):
+    """All KV that a process keeps; the engine implements it."""
+
+    @property
+    def part(self) -> KvPart:
+        """Which of the model's layers and heads these are."""
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block mean in the whole model; only memories of one layout may exchange blocks."""
+
+    def section(self, part: KvPart) -> KvSection:
+        """Return some of its layers and heads; raises `ValueError` where it does not keep them all."""
 
 
 class PayloadMemory(Protocol):
@@ -198,8 +210,8 @@ class KvPush(Protocol):
     """A hand-off whose KV is sent as it is written; only blocks reported by `wrote` are read."""
 
     def wrote(self, layers: int, blocks: int) -> None:
-        """Note that in the first `layers` layers the first `blocks` blocks are complete; no effect once the push is over.
-        Raises `ValueError` where there are fewer layers or blocks.
+        """Note that in the first `layers` layers of this process's memory the first `blocks` blocks are complete; no effect
+        once the push is over. Raises `ValueError` where there are fewer layers or blocks.
         """
 
     def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
@@ -227,6 +239,10 @@ class KvTransport(Protocol):
     def address(self) -> str:
         """Where peers reach this listener, `host:port`."""
 
+    @property
+    def shares(self) -> tuple[KvShare, ...]:
+        """The processes of this worker that keep a part of its KV; none where it keeps all itself."""
+
     async def start(self) -> None:
         """Listen."""
 
@@ -236,10 +252,9 @@ class KvTransport(Protocol):
     def forget(self, choice_id: str) -> None:
         """Refuse further KV for the choice; after this call its blocks are not written any more. Idempotent."""
 
-    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
+    def open_push(self, target: KvTarget, source: KvSource) -> KvPush:
         """Begin to copy blocks into the target's reserved blocks as they are written; raises `ValueError` for no blocks, or
-        more than the target reserved. The `source_block_ids` are the prompt's in position order, and fill the reservation's
-        first blocks.
+        more than the target reserved. The source's blocks fill the reservation's first ones.
         """
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:

@@ -1,13 +1,15 @@
-"""Receives pushes into windows of reserved blocks. Only the push that owns a window writes its blocks, on copy threads, under
+"""Receives pushes into windows of reserved blocks. Only the push that owns a part of a window writes it, on copy threads, under
 the window's lock; `forget` takes the lock, so that no block is written after it. A push is complete when every cell (a block
-of a layer) has arrived once; its hand-off is then announced exactly once. A damaged chunk is requested again; a COMMIT
-before it has arrived is answered at the next COMMIT. A refused push is answered once and its remaining frames are drained;
-its window is free for the next push.
+of a layer) has arrived once; when all parts of its window have, their hand-off is announced exactly once. A damaged chunk is
+requested again; a COMMIT before it has arrived is answered at the next COMMIT. A refused push is answered once and its
+remaining frames are drained; its part is free for the next push. Where windows may open after their first frame, since orders
+and KV come from different peers, frames wait for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -17,8 +19,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from spotwise.core.latest import LatestDict
 from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
+from spotwise.mesh.kv_sections import KvSections
+from spotwise.mesh.ports import HandoffHandler, KvTransferError, PayloadMemory
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import (
     CHUNK_BYTES,
@@ -33,6 +37,8 @@ from spotwise.wire.kv_frames import (
 
 #: Far above the sequences of any worker; each costs memory until its COMMIT or ABORT.
 _MAX_PUSHES_OF_A_LINK = 4096
+#: Closed windows whose late frames are refused at once.
+_CLOSED_REMEMBERED = 4096
 
 
 class KvInbox:
@@ -40,14 +46,20 @@ class KvInbox:
 
     def __init__(
         self,
-        memory: KvMemory,
+        sections: KvSections,
         payloads: PayloadMemory,
         incarnation: int,
         on_handoff: HandoffHandler,
         copies: Executor,
         chunk_bytes: int = CHUNK_BYTES,
+        window_wait_s: float = 0.0,
     ) -> None:
-        self._memory = memory
+        """Create the inbox; a push whose window is not open is refused after `window_wait_s`."""
+        self._sections = sections
+        self._memory = memory = sections.memory
+        self._window_wait_s = window_wait_s
+        self._opened = asyncio.Event()
+        self._closed = LatestDict[str, int](_CLOSED_REMEMBERED)  #: epochs of windows
         self._payloads = payloads
         self._incarnation = incarnation
         self._on_handoff = on_handoff
@@ -65,15 +77,17 @@ class KvInbox:
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Open a window; replaces the choice's earlier one."""
         self.forget(choice_id)
-        self._windows[choice_id] = KvWindow(epoch, block_ids)
+        self._windows[choice_id] = KvWindow(epoch, block_ids, self._memory.part)
+        self._opened.set()
 
     def forget(self, choice_id: str) -> None:
         """Close a window: after this call, no copy writes its blocks. Idempotent."""
         window = self._windows.pop(choice_id, None)
         if window is None:
             return
-        if window.owner is not None:
-            self._refuse(window.owner, NackReason.NO_RESERVATION)
+        self._closed[choice_id] = window.epoch
+        for owner in tuple(window.owners):
+            self._refuse(owner, NackReason.NO_RESERVATION)
         # A scatter under way ends; those queued behind it find the window without an owner and write nothing.
         with window.lock:
             pass
@@ -100,16 +114,39 @@ class KvInbox:
             if sum(known is link for known, _ in self._incoming) >= _MAX_PUSHES_OF_A_LINK:
                 raise KvFrameError(f"more than {_MAX_PUSHES_OF_A_LINK} pushes at once")
             incoming = self._incoming[key] = IncomingPush(link, frame)
-        if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
-            self._refuse(incoming, reason)
+        is_early = self._may_still_open(incoming)
+        if not is_early:
+            self._admit(incoming, frame)
         if frame.kind is FrameKind.CHUNK:
-            task = asyncio.create_task(self._chunk(incoming, frame, payload, arrived))
+            task = asyncio.create_task(self._chunk(incoming, frame, payload, arrived, is_early=is_early))
             incoming.chunks.add(task)
         else:
-            task = asyncio.create_task(self._finish(incoming, frame, payload, arrived))
+            task = asyncio.create_task(self._finish(incoming, frame, payload, arrived, is_early=is_early))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _may_still_open(self, incoming: IncomingPush) -> bool:
+        """Whether the window of a push may be opened by an order that is on its way."""
+        if incoming.over or incoming.window is not None or not self._window_wait_s:
+            return False
+        window = self._windows.get(incoming.choice_id)
+        latest = self._closed.get(incoming.choice_id, 0) if window is None else window.epoch
+        return latest < incoming.epoch and time.perf_counter() - incoming.started_s < self._window_wait_s
+
+    async def _window_opened(self, incoming: IncomingPush) -> None:
+        """Wait until the window of a push is open, or will not be."""
+        while self._may_still_open(incoming):
+            self._opened.clear()
+            left_s = self._window_wait_s - (time.perf_counter() - incoming.started_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._opened.wait()
+
+    def _admit(self, incoming: IncomingPush, frame: KvFrame) -> None:
+        """Admit a frame into its window, or refuse its push."""
+        if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
+            self._refuse(incoming, reason)
 
     def link_lost(self, link: UcxLink) -> None:
         """Drop a link's pushes; their windows are free for others."""
@@ -135,24 +172,32 @@ class KvInbox:
             return NackReason.NO_RESERVATION
         if frame.epoch != window.epoch:
             return NackReason.STALE_EPOCH if frame.epoch < window.epoch else NackReason.NO_RESERVATION
-        if window.owner is None and incoming.window is None:
-            window.owner, incoming.window = incoming, window
-            incoming.received = np.zeros((self._memory.num_layers, len(window.block_ids)), np.bool_)
-        if window.owner is not incoming:
+        if incoming.window is None:
+            if (reason := window.claim(incoming)) is not None:
+                return reason
+            incoming.window, incoming.section = window, self._sections.of(incoming.part)
+            incoming.received = np.zeros((incoming.section.num_layers, len(window.block_ids)), np.bool_)
+        if incoming not in window.owners or frame.part != incoming.part:
             return NackReason.BUSY
+        section = incoming.section
         last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
         cells = frame.num_layers * frame.num_blocks
-        if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
+        if not cells or last_layer > section.num_layers or last_block > len(window.block_ids):
             return NackReason.BAD_SHAPE
         if frame.kind is FrameKind.CHUNK:
             cells_received = incoming.cells(frame)
-            if frame.payload_bytes != cells * self._memory.layer_block_bytes or cells_received.any():
+            if frame.payload_bytes != cells * section.layer_block_bytes or cells_received.any():
                 return NackReason.BAD_SHAPE
             cells_received[:] = True
         return None
 
-    async def _chunk(self, incoming: IncomingPush, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
+    async def _chunk(
+        self, incoming: IncomingPush, frame: KvFrame, payload: Any, arrived: asyncio.Future[None], *, is_early: bool
+    ) -> None:
         await arrived
+        if is_early:
+            await self._window_opened(incoming)
+            self._admit(incoming, frame)
         if incoming.over:
             return
         loop = asyncio.get_running_loop()
@@ -183,19 +228,28 @@ class KvInbox:
             return NackReason.NO_RESERVATION
         block_ids = window.block_ids[frame.first_block : frame.first_block + frame.num_blocks]
         with window.lock:
-            if window.owner is not incoming:
+            if incoming not in window.owners:
                 return NackReason.NO_RESERVATION
-            self._memory.import_layers(frame.first_layer, frame.num_layers, block_ids, payload)
+            incoming.section.import_layers(frame.first_layer, frame.num_layers, block_ids, payload)
         return None
 
     async def _finish(
-        self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+        self,
+        incoming: IncomingPush,
+        frame: KvFrame,
+        payload: NDArray[np.uint8],
+        arrived: asyncio.Future[None],
+        *,
+        is_early: bool,
     ) -> None:
         is_over = True
         try:
             await arrived
             if incoming.chunks:
                 await asyncio.wait(incoming.chunks)
+            if is_early:
+                await self._window_opened(incoming)
+                self._admit(incoming, frame)
             if incoming.over:
                 return
             if incoming.resending:
@@ -211,7 +265,7 @@ class KvInbox:
     def _missing(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
-        whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
+        whole = frame.num_layers == incoming.section.num_layers and len(incoming.stored) == frame.chunk_total
         if (
             not whole
             or not incoming.received[:, : frame.num_blocks].all()
@@ -226,13 +280,19 @@ class KvInbox:
         except KvFrameError:
             self._refuse(incoming, NackReason.BAD_SHAPE)
             return
+        window = incoming.window
+        assert window is not None  # nothing is missing
+        if (reason := window.arrived(incoming, handoff)) is not None:
+            self._refuse(incoming, reason)
+            return
         incoming.over = True
-        self._release(incoming)
+        if not window.is_filled:
+            self._answer(incoming, FrameKind.ACK)
+            return
         del self._windows[frame.choice_id]
-        seconds = time.perf_counter() - incoming.started_s
-        report = TransferReport(kv_bytes=incoming.kv_bytes, seconds=seconds, transport=incoming.link.transport)
+        self._closed[frame.choice_id] = window.epoch
         try:
-            self._on_handoff(handoff, report)
+            self._on_handoff(handoff, window.report())
         except Exception as error:
             # Whatever the handler raises, the sender must receive an answer.
             self._report("a hand-off was not taken", error)
@@ -255,9 +315,8 @@ class KvInbox:
 
     def _release(self, incoming: IncomingPush) -> None:
         """Take the window from a push. Its last scatter may still run; the next owner's scatters wait for the lock."""
-        window = incoming.window
-        if window is not None and window.owner is incoming:
-            window.owner = None
+        if incoming.window is not None:
+            incoming.window.owners.discard(incoming)
 
     def _answer(
         self, incoming: IncomingPush, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
@@ -269,6 +328,7 @@ class KvInbox:
             push_id=incoming.push_id,
             sender_incarnation=self._incarnation,
             target_incarnation=incoming.link.peer.incarnation,
+            part=incoming.part,
             reason=reason,
         )
         if chunk is not None:

@@ -1,8 +1,8 @@
-"""Sends one hand-off to another worker. Cells are sent as they are written, in the chunks that `KvStream` cuts; a chunk is cut
-only when the link has a slot, so that a waiting one grows. COMMIT follows all chunks, and the receiver's ACK ends the push;
-a push that is not accepted ends with ABORT, one that times out retires its link. Where ABORT crosses ACK the receiver keeps
-the hand-off, so that a caller that aborts must also release the reservation. The time-out does not run while the engine has
-nothing to send. After the push, nothing reads its blocks.
+"""Sends one part of a hand-off to another process. Cells are sent as they are written, in the chunks that `KvStream` cuts; a
+chunk is cut only when the link has a slot, so that a waiting one grows. COMMIT follows all chunks, and the receiver's ACK ends
+the push; a push that is not accepted ends with ABORT, one that times out retires its link. Where ABORT crosses ACK the
+receiver keeps what it has, so that a caller that aborts must also release the reservation. The time-out does not run while
+the engine has nothing to send. After the push, nothing reads its blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REFUSALS = {
     NackReason.NO_RESERVATION: "it holds no reservation for this attempt (released, already filled, or never made)",
     NackReason.STALE_EPOCH: "a later attempt of the request holds the reservation",
     NackReason.WRONG_INCARNATION: "the worker has restarted since it made the reservation",
-    NackReason.BUSY: "another push of this attempt is filling the blocks",
+    NackReason.BUSY: "another push of this attempt fills the blocks",
     NackReason.BAD_SHAPE: "layers or blocks do not fit; both workers must serve one model with one block size and dtype",
     NackReason.BAD_CHECKSUM: "the KV arrived damaged",
     NackReason.INCOMPLETE: "chunks are missing",

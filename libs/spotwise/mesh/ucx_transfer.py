@@ -8,18 +8,22 @@ import asyncio
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.kv_part import KvPart
+from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
-from spotwise.mesh.ports import HandoffHandler, KvMemory, PayloadMemory, TransferReport
+from spotwise.mesh.kv_sections import KvSections
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
+from spotwise.mesh.split_push import SectionPush, SplitPush
 from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_loopback import is_loopback
 from spotwise.mesh.ucx_push import UcxPush
-from spotwise.mesh.whole_push import push_at_once
+from spotwise.mesh.whole_push import push_at_once, source_of
 from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame, LinkHello, layout_fingerprint
 
 # Besides the loop's thread; on few cores a second one only waits.
@@ -44,6 +48,7 @@ class UcxKvTransport:
         exported_bytes: int = 64 * 2**20,
         payloads: PayloadMemory | None = None,
         model_digest: str | None = None,
+        window_wait_s: float = 0.0,
     ) -> None:
         """Create the transport; nothing is opened before `start`.
 
@@ -60,6 +65,7 @@ class UcxKvTransport:
             exported_bytes: maximum that is exported and not sent yet, of all links.
             payloads: what the memory exports and imports; `None`: numpy arrays.
             model_digest: of this worker's weights; peers with another one are refused.
+            window_wait_s: how long the first bytes of a push may be here before its `expect`.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
             raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
@@ -70,7 +76,10 @@ class UcxKvTransport:
         copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._copies = ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
         payloads = payloads or HostPayloads()
-        self._inbox = KvInbox(memory, payloads, incarnation, on_handoff, self._copies, chunk_bytes)
+        self._sections = KvSections(memory)
+        self._inbox = KvInbox(
+            self._sections, payloads, incarnation, on_handoff, self._copies, chunk_bytes, window_wait_s
+        )
         budget = ByteBudget(exported_bytes)
         buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
         self._exports = KvExports(memory, payloads, buffers, self._copies, budget, chunk_bytes, stream_bytes)
@@ -97,6 +106,11 @@ class UcxKvTransport:
             raise RuntimeError("the transport listens nowhere yet: await start() first")
         return self._address
 
+    @property
+    def shares(self) -> tuple[KvShare, ...]:
+        """None: to its own worker, the transport of a group is another one."""
+        return ()
+
     async def start(self) -> None:
         """Open UCX on the running loop and listen; raises `MeshError` where the port is taken."""
         self._address = f"{self._host}:{self._links.listen(self._port)}"
@@ -109,21 +123,39 @@ class UcxKvTransport:
         """See `KvTransport`."""
         self._inbox.forget(choice_id)
 
-    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> UcxPush:
-        """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
+    def open_push(self, target: KvTarget, source: KvSource) -> KvPush:
+        """See `KvTransport`; a choice id over 128 bytes, and a target that needs nothing of this memory, are a `ValueError`,
+        too.
+        """
+        own = self._sections.memory.part
+        if not target.shares:
+            return self._open(target, source, own)
+        pieces = [(share, piece) for share in target.shares if (piece := own.overlap(share.part)) is not None]
+        if not pieces:
+            raise ValueError(f"{target.worker_id} keeps nothing of {own}")
+        pushes = []
+        for share, piece in pieces:
+            process = KvTarget(share.member_id, share.incarnation, share.address, target.block_ids)
+            pushes.append(SectionPush(self._open(process, source, piece), own, piece))
+        return SplitPush(pushes)
+
+    def _open(self, target: KvTarget, source: KvSource, part: KvPart) -> UcxPush:
+        """Begin to push a part of this memory to one process."""
         abort = KvFrame(
             kind=FrameKind.ABORT,
-            choice_id=choice_id,
-            epoch=epoch,
+            choice_id=source.choice_id,
+            epoch=source.epoch,
             push_id=next(self._push_ids),
             sender_incarnation=self._incarnation,
             target_incarnation=target.incarnation,
+            part=part,
         )
-        return UcxPush(self._exports, self, abort, target, source_block_ids, self._push_timeout_s)
+        exports = replace(self._exports, memory=self._sections.of(part))
+        return UcxPush(exports, self, abort, target, source.block_ids, self._push_timeout_s)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
-        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, source_of(handoff, source_block_ids))
         return await push_at_once(push, self._exports.memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:

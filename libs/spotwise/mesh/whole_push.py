@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from spotwise.core.kv_stream import KvStream
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.record import KvHandoff, KvSource, KvTarget
 from spotwise.mesh.ports import KvPush, KvTransferError, TransferReport
 
 
@@ -16,6 +16,11 @@ async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: 
     push.wrote(num_layers, num_blocks)
     push.commit(handoff)
     return await push.delivered()
+
+
+def source_of(handoff: KvHandoff, block_ids: tuple[int, ...]) -> KvSource:
+    """Return the source of a hand-off whose KV is all written."""
+    return KvSource(handoff.choice_id, handoff.epoch, block_ids, handoff.num_tokens, handoff.num_tokens)
 
 
 #: Moves the KV of these blocks, the first of which are copied already, hands over, and returns the bytes of all.
@@ -30,7 +35,6 @@ class WholePush:
 
     Args:
         num_layers: of the model.
-        block_ids: of the prompt, at this end.
         transport: its name, for reports.
         move: at the commit, with the number of pre-copied blocks; its `KvTransferError` need not name the push.
         pre_copy: copies the written blocks of a sequence that decodes on; `None` where these move with the commit too.
@@ -39,10 +43,8 @@ class WholePush:
     def __init__(
         self,
         target: KvTarget,
-        choice_id: str,
-        epoch: int,
+        source: KvSource,
         num_layers: int,
-        block_ids: tuple[int, ...],
         transport: str,
         move: MoveAll,
         pre_copy: CopyBlocks | None = None,
@@ -50,9 +52,9 @@ class WholePush:
         self._reserved = len(target.block_ids)
         self._num_layers = num_layers
         self._block_ids: tuple[int, ...] = ()
-        self._take(block_ids)
-        self._where = f"KV of {choice_id} epoch {epoch} to {target.worker_id} at {target.address}"
-        self._cells = KvStream(num_layers, len(block_ids), 1, 1)
+        self._take(source.block_ids)
+        self._where = f"KV of {source.choice_id} epoch {source.epoch} to {target.worker_id} at {target.address}"
+        self._cells = KvStream(num_layers, len(source.block_ids), 1, 1)
         self._transport = transport
         self._move = move
         self._pre_copy = pre_copy

@@ -10,8 +10,7 @@ from google.protobuf.message import Message as Proto
 
 from spotwise.core import messages as m
 from spotwise.core.messages import Message
-from spotwise.core.record import KvTarget
-from spotwise.wire import codec_members, codec_spot, codec_tokens
+from spotwise.wire import codec_kv, codec_members, codec_spot, codec_tokens
 from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
@@ -49,7 +48,6 @@ def decode(payload: bytes) -> Message:
 
 
 _STREAM = codec_of(m.StreamRef, cluster.StreamRef, "gateway_id", "attempt_id", "incarnation")
-_TARGET = codec_of(KvTarget, worker.KvTarget, "worker_id", "incarnation", "address", block_ids=(same, tuple))
 _SUSPECTS: Codec = (
     lambda avoid: [cluster.Suspects(worker_ids=suspects) for suspects in avoid],
     lambda protos: tuple(tuple(proto.worker_ids) for proto in protos),
@@ -174,7 +172,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
             worker.StartPrefill,
             *(*_ORDER, "prompt_tokens", "max_new_tokens"),
             stream=_STREAM,
-            target=_TARGET,
+            target=codec_kv.TARGET,
         ),
     ),
     (
@@ -183,7 +181,11 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         *codec_of(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
     ),
     (m.CancelRequest, "cancel_request", *codec_of(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
-    (m.KvReserved, "kv_reserved", *codec_of(m.KvReserved, worker.KvReserved, *_ATTEMPT, "assignment", target=_TARGET)),
+    (
+        m.KvReserved,
+        "kv_reserved",
+        *codec_of(m.KvReserved, worker.KvReserved, *_ATTEMPT, "assignment", target=codec_kv.TARGET),
+    ),
     (
         m.KvRefused,
         "kv_refused",

@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 
 from spotwise.core import group_messages as g
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
+from spotwise.wire import codec_kv
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_tokens import logprobs_from, logprobs_to, record_from, record_to
 from spotwise.wire.field_codec import Codec, codec_of, same
@@ -112,6 +114,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
     )
 
 
+_ATTEMPT = ("choice_id", "epoch")
 _SAMPLED: Codec = (_sampled_to, _sampled_from)
 _ORDERS: _Table = {
     g.FormGroup: (
@@ -141,16 +144,51 @@ _ORDERS: _Table = {
             g.SwapGroupKv, pb.SwapGroupKv, "number", "to_host", block_ids=(same, tuple), host_block_ids=(same, tuple)
         ),
     ),
-    g.DissolveGroup: ("dissolve", *codec_of(g.DissolveGroup, pb.DissolveGroup, "reason")),
+    g.DissolveGroup: ("dissolve", *codec_of(g.DissolveGroup, pb.DissolveGroup, "reason", "for_good")),
+    c.ExpectKv: ("expect_kv", *codec_of(c.ExpectKv, pb.ExpectKv, "choice_id", "epoch", block_ids=(same, tuple))),
+    c.ForgetKv: ("forget_kv_of_choice_id", lambda order: order.choice_id, c.ForgetKv),
+    c.OpenPush: (
+        "open_push",
+        *codec_of(
+            c.OpenPush,
+            pb.OpenPush,
+            *(*_ATTEMPT, "written_tokens"),
+            optional=("num_tokens",),
+            target=codec_kv.TARGET,
+            source_block_ids=(same, tuple),
+        ),
+    ),
+    c.CommitPush: (
+        "commit_push",
+        *codec_of(c.CommitPush, pb.CommitPush, handoff=codec_kv.HANDOFF, source_block_ids=(same, tuple)),
+    ),
+    c.AbortPush: ("abort_push", *codec_of(c.AbortPush, pb.OfAttempt, *_ATTEMPT)),
 }
 _REPORTS: _Table = {
     g.DeviceOffered: (
         "offered",
         *codec_of(g.DeviceOffered, pb.DeviceOffered, "device_id", "kv_cache_bytes", "kv_host_bytes"),
     ),
-    g.GroupJoined: ("joined", *codec_of(g.GroupJoined, pb.GroupJoined, "epoch", "loaded", "computes_with")),
+    g.GroupJoined: (
+        "joined",
+        *codec_of(g.GroupJoined, pb.GroupJoined, "epoch", "loaded", "computes_with", share=codec_kv.SHARE),
+    ),
     g.StepEnded: ("ended", *codec_of(g.StepEnded, pb.StepEnded, "epoch", "number", sampled=_SAMPLED)),
     g.StepFailed: ("failed", *codec_of(g.StepFailed, pb.StepFailed, "epoch", "number", "reason")),
     g.GroupSwapEnded: ("swapped", *codec_of(g.GroupSwapEnded, pb.GroupSwapEnded, "epoch", "number", "error")),
     g.GroupRefused: ("refused", *codec_of(g.GroupRefused, pb.GroupRefused, "epoch", "reason")),
+    c.PushCaughtUp: ("push_caught_up", *codec_of(c.PushCaughtUp, pb.OfAttempt, *_ATTEMPT)),
+    c.HandoffDelivered: (
+        "handoff_delivered",
+        *codec_of(
+            c.HandoffDelivered,
+            pb.HandoffDelivered,
+            *(*_ATTEMPT, "kv_bytes", "transfer_s", "transport", "visible_s"),
+        ),
+    ),
+    c.HandoffFailed: ("handoff_failed", *codec_of(c.HandoffFailed, pb.HandoffFailed, *_ATTEMPT, "reason")),
+    g.PartArrived: (
+        "part_arrived",
+        *codec_of(g.PartArrived, pb.PartArrived, "kv_bytes", "transfer_s", "transport", handoff=codec_kv.HANDOFF),
+    ),
 }

@@ -1,7 +1,8 @@
 """The header before every KV payload on a transfer link. A frame is a header of fixed size, then `payload_bytes` bytes. The
-header has two checksums (xxh3, 64 bits): of its other bytes, and of the payload. Integers are big-endian. A push is CHUNK
-frames in any order, then a COMMIT; ABORT ends it early; ACK or NACK answers it. RESEND requests a damaged chunk again; a
-COMMIT that was sent before is then sent again.
+header has two checksums (xxh3, 64 bits): of its other bytes, and of the payload. Integers are big-endian. A push moves one
+part of a sequence's KV, a rectangle of layers and heads, from one process to another: CHUNK frames in any order, then a
+COMMIT; ABORT ends it early; ACK or NACK answers it. RESEND requests a damaged chunk again; a COMMIT that was sent before is
+then sent again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 
 import xxhash
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 6
+VERSION = 7
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
@@ -32,8 +34,9 @@ CHUNK_BYTES = 4 * 2**20
 
 _FRAME_MAGIC = b"SWKV"
 _HELLO_MAGIC = b"SWHI"
-# magic, version, kind, reason, id length, epoch, push, sender and target incarnation, layers, blocks, chunks, payload, id
-_FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
+# magic, version, kind, reason, id length, epoch, push, sender and target incarnation, the part's layers and heads, layers,
+# blocks, chunks, payload, id
+_FRAME = struct.Struct("!4sBBBBQQQQHHHHIIIIIIQQ128s")
 # magic, version, id length, digest length, receive tag, incarnation, KV layout, model digest, worker id
 _HELLO = struct.Struct("!4sBBBxQQQ32s128s")
 # tokens, MLFQ queue (0: none), seconds of its quantum used, tokens of the attempt; their ids follow, 4 bytes each
@@ -83,8 +86,9 @@ class KvFrame:
     Attributes:
         choice_id: at most `MAX_REQUEST_ID_BYTES` in utf-8.
         push_id: the sender's number of the push, unique on its link.
+        part: which layers and heads of the model the push moves.
         reason: of a NACK; else `None`.
-        first_layer, num_layers: CHUNK, RESEND: its layers. COMMIT: 0 and the layers of the whole hand-off.
+        first_layer, num_layers: CHUNK, RESEND: its layers, counted from the part's first. COMMIT: 0 and all the part's.
         first_block, num_blocks: CHUNK, RESEND: indices into the reserved blocks, not block ids. COMMIT: 0, and all its blocks.
         chunk_index: CHUNK, RESEND: its number, from 0.
         chunk_total: COMMIT: chunks of the whole hand-off, each counted once.
@@ -97,6 +101,7 @@ class KvFrame:
     push_id: int
     sender_incarnation: int
     target_incarnation: int
+    part: KvPart
     reason: NackReason | None = None
     first_layer: int = 0
     num_layers: int = 0
@@ -137,7 +142,9 @@ def encode_frame(frame: KvFrame) -> bytes:
     try:
         body = _FRAME.pack(
             _FRAME_MAGIC, VERSION, frame.kind, frame.reason or 0, len(choice_id), frame.epoch, frame.push_id,
-            frame.sender_incarnation, frame.target_incarnation, frame.first_layer, frame.num_layers, frame.first_block,
+            frame.sender_incarnation, frame.target_incarnation, frame.part.first_layer, frame.part.num_layers,
+            frame.part.first_head, frame.part.num_heads,
+            frame.first_layer, frame.num_layers, frame.first_block,
             frame.num_blocks, frame.chunk_index, frame.chunk_total, frame.payload_bytes, frame.payload_checksum, choice_id,
         )  # fmt: skip
     except struct.error as error:
@@ -148,8 +155,9 @@ def encode_frame(frame: KvFrame) -> bytes:
 def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
     """Return the header in `data`, `FRAME_BYTES` long; raises `KvFrameError`: no header, damaged, or another version."""
     body = _unseal(data, FRAME_BYTES, _FRAME_MAGIC)
-    (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, first_layer, num_layers, first_block, num_blocks,
-     chunk_index, chunk_total, payload_bytes, payload_checksum, choice_id) = _FRAME.unpack(body)  # fmt: skip
+    (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, layer, layers, head, heads, first_layer,
+     num_layers, first_block, num_blocks, chunk_index, chunk_total, payload_bytes, payload_checksum,
+     choice_id) = _FRAME.unpack(body)  # fmt: skip
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise KvFrameError(f"a payload of {payload_bytes} bytes is announced, {MAX_PAYLOAD_BYTES} are allowed")
     try:
@@ -160,6 +168,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
             push_id=push_id,
             sender_incarnation=sender,
             target_incarnation=target,
+            part=KvPart(layer, layers, head, heads),
             reason=NackReason(reason) if reason else None,
             first_layer=first_layer,
             num_layers=num_layers,

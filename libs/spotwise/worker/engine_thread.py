@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,8 @@ class EngineThread:
         self._host = host
         self._mover = _one_thread("kv-swaps", niceness)
         self._loop = asyncio.get_running_loop()
+        #: Seconds in iterations so far.
+        self.busy_s = 0.0
 
     @classmethod
     async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
@@ -149,6 +152,10 @@ class EngineThread:
         return 1
 
     @property
+    def group_times(self) -> None:
+        """It is in no group."""
+
+    @property
     def computes_with(self) -> str:
         """Number format, device and kernels, for people."""
         engine = self.engine
@@ -217,7 +224,14 @@ class EngineThread:
                     _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
                 self._loop.call_soon_threadsafe(on_failed, error)
 
-        self._executor.submit(self.engine.run_iteration, batch, on_layers).add_done_callback(done)
+        self._executor.submit(self._timed_iteration, batch, on_layers).add_done_callback(done)
+
+    def _timed_iteration(self, batch: Batch, on_layers: LayersWritten | None) -> tuple[SampledToken, ...]:
+        began_s = time.perf_counter()
+        try:
+            return self.engine.run_iteration(batch, on_layers)
+        finally:
+            self.busy_s += time.perf_counter() - began_s
 
     def swap_out(
         self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
 from spotwise.core.latest import LatestDict
-from spotwise.core.record import KvTarget, sequence_id
+from spotwise.core.record import KvSource, KvTarget, sequence_id
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.push_policy import WORKERS_REMEMBERED, PushCosts, PushMode
 from spotwise.mesh.link_fit import LinkFit
 from spotwise.mesh.ports import KvPush, KvTransferError, KvTransport
+from spotwise.mesh.whole_push import source_of
 
 #: Weight of the newest iteration in the mean time that layer notices take.
 _NEWEST = 0.25
@@ -87,33 +88,20 @@ class KvPushes:
     def push(self, command: c.PushKv) -> None:
         """Push a prompt that is computed."""
         handoff = command.handoff
-        prompt = self._open(
-            command.target,
-            handoff.choice_id,
-            handoff.epoch,
-            command.source_block_ids,
-            handoff.num_tokens,
-            PushMode.SERIAL,
-        )
+        prompt = self._open(command.target, source_of(handoff, command.source_block_ids), PushMode.SERIAL)
         if prompt is not None:
             prompt.push.wrote(self._num_layers, prompt.num_blocks)
             prompt.push.commit(handoff)
 
     def open(self, command: c.OpenPush) -> None:
         """Open the push of a prompt that will be computed, or of a sequence that decodes on."""
-        prompt = self._open(
-            command.target,
-            command.choice_id,
-            command.epoch,
-            command.source_block_ids,
-            command.num_tokens,
-            None if command.num_tokens is None else PushMode.LAYERWISE,
-        )
+        source = command.source
+        prompt = self._open(command.target, source, None if source.num_tokens is None else PushMode.LAYERWISE)
         if prompt is None:
             return
-        prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, command.written_tokens))
-        if command.num_tokens is None:
-            self._spawn(self._catch_up(prompt.push, command.choice_id, command.epoch), "pre_copy")
+        prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, source.written_tokens))
+        if source.num_tokens is None:
+            self._spawn(self._catch_up(prompt.push, source.choice_id, source.epoch), "pre_copy")
 
     async def _catch_up(self, push: KvPush, choice_id: str, epoch: int) -> None:
         await push.caught_up()
@@ -124,6 +112,8 @@ class KvPushes:
         handoff = command.handoff
         prompt = self._prompts.get(sequence_id(handoff.choice_id, handoff.epoch))
         if prompt is not None:
+            if prompt.num_tokens is not None:  # in a group, another process may be the first to say so
+                prompt.push.wrote(self._num_layers, prompt.num_blocks)
             prompt.push.commit(handoff, command.source_block_ids)
 
     def abort(self, command: c.AbortPush) -> None:
@@ -151,22 +141,15 @@ class KvPushes:
     def _whole_blocks(self, prompt: _Prompt, tokens: int) -> int:
         return prompt.num_blocks if tokens == prompt.num_tokens else tokens // self._block_size
 
-    def _open(
-        self,
-        target: KvTarget,
-        choice_id: str,
-        epoch: int,
-        block_ids: tuple[int, ...],
-        num_tokens: int | None,
-        mode: PushMode | None,
-    ) -> _Prompt | None:
+    def _open(self, target: KvTarget, source: KvSource, mode: PushMode | None) -> _Prompt | None:
+        choice_id, epoch = source.choice_id, source.epoch
         try:
-            push = self._transport.open_push(target, choice_id, epoch, block_ids)
+            push = self._transport.open_push(target, source)
         except ValueError as error:
             # Later: the remaining commands of the current event come first.
             asyncio.get_running_loop().call_soon(self._feed, c.HandoffFailed(choice_id, epoch, str(error)))
             return None
-        prompt = self._prompts[sequence_id(choice_id, epoch)] = _Prompt(push, num_tokens, len(block_ids))
+        prompt = self._prompts[sequence_id(choice_id, epoch)] = _Prompt(push, source.num_tokens, len(source.block_ids))
         self._spawn(self._deliver(push, target.worker_id, choice_id, epoch, mode), "push_kv")
         return prompt
 

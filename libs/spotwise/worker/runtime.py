@@ -162,7 +162,7 @@ class WorkerRuntime:
         self._host.beat_soon()
 
     def _engine_restored(self) -> None:
-        self._loop.feed(c.EngineRestored())
+        self._loop.feed(c.EngineRestored(self._transport.shares))
         self._host.beat_soon()
 
     def description(self) -> EngineDescription:
@@ -174,6 +174,7 @@ class WorkerRuntime:
             iterations=self.role.iterations,
             engine=self._engine.computes_with,
             kv_bytes_per_token=self._engine.kv_bytes_per_token,
+            times=self._engine.group_times,
         )
 
 

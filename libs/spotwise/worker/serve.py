@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 
 from spotwise.core.members import MemberKind, Pool
+from spotwise.core.record import KvShare
 from spotwise.core.worker.policy import Discipline
 from spotwise.engine.errors import ModelError
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.group_engine import GroupEngine
-from spotwise.worker.groups.part_kv import PartKv
+from spotwise.worker.groups.group_kv import GroupKvTransport
 from spotwise.worker.groups.serve import engine_config, leading_group
 from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.other_weights import warn_of_other_weights
@@ -37,19 +39,11 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         engine = await _open_engine(settings, host, stack)
         host.introduce(model_digest=engine.engine.model_digest)
         await warn_of_other_weights(host)
-        memory, payloads = transfer_memory(engine.engine.kv)
-        if isinstance(engine, GroupEngine):
-            memory = PartKv(memory, host.id)
-        transport = UcxKvTransport(
-            memory=memory,
-            worker_id=host.id,
-            incarnation=host.member.incarnation,
-            on_handoff=lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
-            host=settings.peer_host,
-            port=settings.transfer_port,
-            push_timeout_s=settings.push_timeout_s,
-            payloads=payloads,
-            model_digest=engine.engine.model_digest,
+        transport = _transport(
+            settings,
+            host,
+            engine,
+            lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
         )
         await transport.start()
         stack.push_async_callback(transport.close)
@@ -76,6 +70,31 @@ async def _open_engine(
         raise MeshError(f"the model cannot be served: {error}") from error
     stack.callback(engine.close)
     return engine
+
+
+def _transport(
+    settings: WorkerSettings, host: ServiceHost, engine: EngineThread | GroupEngine, on_handoff: HandoffHandler
+) -> KvTransport:
+    """Return what moves the worker's KV, not started."""
+    memory, payloads = transfer_memory(engine.engine.kv)
+
+    def of_this_process(on_arrival: HandoffHandler) -> UcxKvTransport:
+        return UcxKvTransport(
+            memory=memory,
+            worker_id=host.id,
+            incarnation=host.member.incarnation,
+            on_handoff=on_arrival,
+            host=settings.peer_host,
+            port=settings.transfer_port,
+            push_timeout_s=settings.push_timeout_s,
+            payloads=payloads,
+            model_digest=engine.engine.model_digest,
+        )
+
+    if not isinstance(engine, GroupEngine):
+        return of_this_process(on_handoff)
+    own_share = partial(KvShare, host.id, host.member.incarnation, part=memory.part)
+    return GroupKvTransport(of_this_process, own_share, engine, on_handoff, memory.num_layers)
 
 
 async def _iteration_cost(engine: EngineThread | GroupEngine, settings: WorkerSettings) -> Cost | None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.mesh.grpc_control import GroupTimes
 
 
 class WorkerEngine(Protocol):
@@ -44,6 +45,10 @@ class WorkerEngine(Protocol):
     @property
     def computes_with(self) -> str:
         """Number format, device and kernels, for people."""
+
+    @property
+    def group_times(self) -> GroupTimes | None:
+        """What this process has spent as a member of a group; `None`: in none."""
 
     def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
         """Call `on_lost`, with the reason, when a part of the engine is gone: what runs has no result, and all sequences are

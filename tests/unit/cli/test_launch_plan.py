@@ -283,8 +283,6 @@ def test_a_worker_of_several_processes_has_a_leader_and_devices() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"prompt_shape": {"shards": 3}}, "hand no KV over yet"),
-        ({"token_shape": {"stages": 2}}, "hand no KV over yet"),
         (
             {
                 "prompt_workers": 0,

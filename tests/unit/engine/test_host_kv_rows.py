@@ -25,11 +25,11 @@ def test_blocks_are_copied_in_any_order_and_size(dtype: torch.dtype, key_dim: in
     picked = [cache[layer][:, list(there)] for layer in (1, 2) for cache in (keys, values)]
     expected = torch.cat([part.reshape(-1).view(torch.uint8) for part in picked]).numpy()
     data = np.zeros(len(expected), np.uint8)
-    HostKvRows(keys, values).gather(1, 2, there, data)
+    HostKvRows(keys, values).gather(slice(1, 3), slice(None), there, data)
     assert np.array_equal(data, expected)
 
     new_keys, new_values = torch.zeros_like(keys), torch.zeros_like(values)
-    HostKvRows(new_keys, new_values).scatter(1, 2, here, data)
+    HostKvRows(new_keys, new_values).scatter(slice(1, 3), slice(None), here, data)
     for own, new in ((keys, new_keys), (values, new_values)):
         assert torch.equal(new[1:, :, list(here)], own[1:, :, list(there)])
         untouched = [block for block in range(BLOCKS) if block not in here]
@@ -43,10 +43,10 @@ def test_bytes_at_an_odd_address_are_copied_too() -> None:
     rows = HostKvRows(keys, keys.clone())
     room = np.zeros(2 * 2 * 2 * 16 + 1, np.uint8)
     aligned = np.zeros(2 * 2 * 2 * 16, np.uint8)
-    rows.gather(0, 1, (2, 1), room[1:])
-    rows.gather(0, 1, (2, 1), aligned)
+    rows.gather(slice(0, 1), slice(None), (2, 1), room[1:])
+    rows.gather(slice(0, 1), slice(None), (2, 1), aligned)
     assert aligned.any()
     assert np.array_equal(room[1:], aligned)
-    rows.scatter(0, 1, (2, 1), room[1:])
-    rows.gather(0, 1, (2, 1), aligned)
+    rows.scatter(slice(0, 1), slice(None), (2, 1), room[1:])
+    rows.gather(slice(0, 1), slice(None), (2, 1), aligned)
     assert np.array_equal(room[1:], aligned)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
 from spotwise.wire import kv_frames
 from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello, NackReason
 
+U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=32)
@@ -27,6 +29,7 @@ FRAMES = st.builds(
     push_id=U64,
     sender_incarnation=U64,
     target_incarnation=U64,
+    part=st.builds(KvPart, U16, st.integers(1, 2**16 - 1), U16, st.integers(1, 2**16 - 1)),
     reason=st.none() | st.sampled_from(NackReason),
     first_layer=U32,
     num_layers=U32,
@@ -38,7 +41,8 @@ FRAMES = st.builds(
     payload_checksum=U64,
 )
 
-FRAME = KvFrame(FrameKind.CHUNK, "chatcmpl-1#0", 2, 7, 11, 12, num_layers=4, num_blocks=3, payload_bytes=48)
+PART = KvPart.of(range(2, 6), range(1, 3))
+FRAME = KvFrame(FrameKind.CHUNK, "chatcmpl-1#0", 2, 7, 11, 12, PART, num_layers=4, num_blocks=3, payload_bytes=48)
 
 
 @given(FRAMES)
@@ -85,7 +89,7 @@ def test_a_header_of_another_version_is_an_error_with_it() -> None:
 
 def test_an_absurd_payload_size_is_malformed() -> None:
     """A payload beyond the limit is not received, though the header's checksum is right."""
-    frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, payload_bytes=kv_frames.MAX_PAYLOAD_BYTES + 1)
+    frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, PART, payload_bytes=kv_frames.MAX_PAYLOAD_BYTES + 1)
     with pytest.raises(KvFrameError, match="allowed"):
         kv_frames.decode_frame(kv_frames.encode_frame(frame))
 
@@ -94,13 +98,13 @@ def test_an_absurd_payload_size_is_malformed() -> None:
 def test_ids_that_do_not_fit_are_refused_when_encoded(choice_id: str) -> None:
     """Ids are 1 to 128 utf-8 bytes, counted in bytes and not in characters."""
     with pytest.raises(ValueError, match="128 utf-8 bytes"):
-        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, choice_id, 1, 1, 1, 1))
+        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, choice_id, 1, 1, 1, 1, PART))
 
 
 def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
     """A negative epoch cannot be sent."""
     with pytest.raises(ValueError, match="does not fit"):
-        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1))
+        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1, PART))
 
 
 @given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64, model_digest=DIGESTS))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core import group_messages as g
-from spotwise.core.record import RequestRecord
+from spotwise.core.kv_part import KvPart
+from spotwise.core.mlfq import QueueLevel
+from spotwise.core.record import KvHandoff, KvShare, KvTarget, RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.core.worker import commands as c
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
 from spotwise.wire.v1 import group_pb2
@@ -16,6 +19,8 @@ RECORD = RequestRecord(
     "r#0", 2, "g", 5, "model", (1, 2, 3), (4,), SamplingParams(temperature=0.5, logprobs=2), StopCriteria(9, (2,)), 1.5
 )
 FORM = g.FormGroup(7, "mixed-0", 2, 3, 1, 2, "/proc/1/fd/5", 100, 10, 16, "bfloat16", "abc")
+SHARE = KvShare("d", 3, "127.0.0.1:4000", KvPart.of(range(4, 9), range(2, 3)))
+HANDOFF = KvHandoff("r#0", 2, 40, 5, QueueLevel(2, 0.1), (7, 8))
 SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
 
 
@@ -33,6 +38,14 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
         g.RunStep(4, ()),
         g.SwapGroupKv(5, (1, 2), (3, 4), to_host=True),
         g.DissolveGroup("a member is gone"),
+        g.DissolveGroup("drained", for_good=True),
+        c.ExpectKv("r#0", 2, (5, 1)),
+        c.ForgetKv("r#0"),
+        c.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4), (SHARE,)), (5, 1), 30, 16),
+        c.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4)), (5, 1), None, 16),
+        c.CommitPush(HANDOFF, (5, 1, 6)),
+        c.CommitPush(KvHandoff("r#0", 2, 40, 5)),
+        c.AbortPush("r#0", 2),
     ],
     ids=lambda order: type(order).__name__,
 )
@@ -45,7 +58,11 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
     "report",
     [
         g.DeviceOffered("d", 1 << 34, 0),
-        g.GroupJoined(7, True, "bfloat16 on cpu"),
+        g.GroupJoined(7, True, "bfloat16 on cpu", SHARE),
+        g.PartArrived(HANDOFF, 4096, 0.5, "shm"),
+        c.PushCaughtUp("r#0", 2),
+        c.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),
+        c.HandoffFailed("r#0", 2, "gone"),
         g.StepEnded(7, 3, (SampledToken("a@1", 5), SampledToken("b@1", 0, SCORES, (None, SCORES)))),
         g.StepEnded(7, 4, ()),
         g.StepFailed(7, 3, "member 2 of the group is gone"),

@@ -12,6 +12,7 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.engine.layer_progress import LayersWritten
+from spotwise.mesh.kv_sections import WholeKv
 from tests.contracts.waiting import PATIENCE_S
 
 LAYERS, BLOCKS, BLOCK_SIZE = 2, 32, 4
@@ -30,7 +31,7 @@ def expected_tokens(prompt: tuple[int, ...], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class ByteKv:
+class ByteKv(WholeKv):
     """Paged KV of one byte a token and layer: the token's id."""
 
     num_layers = LAYERS

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.record import KvHandoff, KvSource, KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.push_policy import PushMode
 from spotwise.mesh.ports import KvTransferError, KvTransport, TransferReport
@@ -60,8 +60,8 @@ class Outbox:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.pushes = KvPushes(cast(KvTransport, self), LAYERS, BLOCK_SIZE, self._spawn, self.events.append)
 
-    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> HeldPush:
-        if len(source_block_ids) > len(target.block_ids):
+    def open_push(self, target: KvTarget, source: KvSource) -> HeldPush:
+        if len(source.block_ids) > len(target.block_ids):
             raise ValueError("too many blocks")
         self.opened.append(HeldPush())
         return self.opened[-1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
-from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker.push_policy import PushCosts, PushMode
 
@@ -61,7 +61,9 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestored:
-    """The engine is whole again, and empty."""
+    """The engine is whole (again), and empty; `shares`: the processes that keep its KV, none where the worker is one."""
+
+    shares: tuple[KvShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,11 @@ class OpenPush(m.OfAttempt):
     source_block_ids: tuple[int, ...]
     num_tokens: int | None
     written_tokens: int
+
+    @property
+    def source(self) -> KvSource:
+        """What is pushed."""
+        return KvSource(self.choice_id, self.epoch, self.source_block_ids, self.num_tokens, self.written_tokens)
 
 
 @dataclass(frozen=True, slots=True)

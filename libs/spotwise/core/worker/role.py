@@ -216,6 +216,7 @@ class WorkerRole:
 
     def _engine_restored(self, event: c.EngineRestored, now: float) -> None:
         self._lost = None
+        self._token_side.shares = event.shares
 
     def _give_back_all(self, reason: str, now: float) -> None:
         for sequence in [s for s in self._table if not s.pending_free]:

@@ -9,7 +9,7 @@ Source: joint assignment of both machines, Splitwise, section 4.2.
 from __future__ import annotations
 
 from spotwise.core import messages as m
-from spotwise.core.record import KvTarget, sequence_id
+from spotwise.core.record import KvShare, KvTarget, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrivals import Arrivals
@@ -32,6 +32,7 @@ class TokenSide:
         self._allocator = allocator
         self._incarnation = incarnation
         self._address = address
+        self.shares: tuple[KvShare, ...] = ()  #: processes that keep the KV, where it is not this one alone
 
     def reserve_kv(self, order: m.ReserveKv, now: float, *, closed: str | None) -> None:
         """Reserve blocks, or refuse with the reason; `closed` is why none are reserved at present."""
@@ -48,7 +49,7 @@ class TokenSide:
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
         table.emit(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
-        target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
+        target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids, self.shares)
         table.emit(m.Send(asker_id, m.KvReserved(order.choice_id, order.epoch, order.assignment, target)))
         table.load_record(sequence)
 

@@ -80,6 +80,20 @@ class Exchange {
 
   int size() const { return size_; }
 
+  // What one thread has waited and moved: gathers, their time, and the time in `receive` of the stage before.
+  struct Times {
+    std::atomic<int64_t> gathers{0}, gather_ns{0}, receive_ns{0};
+  } times;
+
+  // Calls `work`, and adds its time.
+  template <class Work>
+  bool timed(std::atomic<int64_t>& total_ns, const Work& work) {
+    const int64_t began_ns = now_ns();
+    const bool done = work();
+    total_ns.fetch_add(now_ns() - began_ns, std::memory_order_relaxed);
+    return done;
+  }
+
   // 0 while the exchange is whole, else 1 + the rank that is gone, or -1 after `abort`.
   int broken() const { return group_->broken_by.load(std::memory_order_acquire); }
 

@@ -191,7 +191,14 @@ int sw_exchange_send(Exchange* exchange, int to, const void* data, int64_t bytes
 }
 
 int sw_exchange_receive(Exchange* exchange, int from, void* data, int64_t bytes) {
-  return exchange->receive(from, (char*)data, bytes);
+  return exchange->timed(exchange->times.receive_ns, [&] { return exchange->receive(from, (char*)data, bytes); });
+}
+
+// Writes the numbers of `Exchange::Times`.
+void sw_exchange_times(Exchange* exchange, int64_t* numbers) {
+  numbers[0] = exchange->times.gathers.load(std::memory_order_relaxed);
+  numbers[1] = exchange->times.gather_ns.load(std::memory_order_relaxed);
+  numbers[2] = exchange->times.receive_ns.load(std::memory_order_relaxed);
 }
 
 // The shards of one stage: members first .. first + count - 1 of an exchange, which is null between two groups.
@@ -203,7 +210,11 @@ struct StageFields {
 // A `Gathering::gather`, of a stage's shards.
 int sw_exchange_gather(void* stage, void* matrix, int64_t rows, int64_t row_bytes, const int64_t* bounds, int root) {
   const StageFields& s = *(const StageFields*)stage;
-  return s.exchange && s.exchange->gather((char*)matrix, rows, row_bytes, bounds, s.first, s.count, root);
+  if (!s.exchange) return false;
+  s.exchange->times.gathers.fetch_add(1, std::memory_order_relaxed);
+  return s.exchange->timed(s.exchange->times.gather_ns, [&] {
+    return s.exchange->gather((char*)matrix, rows, row_bytes, bounds, s.first, s.count, root);
+  });
 }
 
 }  // extern "C"

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spotwise.wire.v1 import cluster_pb2 as spotwise_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/engine.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"$\n\x0f\x44\x65scribeRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"\xa6\x01\n\rDescribeReply\x12#\n\x06member\x18\x01 \x01(\x0b\x32\x13.spotwise.v1.Member\x12\x18\n\x10\x65ngine_sequences\x18\x02 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x06 \x01(\x04\"5\n\x11IterationsRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"\x88\x01\n\x0fIterationsReply\x12\x0c\n\x04last\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12\x16\n\x0eprompt_context\x18\x03 \x03(\x01\x12\x0f\n\x07\x64\x65\x63odes\x18\x04 \x03(\r\x12\x16\n\x0e\x64\x65\x63ode_context\x18\x05 \x03(\x04\x12\x0f\n\x07seconds\x18\x06 \x03(\x01\x32\xa1\x01\n\rEngineControl\x12\x44\n\x08\x44\x65scribe\x12\x1c.spotwise.v1.DescribeRequest\x1a\x1a.spotwise.v1.DescribeReply\x12J\n\nIterations\x12\x1e.spotwise.v1.IterationsRequest\x1a\x1c.spotwise.v1.IterationsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/engine.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"$\n\x0f\x44\x65scribeRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"\xce\x01\n\rDescribeReply\x12#\n\x06member\x18\x01 \x01(\x0b\x32\x13.spotwise.v1.Member\x12\x18\n\x10\x65ngine_sequences\x18\x02 \x01(\r\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\x12\x12\n\niterations\x18\x04 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x1a\n\x12kv_bytes_per_token\x18\x06 \x01(\x04\x12&\n\x05times\x18\x07 \x01(\x0b\x32\x17.spotwise.v1.GroupTimes\"Q\n\nGroupTimes\x12\x0e\n\x06\x62usy_s\x18\x01 \x01(\x01\x12\x10\n\x08waited_s\x18\x02 \x01(\x01\x12\x0f\n\x07gathers\x18\x03 \x01(\x04\x12\x10\n\x08gather_s\x18\x04 \x01(\x01\"5\n\x11IterationsRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"\x88\x01\n\x0fIterationsReply\x12\x0c\n\x04last\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12\x16\n\x0eprompt_context\x18\x03 \x03(\x01\x12\x0f\n\x07\x64\x65\x63odes\x18\x04 \x03(\r\x12\x16\n\x0e\x64\x65\x63ode_context\x18\x05 \x03(\x04\x12\x0f\n\x07seconds\x18\x06 \x03(\x01\x32\xa1\x01\n\rEngineControl\x12\x44\n\x08\x44\x65scribe\x12\x1c.spotwise.v1.DescribeRequest\x1a\x1a.spotwise.v1.DescribeReply\x12J\n\nIterations\x12\x1e.spotwise.v1.IterationsRequest\x1a\x1c.spotwise.v1.IterationsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREQUEST']._serialized_start=68
   _globals['_DESCRIBEREQUEST']._serialized_end=104
   _globals['_DESCRIBEREPLY']._serialized_start=107
-  _globals['_DESCRIBEREPLY']._serialized_end=273
-  _globals['_ITERATIONSREQUEST']._serialized_start=275
-  _globals['_ITERATIONSREQUEST']._serialized_end=328
-  _globals['_ITERATIONSREPLY']._serialized_start=331
-  _globals['_ITERATIONSREPLY']._serialized_end=467
-  _globals['_ENGINECONTROL']._serialized_start=470
-  _globals['_ENGINECONTROL']._serialized_end=631
+  _globals['_DESCRIBEREPLY']._serialized_end=313
+  _globals['_GROUPTIMES']._serialized_start=315
+  _globals['_GROUPTIMES']._serialized_end=396
+  _globals['_ITERATIONSREQUEST']._serialized_start=398
+  _globals['_ITERATIONSREQUEST']._serialized_end=451
+  _globals['_ITERATIONSREPLY']._serialized_start=454
+  _globals['_ITERATIONSREPLY']._serialized_end=590
+  _globals['_ENGINECONTROL']._serialized_start=593
+  _globals['_ENGINECONTROL']._serialized_end=754
 # @@protoc_insertion_point(module_scope)

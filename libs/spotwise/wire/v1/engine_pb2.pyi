@@ -49,6 +49,7 @@ class DescribeReply(_message.Message):
     ITERATIONS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     engine_sequences: _builtins.int
     """Sequences the engine holds; equals the role's own count when nothing leaks."""
     resident_bytes: _builtins.int
@@ -59,6 +60,10 @@ class DescribeReply(_message.Message):
     """all layers, keys and values"""
     @_builtins.property
     def member(self) -> _cluster_pb2.Member: ...
+    @_builtins.property
+    def times(self) -> Global___GroupTimes:
+        """of a member of a group"""
+
     def __init__(
         self,
         *,
@@ -68,14 +73,43 @@ class DescribeReply(_message.Message):
         iterations: _builtins.int = ...,
         engine: _builtins.str = ...,
         kv_bytes_per_token: _builtins.int = ...,
+        times: Global___GroupTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_sequences", b"engine_sequences", "iterations", b"iterations", "kv_bytes_per_token", b"kv_bytes_per_token", "member", b"member", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_sequences", b"engine_sequences", "iterations", b"iterations", "kv_bytes_per_token", b"kv_bytes_per_token", "member", b"member", "resident_bytes", b"resident_bytes", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class GroupTimes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    GATHERS_FIELD_NUMBER: _builtins.int
+    GATHER_S_FIELD_NUMBER: _builtins.int
+    busy_s: _builtins.float
+    waited_s: _builtins.float
+    gathers: _builtins.int
+    gather_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        busy_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        gathers: _builtins.int = ...,
+        gather_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "gather_s", b"gather_s", "gathers", b"gathers", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupTimes: _TypeAlias = GroupTimes  # noqa: Y015
 
 @_typing.final
 class IterationsRequest(_message.Message):

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from spotwise.wire.v1 import request_pb2 as _request_pb2
+from spotwise.wire.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -30,7 +31,13 @@ class GroupOrder(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     SWAP_FIELD_NUMBER: _builtins.int
     DISSOLVE_FIELD_NUMBER: _builtins.int
+    EXPECT_KV_FIELD_NUMBER: _builtins.int
+    FORGET_KV_OF_CHOICE_ID_FIELD_NUMBER: _builtins.int
+    OPEN_PUSH_FIELD_NUMBER: _builtins.int
+    COMMIT_PUSH_FIELD_NUMBER: _builtins.int
+    ABORT_PUSH_FIELD_NUMBER: _builtins.int
     drop_sequence_id: _builtins.str
+    forget_kv_of_choice_id: _builtins.str
     @_builtins.property
     def form(self) -> Global___FormGroup: ...
     @_builtins.property
@@ -43,6 +50,14 @@ class GroupOrder(_message.Message):
     def swap(self) -> Global___SwapGroupKv: ...
     @_builtins.property
     def dissolve(self) -> Global___DissolveGroup: ...
+    @_builtins.property
+    def expect_kv(self) -> Global___ExpectKv: ...
+    @_builtins.property
+    def open_push(self) -> Global___OpenPush: ...
+    @_builtins.property
+    def commit_push(self) -> Global___CommitPush: ...
+    @_builtins.property
+    def abort_push(self) -> Global___OfAttempt: ...
     def __init__(
         self,
         *,
@@ -53,16 +68,189 @@ class GroupOrder(_message.Message):
         run: Global___RunStep | None = ...,
         swap: Global___SwapGroupKv | None = ...,
         dissolve: Global___DissolveGroup | None = ...,
+        expect_kv: Global___ExpectKv | None = ...,
+        forget_kv_of_choice_id: _builtins.str = ...,
+        open_push: Global___OpenPush | None = ...,
+        commit_push: Global___CommitPush | None = ...,
+        abort_push: Global___OfAttempt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "append", b"append", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "form", b"form", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "append", b"append", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "form", b"form", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["form", "add", "drop_sequence_id", "append", "run", "swap", "dissolve"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["form", "add", "drop_sequence_id", "append", "run", "swap", "dissolve", "expect_kv", "forget_kv_of_choice_id", "open_push", "commit_push", "abort_push"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
 Global___GroupOrder: _TypeAlias = GroupOrder  # noqa: Y015
+
+@_typing.final
+class OfAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfAttempt: _TypeAlias = OfAttempt  # noqa: Y015
+
+@_typing.final
+class ExpectKv(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "choice_id", b"choice_id", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectKv: _TypeAlias = ExpectKv  # noqa: Y015
+
+@_typing.final
+class OpenPush(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    SOURCE_BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    WRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    num_tokens: _builtins.int
+    written_tokens: _builtins.int
+    @_builtins.property
+    def target(self) -> _worker_pb2.KvTarget: ...
+    @_builtins.property
+    def source_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        target: _worker_pb2.KvTarget | None = ...,
+        source_block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _builtins.int | None = ...,
+        written_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "num_tokens", b"num_tokens", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "choice_id", b"choice_id", "epoch", b"epoch", "num_tokens", b"num_tokens", "source_block_ids", b"source_block_ids", "target", b"target", "written_tokens", b"written_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_tokens: _TypeAlias = _typing.Literal["num_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_tokens: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_tokens) -> _WhichOneofReturnType__num_tokens | None: ...
+
+Global___OpenPush: _TypeAlias = OpenPush  # noqa: Y015
+
+@_typing.final
+class QueueLevel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    queue: _builtins.int
+    used: _builtins.float
+    def __init__(
+        self,
+        *,
+        queue: _builtins.int = ...,
+        used: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueLevel: _TypeAlias = QueueLevel  # noqa: Y015
+
+@_typing.final
+class KvHandoff(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LATER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    num_tokens: _builtins.int
+    first_token_id: _builtins.int
+    @_builtins.property
+    def level(self) -> Global___QueueLevel: ...
+    @_builtins.property
+    def later_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        first_token_id: _builtins.int = ...,
+        level: Global___QueueLevel | None = ...,
+        later_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "first_token_id", b"first_token_id", "later_token_ids", b"later_token_ids", "level", b"level", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvHandoff: _TypeAlias = KvHandoff  # noqa: Y015
+
+@_typing.final
+class CommitPush(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    SOURCE_BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def handoff(self) -> Global___KvHandoff: ...
+    @_builtins.property
+    def source_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        handoff: Global___KvHandoff | None = ...,
+        source_block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "source_block_ids", b"source_block_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitPush: _TypeAlias = CommitPush  # noqa: Y015
 
 @_typing.final
 class FormGroup(_message.Message):
@@ -222,15 +410,18 @@ class DissolveGroup(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    FOR_GOOD_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    for_good: _builtins.bool
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        for_good: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_good", b"for_good", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,6 +437,10 @@ class GroupReport(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     SWAPPED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    PUSH_CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    HANDOFF_DELIVERED_FIELD_NUMBER: _builtins.int
+    HANDOFF_FAILED_FIELD_NUMBER: _builtins.int
+    PART_ARRIVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offered(self) -> Global___DeviceOffered: ...
     @_builtins.property
@@ -258,6 +453,14 @@ class GroupReport(_message.Message):
     def swapped(self) -> Global___GroupSwapEnded: ...
     @_builtins.property
     def refused(self) -> Global___GroupRefused: ...
+    @_builtins.property
+    def push_caught_up(self) -> Global___OfAttempt: ...
+    @_builtins.property
+    def handoff_delivered(self) -> Global___HandoffDelivered: ...
+    @_builtins.property
+    def handoff_failed(self) -> Global___HandoffFailed: ...
+    @_builtins.property
+    def part_arrived(self) -> Global___PartArrived: ...
     def __init__(
         self,
         *,
@@ -267,16 +470,108 @@ class GroupReport(_message.Message):
         failed: Global___StepFailed | None = ...,
         swapped: Global___GroupSwapEnded | None = ...,
         refused: Global___GroupRefused | None = ...,
+        push_caught_up: Global___OfAttempt | None = ...,
+        handoff_delivered: Global___HandoffDelivered | None = ...,
+        handoff_failed: Global___HandoffFailed | None = ...,
+        part_arrived: Global___PartArrived | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "joined", b"joined", "offered", b"offered", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "joined", b"joined", "offered", b"offered", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offered", "joined", "ended", "failed", "swapped", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offered", "joined", "ended", "failed", "swapped", "refused", "push_caught_up", "handoff_delivered", "handoff_failed", "part_arrived"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
 Global___GroupReport: _TypeAlias = GroupReport  # noqa: Y015
+
+@_typing.final
+class HandoffDelivered(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    VISIBLE_S_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    kv_bytes: _builtins.int
+    transfer_s: _builtins.float
+    transport: _builtins.str
+    visible_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        transfer_s: _builtins.float = ...,
+        transport: _builtins.str = ...,
+        visible_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "kv_bytes", b"kv_bytes", "transfer_s", b"transfer_s", "transport", b"transport", "visible_s", b"visible_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffDelivered: _TypeAlias = HandoffDelivered  # noqa: Y015
+
+@_typing.final
+class HandoffFailed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffFailed: _TypeAlias = HandoffFailed  # noqa: Y015
+
+@_typing.final
+class PartArrived(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    kv_bytes: _builtins.int
+    transfer_s: _builtins.float
+    transport: _builtins.str
+    @_builtins.property
+    def handoff(self) -> Global___KvHandoff: ...
+    def __init__(
+        self,
+        *,
+        handoff: Global___KvHandoff | None = ...,
+        kv_bytes: _builtins.int = ...,
+        transfer_s: _builtins.float = ...,
+        transport: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "kv_bytes", b"kv_bytes", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartArrived: _TypeAlias = PartArrived  # noqa: Y015
 
 @_typing.final
 class DeviceOffered(_message.Message):
@@ -310,19 +605,23 @@ class GroupJoined(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
     COMPUTES_WITH_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     loaded: _builtins.bool
     computes_with: _builtins.str
+    @_builtins.property
+    def share(self) -> _worker_pb2.KvShare: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         loaded: _builtins.bool = ...,
         computes_with: _builtins.str = ...,
+        share: _worker_pb2.KvShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes_with", b"computes_with", "epoch", b"epoch", "loaded", b"loaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes_with", b"computes_with", "epoch", b"epoch", "loaded", b"loaded", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

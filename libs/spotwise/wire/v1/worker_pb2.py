@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spotwise.wire.v1 import cluster_pb2 as spotwise_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"V\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\"\xdb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x11\n\tsource_id\x18\t \x01(\t\x12\x0b\n\x03hop\x18\n \x01(\r\"c\n\x0bMoveRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\"Q\n\x0fGiveBackRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\"1\n\x0cSurveyWorker\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x80\x01\n\x10SurveyedSequence\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x14\n\x0cknown_tokens\x18\x04 \x01(\r\x12\x11\n\tremaining\x18\x05 \x01(\r\x12\x11\n\ttarget_id\x18\x06 \x01(\t\"\x85\x01\n\x0eWorkerSurveyed\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x13\n\x06step_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\tsequences\x18\x04 \x03(\x0b\x32\x1d.spotwise.v1.SurveyedSequenceB\t\n\x07_step_s\"\x94\x01\n\tMoveEnded\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x63opy_s\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9f\x01\n\x0cRequestMoved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nattempt_id\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"T\n\x10MoveAcknowledged\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0b\n\x03hop\x18\x04 \x01(\r\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18spotwise/v1/worker.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"|\n\x08KvTarget\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\tblock_ids\x18\x04 \x03(\r\x12$\n\x06shares\x18\x05 \x03(\x0b\x32\x14.spotwise.v1.KvShare\"e\n\x07KvShare\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12!\n\x04part\x18\x04 \x01(\x0b\x32\x13.spotwise.v1.KvPart\"X\n\x06KvPart\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x12\n\nfirst_head\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\"\xdb\x01\n\tReserveKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x11\n\tkv_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x07 \x01(\r\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x11\n\tsource_id\x18\t \x01(\t\x12\x0b\n\x03hop\x18\n \x01(\r\"c\n\x0bMoveRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\"Q\n\x0fGiveBackRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0c\n\x04term\x18\x04 \x01(\x04\"1\n\x0cSurveyWorker\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"\x80\x01\n\x10SurveyedSequence\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x14\n\x0cknown_tokens\x18\x04 \x01(\r\x12\x11\n\tremaining\x18\x05 \x01(\r\x12\x11\n\ttarget_id\x18\x06 \x01(\t\"\x85\x01\n\x0eWorkerSurveyed\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x13\n\x06step_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\tsequences\x18\x04 \x03(\x0b\x32\x1d.spotwise.v1.SurveyedSequenceB\t\n\x07_step_s\"\x94\x01\n\tMoveEnded\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x11\n\ttarget_id\x18\x04 \x01(\t\x12\x0f\n\x07outcome\x18\x05 \x01(\t\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x63opy_s\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x9f\x01\n\x0cRequestMoved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nattempt_id\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x07 \x01(\r\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\"T\n\x10MoveAcknowledged\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0b\n\x03hop\x18\x04 \x01(\r\"\xe9\x01\n\x0cStartPrefill\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x14\n\x0cscheduler_id\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12%\n\x06target\x18\x07 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\"Z\n\x0fPrefillAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nassignment\x18\x03 \x01(\x04\x12\x11\n\tworker_id\x18\x04 \x01(\t\"1\n\rCancelRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"i\n\nKvReserved\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x12\n\nassignment\x18\x04 \x01(\x04\"d\n\tKvRefused\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nassignment\x18\x05 \x01(\x04\"1\n\x0bRenewLeases\x12\x12\n\nchoice_ids\x18\x01 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\"8\n\rForgetGateway\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"1\n\x0e\x43hangeHomePool\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spotwise.wire.v1.worker_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_KVTARGET']._serialized_start=68
-  _globals['_KVTARGET']._serialized_end=154
-  _globals['_RESERVEKV']._serialized_start=157
-  _globals['_RESERVEKV']._serialized_end=376
-  _globals['_MOVEREQUEST']._serialized_start=378
-  _globals['_MOVEREQUEST']._serialized_end=477
-  _globals['_GIVEBACKREQUEST']._serialized_start=479
-  _globals['_GIVEBACKREQUEST']._serialized_end=560
-  _globals['_SURVEYWORKER']._serialized_start=562
-  _globals['_SURVEYWORKER']._serialized_end=611
-  _globals['_SURVEYEDSEQUENCE']._serialized_start=614
-  _globals['_SURVEYEDSEQUENCE']._serialized_end=742
-  _globals['_WORKERSURVEYED']._serialized_start=745
-  _globals['_WORKERSURVEYED']._serialized_end=878
-  _globals['_MOVEENDED']._serialized_start=881
-  _globals['_MOVEENDED']._serialized_end=1029
-  _globals['_REQUESTMOVED']._serialized_start=1032
-  _globals['_REQUESTMOVED']._serialized_end=1191
-  _globals['_MOVEACKNOWLEDGED']._serialized_start=1193
-  _globals['_MOVEACKNOWLEDGED']._serialized_end=1277
-  _globals['_STARTPREFILL']._serialized_start=1280
-  _globals['_STARTPREFILL']._serialized_end=1513
-  _globals['_PREFILLACCEPTED']._serialized_start=1515
-  _globals['_PREFILLACCEPTED']._serialized_end=1605
-  _globals['_CANCELREQUEST']._serialized_start=1607
-  _globals['_CANCELREQUEST']._serialized_end=1656
-  _globals['_KVRESERVED']._serialized_start=1658
-  _globals['_KVRESERVED']._serialized_end=1763
-  _globals['_KVREFUSED']._serialized_start=1765
-  _globals['_KVREFUSED']._serialized_end=1865
-  _globals['_RENEWLEASES']._serialized_start=1867
-  _globals['_RENEWLEASES']._serialized_end=1916
-  _globals['_FORGETGATEWAY']._serialized_start=1918
-  _globals['_FORGETGATEWAY']._serialized_end=1974
-  _globals['_CHANGEHOMEPOOL']._serialized_start=1976
-  _globals['_CHANGEHOMEPOOL']._serialized_end=2025
+  _globals['_KVTARGET']._serialized_end=192
+  _globals['_KVSHARE']._serialized_start=194
+  _globals['_KVSHARE']._serialized_end=295
+  _globals['_KVPART']._serialized_start=297
+  _globals['_KVPART']._serialized_end=385
+  _globals['_RESERVEKV']._serialized_start=388
+  _globals['_RESERVEKV']._serialized_end=607
+  _globals['_MOVEREQUEST']._serialized_start=609
+  _globals['_MOVEREQUEST']._serialized_end=708
+  _globals['_GIVEBACKREQUEST']._serialized_start=710
+  _globals['_GIVEBACKREQUEST']._serialized_end=791
+  _globals['_SURVEYWORKER']._serialized_start=793
+  _globals['_SURVEYWORKER']._serialized_end=842
+  _globals['_SURVEYEDSEQUENCE']._serialized_start=845
+  _globals['_SURVEYEDSEQUENCE']._serialized_end=973
+  _globals['_WORKERSURVEYED']._serialized_start=976
+  _globals['_WORKERSURVEYED']._serialized_end=1109
+  _globals['_MOVEENDED']._serialized_start=1112
+  _globals['_MOVEENDED']._serialized_end=1260
+  _globals['_REQUESTMOVED']._serialized_start=1263
+  _globals['_REQUESTMOVED']._serialized_end=1422
+  _globals['_MOVEACKNOWLEDGED']._serialized_start=1424
+  _globals['_MOVEACKNOWLEDGED']._serialized_end=1508
+  _globals['_STARTPREFILL']._serialized_start=1511
+  _globals['_STARTPREFILL']._serialized_end=1744
+  _globals['_PREFILLACCEPTED']._serialized_start=1746
+  _globals['_PREFILLACCEPTED']._serialized_end=1836
+  _globals['_CANCELREQUEST']._serialized_start=1838
+  _globals['_CANCELREQUEST']._serialized_end=1887
+  _globals['_KVRESERVED']._serialized_start=1889
+  _globals['_KVRESERVED']._serialized_end=1994
+  _globals['_KVREFUSED']._serialized_start=1996
+  _globals['_KVREFUSED']._serialized_end=2096
+  _globals['_RENEWLEASES']._serialized_start=2098
+  _globals['_RENEWLEASES']._serialized_end=2147
+  _globals['_FORGETGATEWAY']._serialized_start=2149
+  _globals['_FORGETGATEWAY']._serialized_end=2205
+  _globals['_CHANGEHOMEPOOL']._serialized_start=2207
+  _globals['_CHANGEHOMEPOOL']._serialized_end=2256
 # @@protoc_insertion_point(module_scope)

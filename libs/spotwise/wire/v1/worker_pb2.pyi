@@ -27,11 +27,14 @@ class KvTarget(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     address: _builtins.str
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvShare]: ...
     def __init__(
         self,
         *,
@@ -39,14 +42,72 @@ class KvTarget(_message.Message):
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        shares: _abc.Iterable[Global___KvShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_ids", b"block_ids", "incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_ids", b"block_ids", "incarnation", b"incarnation", "shares", b"shares", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvTarget: _TypeAlias = KvTarget  # noqa: Y015
+
+@_typing.final
+class KvShare(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    incarnation: _builtins.int
+    address: _builtins.str
+    @_builtins.property
+    def part(self) -> Global___KvPart: ...
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        address: _builtins.str = ...,
+        part: Global___KvPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "member_id", b"member_id", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvShare: _TypeAlias = KvShare  # noqa: Y015
+
+@_typing.final
+class KvPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    FIRST_HEAD_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    first_layer: _builtins.int
+    num_layers: _builtins.int
+    first_head: _builtins.int
+    num_heads: _builtins.int
+    def __init__(
+        self,
+        *,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        first_head: _builtins.int = ...,
+        num_heads: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_head", b"first_head", "first_layer", b"first_layer", "num_heads", b"num_heads", "num_layers", b"num_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPart: _TypeAlias = KvPart  # noqa: Y015
 
 @_typing.final
 class ReserveKv(_message.Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -14,10 +15,16 @@ from spotwise.engine.errors import ModelError
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.groups.part_transfers import PartTransfers
+from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
 Report = Callable[[g.GroupReport], None]
+
+#: Interval at which it is checked that all members of a group are there.
+_CHECK_S = 0.1
 
 
 class GroupDevice:
@@ -26,22 +33,26 @@ class GroupDevice:
     Args:
         host: this member.
         part: of this process.
-        kv_cache_bytes, kv_host_bytes: what it offers.
+        settings: of this process.
+        kv_host_bytes: what it offers for swapped KV.
     """
 
-    def __init__(self, host: ServiceHost, part: GroupPart, kv_cache_bytes: int, kv_host_bytes: int) -> None:
+    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, kv_host_bytes: int) -> None:
         self._host = host
         self._part = part
-        self._offer = g.DeviceOffered(host.id, kv_cache_bytes, kv_host_bytes)
+        self._settings = settings
+        self._offer = g.DeviceOffered(host.id, settings.kv_cache_bytes, kv_host_bytes)
 
     async def follow(self, orders: AsyncIterator[g.GroupOrder], report: Report) -> None:
         """Carry out a stream of orders; see `spotwise.mesh.device_control.Follower`."""
         report(self._offer)
-        session = _Session(self._host, self._part, report)
+        session = _Session(self._host, self._part, self._settings, report)
+        watching = asyncio.create_task(session.leave_broken_groups(), name="watch-group")
         try:
             async for order in orders:
                 await session.carry_out(order)
         finally:
+            watching.cancel()
             _log.info("leader_left")
             await session.end()
 
@@ -49,22 +60,40 @@ class GroupDevice:
 class _Session:
     """The orders of one stream."""
 
-    def __init__(self, host: ServiceHost, part: GroupPart, report: Report) -> None:
+    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, report: Report) -> None:
         self._host = host
         self._part = part
+        self._settings = settings
         self._report = report
+        self._transfers: PartTransfers | None = None
         self._epoch = 0  #: of the group; 0: in none
         self._tables: dict[str, tuple[int, ...]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def leave_broken_groups(self) -> None:
+        """Leave a group of which a member is gone, the leader or another, without waiting for the leader's word."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            async with self._one_at_a_time:
+                if self._epoch and not self._part.is_whole:
+                    _log.warning("group_broken", epoch=self._epoch)
+                    await self.end()
 
     async def carry_out(self, order: g.GroupOrder) -> None:
         """Carry out one order; those that compute are queued on the engine's thread."""
+        async with self._one_at_a_time:
+            await self._carry_out(order)
+
+    async def _carry_out(self, order: g.GroupOrder) -> None:
         match order:
             case g.FormGroup():
                 await self._form(order)
             case g.DissolveGroup():
                 _log.info("group_dissolved", epoch=self._epoch, reason=order.reason)
                 await self.end()
-            case _ if not self._epoch:
+                if order.for_good:
+                    self._host.stop()
+            case _ if not self._epoch or self._transfers is None:
                 return  # of a group that could not be formed
             case g.AddGroupSequence():
                 await self._part.engine.add_sequence(order.record)
@@ -74,26 +103,33 @@ class _Session:
             case g.AppendGroupTokens():
                 self._part.engine.append_tokens(tuple(zip(order.sequence_ids, order.token_ids, strict=True)))
             case g.RunStep():
-                self._run(order)
+                self._run(order, self._transfers.pushes)
             case g.SwapGroupKv():
                 self._swap(order)
+            case _:
+                self._transfers.carry_out(order)
 
     async def end(self) -> None:
         """Be in no group."""
         self._epoch = 0
         self._tables.clear()
         await self._part.leave()
+        transfers, self._transfers = self._transfers, None
+        if transfers is not None:
+            await transfers.close()
         self._host.introduce(place=None)
         self._host.beat_soon()
 
     async def _form(self, form: g.FormGroup) -> None:
-        self._epoch = 0
-        self._tables.clear()
+        await self.end()
         try:
             loaded = await self._part.load(form)
             digest = self._part.engine.engine.model_digest
             if digest != form.model_digest:
                 raise MeshError(f"its weights ({digest}) are not those of {form.leader_id} ({form.model_digest})")
+            transfers = PartTransfers(self._host, self._settings, self._part.engine, self._report)
+            await transfers.start()
+            self._transfers = transfers
             await self._part.join(form)
         except (ModelError, ValueError, MeshError) as error:
             _log.error("group_refused", epoch=form.epoch, reason=str(error))
@@ -104,19 +140,25 @@ class _Session:
         self._host.beat_soon()
         engine = self._part.engine
         _log.info("group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, loaded=loaded)
-        self._report(g.GroupJoined(form.epoch, loaded, engine.computes_with))
+        self._report(g.GroupJoined(form.epoch, loaded, engine.computes_with, transfers.share))
 
-    def _run(self, step: g.RunStep) -> None:
+    def _run(self, step: g.RunStep, pushes: KvPushes) -> None:
         rows = []
         for row in step.rows:
             blocks = self._tables.get(row.sequence_id, ())
             if row.new_block_ids or row.kept_blocks != len(blocks):
                 blocks = self._tables[row.sequence_id] = blocks[: row.kept_blocks] + row.new_block_ids
             rows.append(BatchRow(row.sequence_id, row.first_position, row.num_tokens, blocks))
-        engine, epoch = self._part.engine, self._epoch
-        engine.run_iteration(
-            Batch(tuple(rows)), partial(self._ended, epoch, step.number), partial(self._failed, epoch, step.number)
-        )
+        engine, epoch, batch = self._part.engine, self._epoch, Batch(tuple(rows))
+        watch = pushes.watch(batch)
+
+        def ended(sampled: tuple[SampledToken, ...]) -> None:
+            if watch is not None:
+                pushes.watched(watch)
+            self._ended(epoch, step.number, sampled)
+
+        failed = partial(self._failed, epoch, step.number)
+        engine.run_iteration(batch, ended, failed, None if watch is None else watch.layers_written)
 
     def _ended(self, epoch: int, number: int, sampled: tuple[SampledToken, ...]) -> None:
         if self._part.engine.engine.samples:

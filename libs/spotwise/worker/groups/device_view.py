@@ -33,6 +33,7 @@ class DeviceView:
             iterations=0,
             engine="nothing loaded" if engine is None else engine.computes_with,
             kv_bytes_per_token=0 if engine is None else engine.kv_bytes_per_token,
+            times=self._part.times(),
         )
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:

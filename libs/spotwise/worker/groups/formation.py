@@ -8,6 +8,7 @@ be stopped, and go on later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _LOOK_S = 0.2
 _CALL_AGAIN_S = 1.0
 #: Interval at which a whole group is checked between iterations.
 _CHECK_S = 0.1
+#: A leader that leaves waits so long for its devices to leave.
+_LEAVE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class GroupFormation:
         self._called_s: dict[str, float] = {}
         self._epoch = 0
         self._news = asyncio.Event()
+        self._is_leaving = False
 
     @property
     def _missing(self) -> int:
@@ -107,6 +111,17 @@ class GroupFormation:
                     await asyncio.sleep(1.0)
             _log.info("group_formed_anew", epoch=self._epoch, seconds=round(time.monotonic() - began_s, 3))
 
+    async def leave(self) -> None:
+        """Let the devices leave the mesh with their leader; return once they do, or soon."""
+        self._is_leaving = True
+        for device in self._devices.values():
+            device.link.send(g.DissolveGroup("the leader leaves", for_good=True))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                while self._devices:
+                    self._news.clear()
+                    await self._news.wait()
+
     async def close(self) -> None:
         """End the streams."""
         self._engine.lose("the leader leaves")
@@ -115,7 +130,7 @@ class GroupFormation:
 
     async def _until_broken(self) -> None:
         members = set(self._positions)
-        while self._part.is_whole and all(name in self._devices for name in members):
+        while self._is_leaving or (self._part.is_whole and all(name in self._devices for name in members)):
             self._news.clear()
             try:
                 async with asyncio.timeout(_CHECK_S):
@@ -163,7 +178,8 @@ class GroupFormation:
         if any(map(_is_gone, members)):
             return False
         self._host.introduce(place=self._part.place(forms[0]))
-        self._engine.formed([device.link for device in members], self._epoch)
+        shares = tuple(device.answer.share for device in members if isinstance(device.answer, g.GroupJoined))
+        self._engine.formed([device.link for device in members], self._epoch, shares)
         self._host.beat_soon()
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
@@ -191,6 +207,8 @@ class GroupFormation:
                 pass
 
     async def _look(self) -> None:
+        if self._is_leaving:
+            return
         try:
             members = await self._host.store.members()
         except MeshError:
@@ -240,7 +258,7 @@ class GroupFormation:
     def _lost(self, link: DeviceLink, reason: str) -> None:
         device = self._devices.get(link.device_id)
         if device is not None and device.link is link:
-            if device.offer is not None:
+            if device.offer is not None and not self._is_leaving:
                 _log.warning("device_gone", device=link.device_id, reason=reason)
             del self._devices[link.device_id]
             self._engine.lose(f"{link.device_id} is gone")

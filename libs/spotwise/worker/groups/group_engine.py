@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 
 from spotwise.core import group_messages as g
 from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvShare, RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
 from spotwise.engine.engine import Engine
 from spotwise.mesh.device_control import DeviceLink
+from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.groups.block_tables import BlockTables
+from spotwise.worker.groups.group_kv import KvReports
 from spotwise.worker.groups.group_part import GroupPart
 
 OnEnded = Callable[[Exception | None], None]
@@ -59,6 +62,8 @@ class GroupEngine:
         self._steps: deque[_Step] = deque()
         self._swaps: dict[int, _Swap] = {}
         self._number = 0
+        self._shares: tuple[KvShare, ...] = ()
+        self._kv: KvReports | None = None
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._on_restored: Callable[[], None] = lambda: None
 
@@ -112,15 +117,31 @@ class GroupEngine:
         """Number format, device and kernels, for people."""
         return f"{self._own.computes_with}, {self._stages} stages of {self._shards} shards"
 
+    @property
+    def group_times(self) -> GroupTimes | None:
+        """The leader's own part of it."""
+        return self._part.times()
+
     def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
         """See `WorkerEngine`."""
         self._on_lost, self._on_restored = on_lost, on_restored
-        if not self._epoch:
+        if self._epoch:
+            on_restored()
+        else:
             on_lost("its group is not whole")
 
-    def formed(self, links: Sequence[DeviceLink], epoch: int) -> None:
-        """Note that the group is whole, and empty."""
-        self._links, self._epoch = links, epoch
+    @property
+    def device_shares(self) -> tuple[KvShare, ...]:
+        """The devices' shares of the KV, in order of position; none while the group is not whole."""
+        return self._shares if self._epoch else ()
+
+    def move_kv_by(self, kv: KvReports) -> None:
+        """Tell `kv` what becomes of the devices' parts of hand-offs."""
+        self._kv = kv
+
+    def formed(self, links: Sequence[DeviceLink], epoch: int, shares: tuple[KvShare, ...]) -> None:
+        """Note that the group is whole, and empty; `shares`: the devices' of the KV."""
+        self._links, self._epoch, self._shares = links, epoch, shares
         self._on_restored()
 
     def lose(self, reason: str) -> None:
@@ -133,6 +154,8 @@ class GroupEngine:
         self._tables.clear()
         self._own.drop_all()
         swaps, self._swaps = self._swaps, {}
+        if self._kv is not None:
+            self._kv.lost(reason)
         self._on_lost(reason)
         for swap in swaps.values():
             swap.on_ended(EngineLostError(reason))
@@ -144,18 +167,18 @@ class GroupEngine:
             await self._own.add_sequence(record)
         if not epoch or epoch != self._epoch:
             raise EngineLostError("the group is not whole")
-        self._order(g.AddGroupSequence(record))
+        self.order(g.AddGroupSequence(record))
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Append a token that another worker sampled."""
         self._own.append_token(sequence_id, token_id)
-        self._order(g.AppendGroupTokens((sequence_id,), (token_id,)))
+        self.order(g.AppendGroupTokens((sequence_id,), (token_id,)))
 
     def drop_sequence(self, sequence_id: str) -> None:
         """Remove a sequence."""
         self._own.drop_sequence(sequence_id)
         self._tables.drop(sequence_id)
-        self._order(g.DropGroupSequence(sequence_id))
+        self.order(g.DropGroupSequence(sequence_id))
 
     def run_iteration(
         self,
@@ -170,7 +193,7 @@ class GroupEngine:
         self._number += 1
         number, epoch = self._number, self._epoch
         self._steps.append(_Step(number, on_finished))
-        self._order(g.RunStep(number, self._tables.rows(batch)))
+        self.order(g.RunStep(number, self._tables.rows(batch)))
         self._own.run_iteration(
             batch,
             lambda sampled: self._own_ended(epoch, number, sampled),
@@ -191,8 +214,11 @@ class GroupEngine:
             self._own.swap_in(host_block_ids, block_ids, ended)
 
     def reported(self, report: g.GroupReport) -> None:
-        """Take a device's report of a step or swap."""
+        """Take a device's report of a step, swap or hand-off."""
         match report:
+            case g.PartArrived() | c.PushCaughtUp() | c.HandoffDelivered() | c.HandoffFailed():
+                if self._kv is not None:
+                    self._kv.reported(report)
             case g.StepEnded(epoch, number, sampled):
                 self._ended(epoch, number, sampled)
             case g.StepFailed(epoch, _, reason) if epoch == self._epoch:
@@ -204,7 +230,8 @@ class GroupEngine:
     def _own(self) -> EngineThread:
         return self._part.engine
 
-    def _order(self, order: g.GroupOrder) -> None:
+    def order(self, order: g.GroupOrder) -> None:
+        """Send an order to every device; no effect while the group is not whole."""
         if self._epoch:
             for link in self._links:
                 link.send(order)
@@ -249,7 +276,7 @@ class GroupEngine:
         self._number += 1
         number, epoch = self._number, self._epoch
         self._swaps[number] = _Swap(on_ended, awaited=1 + len(self._links))
-        self._order(g.SwapGroupKv(number, block_ids, host_block_ids, to_host))
+        self.order(g.SwapGroupKv(number, block_ids, host_block_ids, to_host))
 
         def ended(error: Exception | None) -> None:
             if epoch == self._epoch:

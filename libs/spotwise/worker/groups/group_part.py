@@ -11,6 +11,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace
 from spotwise.engine.exchange import Exchange
@@ -18,8 +20,11 @@ from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.library import load_kernels
 from spotwise.engine.shard import Shard
+from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
+
+_log = structlog.get_logger(__name__)
 
 # What the loaded engine depends on.
 _Key = tuple[int, int, int, int, int, int, int, str]
@@ -101,6 +106,13 @@ class GroupPart:
         self._exchange = exchange
         await self.engine.run(lambda: self._shard.join(exchange))
 
+    def times(self) -> GroupTimes | None:
+        """Return what its engine has spent in iterations, and in exchanges of its present group; `None`: it is in none."""
+        if self._exchange is None or self._engine is None:
+            return None
+        times = self._exchange.times()
+        return GroupTimes(self._engine.busy_s, times.receive_s, times.gathers, times.gather_s)
+
     def break_up(self) -> None:
         """End what every member of the group waits for; idempotent."""
         if self._exchange is not None:
@@ -113,6 +125,7 @@ class GroupPart:
         if exchange is not None:
             await self.engine.run(self._shard.leave)
             exchange.close()
+            _log.info("group_left")
 
     async def close(self) -> None:
         """Leave, and unload."""

@@ -46,7 +46,7 @@ async def serve_device(settings: DeviceSettings) -> None:
         host.introduce(model=settings.served_name, leader_id=settings.leader_id)
         host.describe_with(view.seen)
         stack.push_async_callback(part.close)
-        device = GroupDevice(host, part, settings.kv_cache_bytes, settings.host_bytes(free_memory_bytes()))
+        device = GroupDevice(host, part, settings, settings.host_bytes(free_memory_bytes()))
         await host.run()
 
 
@@ -89,6 +89,7 @@ async def leading_group(settings: WorkerSettings, host: ServiceHost) -> AsyncIte
         await formation.form(num_blocks, host_blocks if settings.swaps else 0)
         host.spawn(formation.keep(), "keep_group")
         yield engine
+        await formation.leave()  # not after an error: a leader that is started again finds them
     finally:
         await formation.close()
         await part.close()

@@ -93,6 +93,10 @@ class SimulatedEngine:
         """Sequences in the engine."""
         return len(self._sequences)
 
+    @property
+    def group_times(self) -> None:
+        """It is in no group."""
+
     def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
         """Neither is ever called: the engine is this process."""
 

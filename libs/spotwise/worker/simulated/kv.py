@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.kv_part import KvPart
+from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
+from spotwise.mesh.kv_sections import WholeKv
 from spotwise.mesh.ports import (
     BusMessage,
     HandoffHandler,
@@ -24,7 +26,7 @@ from spotwise.mesh.ports import (
     Subscription,
     TransferReport,
 )
-from spotwise.mesh.whole_push import WholePush, push_at_once
+from spotwise.mesh.whole_push import WholePush, push_at_once, source_of
 from spotwise.wire import subjects
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -42,9 +44,10 @@ _SCHEME = "simulated:"
 _TRANSPORT = "simulated"
 #: As many layers as a large model has, so that real pushes are cut into chunks as its would be.
 NUM_LAYERS = 32
+_WHOLE = KvPart.whole(NUM_LAYERS)
 
 
-class NoKv:
+class NoKv(WholeKv):
     """A `KvMemory` that stores nothing: exports are made up, imports are dropped. `block_bytes`: of one block, all layers."""
 
     def __init__(self, block_bytes: int) -> None:
@@ -112,6 +115,11 @@ class TimedKvTransport:
         """The scheme and this worker's id."""
         return f"{_SCHEME}{self._worker_id}"
 
+    @property
+    def shares(self) -> tuple[KvShare, ...]:
+        """None: its memory is never divided."""
+        return ()
+
     async def start(self) -> None:
         """Subscribe to pushes."""
         self._subscription = await self._bus.subscribe(subjects.simulated_kv(self._worker_id), self._on_push)
@@ -124,7 +132,7 @@ class TimedKvTransport:
         """Refuse further hand-offs of the choice. Idempotent."""
         self._windows.pop(choice_id, None)
 
-    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+    def open_push(self, target: KvTarget, source: KvSource) -> WholePush:
         """Begin a hand-off, timed from its commit, but for blocks that `caught_up` waits for; raises `ValueError` for no
         blocks, or more than the target reserved.
         """
@@ -135,13 +143,13 @@ class TimedKvTransport:
         async def pre_copy(blocks: int) -> None:
             await self._take_time(blocks * self._block_bytes)
 
-        return WholePush(target, choice_id, epoch, NUM_LAYERS, source_block_ids, _TRANSPORT, move, pre_copy)
+        return WholePush(target, source, NUM_LAYERS, _TRANSPORT, move, pre_copy)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Wait as long as the bytes take, then hand the request over; raises `KvTransferError`: unreachable, refused or timed
         out, and `ValueError` for no blocks, or more than the target reserved.
         """
-        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, source_of(handoff, source_block_ids))
         return await push_at_once(push, NUM_LAYERS, len(source_block_ids), handoff)
 
     async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int, copied_blocks: int) -> int:
@@ -153,6 +161,7 @@ class TimedKvTransport:
             push_id=next(self._push_ids),
             sender_incarnation=self._incarnation,
             target_incarnation=target.incarnation,
+            part=_WHOLE,
             num_blocks=num_blocks,
             payload_bytes=len(payload),
         )
@@ -203,6 +212,7 @@ class TimedKvTransport:
                 push_id=frame.push_id,
                 sender_incarnation=self._incarnation,
                 target_incarnation=frame.sender_incarnation,
+                part=frame.part,
                 reason=reason,
             )
             await message.respond(encode_frame(answer))

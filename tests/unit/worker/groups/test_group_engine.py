@@ -85,7 +85,7 @@ class Bench:
         self.links = [Link(f"device-{number}") for number in range(1, stages * shards)]
         self.lost: list[str] = []
         self.restored = 0
-        self.engine.formed(cast(Any, self.links), 5)
+        self.engine.formed(cast(Any, self.links), 5, ())
         self.engine.watch(self.lost.append, self._restored)
         self.finished: list[Any] = []
 
@@ -172,8 +172,8 @@ def test_a_new_group_knows_no_blocks_of_the_one_before() -> None:
     bench = Bench(1, 2)
     bench.run()
     bench.engine.lose("gone")
-    bench.engine.formed(cast(Any, bench.links), 6)
-    assert bench.restored == 1
+    bench.engine.formed(cast(Any, bench.links), 6, ())
+    assert bench.restored == 2
     bench.run()
     assert bench.links[0].orders[-1] == g.RunStep(2, (g.StepRow("r#0@1", 0, 3, 0, (4,)),))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.record import KvHandoff, KvSource, KvTarget
 from spotwise.mesh.memory import MemoryBroker, MemoryBus
 from spotwise.mesh.ports import KvTransferError, TransferReport
 from spotwise.mesh.whole_push import WholePush
@@ -170,7 +170,9 @@ class TestMoves:
         sender, receiver = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
         await receiver.transport.start()
         receiver.transport.expect("r", 1, self.BLOCKS)
-        push = sender.transport.open_push(replace(receiver.target(), block_ids=self.BLOCKS), "r", 1, self.BLOCKS[:20])
+        push = sender.transport.open_push(
+            replace(receiver.target(), block_ids=self.BLOCKS), KvSource("r", 1, self.BLOCKS[:20], 40, 0)
+        )
         push.wrote(NUM_LAYERS, 20)
         yield push
         push.abort()
@@ -253,7 +255,7 @@ async def test_a_push_can_be_called_off(is_committed: bool) -> None:
     sender, receiver = Peer(broker, "s", 3, slow), Peer(broker, "t", 7, slow)
     await receiver.transport.start()
     receiver.transport.expect("r", 1, (3, 4))
-    push = sender.transport.open_push(receiver.target(), "r", 1, (0,))
+    push = sender.transport.open_push(receiver.target(), KvSource("r", 1, (0,), 40, 0))
     delivered = asyncio.ensure_future(push.delivered())
     if is_committed:
         push.wrote(NUM_LAYERS, 1)
