@@ -8,6 +8,7 @@ COMMANDS = {
     "policy": "spotwise.benchmarks.policy:policy",
     "batching": "spotwise.benchmarks.batching:batching",
     "moves": "spotwise.benchmarks.moves:moves",
+    "groups": "spotwise.benchmarks.groups:groups",
     "memory": "spotwise.benchmarks.memory:memory",
     "transfer": "spotwise.benchmarks.transfer:transfer",
     "agreement": "spotwise.benchmarks.agreement:agreement",

@@ -93,7 +93,7 @@ async def run_way(
     streams = [Stream(prompt) for prompt in prompts]
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
-            tasks = [asyncio.create_task(_run(client, endpoint.model, stream, tokens)) for stream in streams]
+            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
             while not all(len(stream.token_ids) >= _BEGUN for stream in streams):
                 if failed := [task for task in tasks if task.done()]:
                     await asyncio.gather(*failed)
@@ -118,7 +118,7 @@ async def run_way(
     return WayResult(interrupted, [tuple(stream.token_ids) for stream in streams])
 
 
-async def _run(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
+async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
     """Stream a request to its end; its first `known` tokens are known already."""
     body = completion_body(model, stream.prompt, tokens, stream=True) | {"return_token_ids": True}
     count = 0
@@ -147,7 +147,7 @@ async def _run(client: httpx.AsyncClient, model: str, stream: Stream, tokens: in
 async def _restart(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int) -> None:
     known = len(stream.token_ids)
     stream.repeated = len(stream.prompt) + known
-    await _run(client, model, stream, tokens, known)
+    await run_stream(client, model, stream, tokens, known)
 
 
 def _holder(ledger: Sequence[LedgerEntry]) -> str:
