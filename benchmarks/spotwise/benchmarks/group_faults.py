@@ -62,8 +62,8 @@ class Fault:
 
 
 def prompts_of(streams: int, tokens: int, seed: int) -> list[list[int]]:
-    """Return the streams' prompts, the same for every shape."""
-    rng = random.Random(seed)
+    """Return the streams' prompts, the same for every shape, and none of a load with that seed: it would be in caches."""
+    rng = random.Random(f"faults {seed}")
     return [random_prompt(rng, tokens) for _ in range(streams)]
 
 

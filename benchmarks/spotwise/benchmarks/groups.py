@@ -77,7 +77,7 @@ def groups(
     console = report_console()
     measured: dict[tuple[Shape, int], list[Measured]] = {}
     lost: dict[Shape, list[Fault]] = {}
-    prompts = prompts_of(counts[-1], input_tokens, -1 - seed)  # not those of the load: they would be in caches
+    prompts = prompts_of(counts[-1], input_tokens, seed)
     expected: list[list[int]] = []
     all_shapes = (_ONE, *measured_shapes)
     with progress_bar(console) as progress:
