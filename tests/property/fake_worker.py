@@ -59,6 +59,8 @@ class FakeWorker:
         windows: open reservations: (epoch, block ids) by request.
         pushes: hand-offs under way, by sequence.
         engine_is_broken: whether all its iterations fail.
+        engine_epoch, engine_is_lost: how often the engine was lost, and whether it is.
+        swapping: sequences whose blocks move between device and host.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
     """
@@ -79,6 +81,9 @@ class FakeWorker:
     pushes: dict[str, FakePush] = field(default_factory=dict)
     alive: bool = True
     engine_is_broken: bool = False
+    engine_epoch: int = 0
+    engine_is_lost: bool = False
+    swapping: list[str] = field(default_factory=list)
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -87,6 +92,13 @@ class FakeWorker:
         """Put the KV of `tokens` from position `first` on: that of a token depends on all tokens before it."""
         for position in range(first, len(tokens)):
             self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = tokens[: position + 1]
+
+    def lose_engine(self) -> None:
+        """All that the engine held and ran is gone, and nothing arrives any more."""
+        self.engine_epoch += 1
+        self.engine_is_lost = True
+        for held in (self.engine, self.outputs, self.batches, self.windows, self.blocks, self.host_blocks):
+            held.clear()
 
     def check(self, block_ids: tuple[int, ...], tokens: tuple[int, ...]) -> None:
         """All of these have their KV there."""

@@ -197,6 +197,11 @@ class MeshWorld:
         assert pool is not None
         self.at(self.rng.uniform(0.5, 3.0), lambda: self.start_worker(worker_id, pool))
 
+    def lose_engine(self, worker_id: str, seconds: float) -> None:
+        """A process of a worker's engine is gone for a while."""
+        if worker_id in self.workers:
+            self._processes.lose_engine(self.workers[worker_id], seconds)
+
     def restart_scheduler(self, after_s: float) -> None:
         """Kill it; its successor starts later, numbers orders from its start on, and reads what is registered."""
         if not self.scheduler_is_up:

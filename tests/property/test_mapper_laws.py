@@ -13,10 +13,9 @@ from scipy.optimize import linear_sum_assignment
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
-from spotwise.core.migration.mapping.shares import Part, PartKind, Share, overlap, share_bytes
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
-from tests.unit.core.migration.held_parts import HeldShare, kv_of, weights_of
+from tests.unit.core.migration.held_parts import common_bytes, kv_of, weights_of
 
 #: Deployments take longer to draw than to map.
 EXAMPLES = 50
@@ -67,31 +66,16 @@ def old_pipelines(mapped: DeviceMap) -> dict[str, int]:
     return {request.id: number for number, requests in mapped.before.running.items() for request in requests}
 
 
-def common_bytes(ours: list[HeldShare], theirs: list[HeldShare], whole: dict[PartKind, int]) -> int:
-    shares: dict[Part, Share] = {entry.part: entry.share for entry in theirs}
-    return sum(
-        share_bytes(whole[entry.part.kind], overlap(entry.share, shares[entry.part]))
-        for entry in ours
-        if entry.part in shares
-    )
-
-
-WEIGHTS = {PartKind.LAYER: 1001, PartKind.EMBEDDING: 300, PartKind.HEAD: 200}
-
-
 def reusable_bytes(mapped: DeviceMap, device: Device, new: Position) -> tuple[int, int]:
     """Return the bytes of weights and of KV that a device has of a position, part by part."""
     before = mapped.before
     old = before.positions.get(device)
     if old is None:
         return 0, 0
-    weight_bytes = common_bytes(weights_of(old, before.config, MODEL), weights_of(new, mapped.config, MODEL), WEIGHTS)
+    weight_bytes = common_bytes(weights_of(old, before.config, MODEL), weights_of(new, mapped.config, MODEL))
     theirs = {request.id for request in before.running.get(old.pipeline, ())}
     kv_bytes = sum(
-        request.tokens
-        * common_bytes(
-            kv_of(old, before.config, MODEL, request), kv_of(new, mapped.config, MODEL, request), {PartKind.KV: 24}
-        )
+        common_bytes(kv_of(old, before.config, MODEL, request), kv_of(new, mapped.config, MODEL, request))
         for request in mapped.running.get(new.pipeline, ())
         if request.id in theirs
     )

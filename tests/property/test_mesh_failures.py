@@ -79,6 +79,19 @@ def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     assert_nothing_held(world)
 
 
+@settings(max_examples=150, deadline=None)
+@given(meshes(3, 16), st.integers(1, 6))
+def test_engines_that_are_lost_and_come_back_cost_no_token(case: MeshCase, losses: int) -> None:
+    """A worker that loses a process of its engine gives its requests back, and takes new ones once it is whole."""
+    world, count, pools = case.world(), case.count, case.pools
+    for _ in range(losses):
+        worker_id = f"w{world.rng.randrange(len(pools))}"
+        world.at(world.rng.uniform(0.1, 4), partial(world.lose_engine, worker_id, world.rng.choice([0.05, 0.5, 3.0])))
+    settle(world, count)
+    assert_served(world)
+    assert_nothing_held(world)
+
+
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
 def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:

@@ -70,7 +70,7 @@ def _assert_undisturbed(world: MeshWorld, count: int) -> None:
     st.sampled_from([0.0, 0.05, 0.3]),
 )
 def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int, loss: float) -> None:
-    """Workers die and stall in the midst of moves, and one message in three at most is lost: every token is delivered once."""
+    """Workers die, stall and lose their engines in the midst of moves, and messages are lost: every token is delivered once."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
     world.loss = loss
@@ -85,6 +85,8 @@ def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int,
     for _ in range(kills):
         world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
         world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
+        lost = f"w{rng.randrange(len(pools))}"
+        world.at(rng.uniform(0.5, 5), partial(world.lose_engine, lost, rng.choice([0.05, 2.0])))
     settle(world, count, 250.0)
     assert_served(world, *(["fells_workers"] if kills >= 2 else []))
     assert_nothing_held(world)

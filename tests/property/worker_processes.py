@@ -3,6 +3,9 @@
 An engine's writes take effect when its iteration ends. A move between device and host reads when it begins and when it ends,
 and then writes; one in twenty fails. A push reads and writes now and then, as far as was reported, and once more when it ends,
 however it ends: a block given away too early would show.
+
+An engine of several processes may be lost, with all that it held and ran: the role hears of it, of its moves between device and
+host, and later of its pushes. Until it is whole again it loads nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ class WorkerProcesses:
                 assert len(running) == len(set(running)), "a sequence in two iterations at once"
                 worker.batches.append(batch)
                 assert len(worker.batches) <= world.policy.max_in_flight
-                world.at(0.001 + world.delay(world.iteration_s), lambda: self._iterate(worker))
+                assert not worker.engine_is_lost
+                world.at(0.001 + world.delay(world.iteration_s), partial(self._iterate, worker, worker.engine_epoch))
             case c.PushKv(handoff, target, blocks):
                 tokens = handoff.num_tokens
                 push = FakePush(handoff.choice_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
@@ -122,6 +126,33 @@ class WorkerProcesses:
             case _:
                 raise AssertionError(f"nobody performs {command}")
 
+    def lose_engine(self, worker: FakeWorker, seconds: float) -> None:
+        """A process of its engine is gone, and comes back after a while."""
+        if not worker.alive or worker.engine_is_lost:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self.lose_engine(worker, seconds))
+            return
+        worker.lose_engine()
+        for push in worker.pushes.values():
+            push.written = 0  # its blocks are those of nobody
+            if not push.over:
+                push.over = True
+                self._world.at(self._world.delay(), partial(self._push_failed, worker, push, "its engine is lost"))
+        self._world.feed_worker(worker, c.EngineLost("a process is gone"))
+        while worker.swapping:
+            self._world.feed_worker(worker, c.SwapFailed(worker.swapping.pop(), "a process is gone"))
+        self._world.at(seconds, lambda: self._restore_engine(worker))
+
+    def _restore_engine(self, worker: FakeWorker) -> None:
+        if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._restore_engine(worker))
+            return
+        worker.engine_is_lost = False
+        self._world.feed_worker(worker, c.EngineRestored())
+
     def _load(self, worker: FakeWorker, choice_id: str, epoch: int) -> None:
         if not worker.alive:
             return
@@ -129,7 +160,7 @@ class WorkerProcesses:
             worker.waiting.append(lambda: self._load(worker, choice_id, epoch))
             return
         record = self._world.records.get(choice_id)
-        if record is None or record.epoch != epoch:
+        if record is None or record.epoch != epoch or worker.engine_is_lost:
             self._world.feed_worker(worker, c.RecordUnavailable(choice_id, epoch, "gone", retryable=True))
             return
         assert record.sequence_id not in worker.engine, "loaded twice"
@@ -137,12 +168,12 @@ class WorkerProcesses:
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
         self._world.feed_worker(worker, c.RecordLoaded(record))
 
-    def _iterate(self, worker: FakeWorker) -> None:
+    def _iterate(self, worker: FakeWorker, engine_epoch: int) -> None:
         """The oldest batch ends."""
-        if not worker.alive:
+        if not worker.alive or worker.engine_epoch != engine_epoch:
             return
         if worker.stalled:
-            worker.waiting.append(lambda: self._iterate(worker))
+            worker.waiting.append(lambda: self._iterate(worker, engine_epoch))
             return
         sampled = []
         batch = worker.batches.popleft()
@@ -181,14 +212,17 @@ class WorkerProcesses:
     def _move(self, worker: FakeWorker, attempt: str, source: Place, target: Place) -> None:
         blocks, block_ids = source
         read = [dict(blocks[block_id]) for block_id in block_ids]
+        engine_epoch = worker.engine_epoch
+        worker.swapping.append(attempt)
 
         def ended() -> None:
-            if not worker.alive:
+            if not worker.alive or worker.engine_epoch != engine_epoch:
                 return
             if worker.stalled:
                 worker.waiting.append(ended)
                 return
             assert [blocks[block_id] for block_id in block_ids] == read, "written while it was read"
+            worker.swapping.remove(attempt)
             fails = self._world.rng.random() < 0.05
             for block_id, content in zip(target[1], read, strict=True):
                 target[0][block_id] = {} if fails else dict(content)

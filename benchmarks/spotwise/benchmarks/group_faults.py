@@ -118,7 +118,7 @@ async def _fault(
             await asyncio.gather(*tasks)
     blocks, sequences = await _left_over(endpoint)
     survivors = [status.member.id for at, status in places.items() if at != position]
-    left = [at_s - unix_s for name in survivors if (at_s := _left_at(endpoint.name, name, unix_s)) is not None]
+    left = [at_s - unix_s for name in survivors if (at_s := left_at(endpoint.name, name, unix_s)) is not None]
     got = [stream.token_ids for stream in streams]
     return Fault(
         *position,
@@ -167,7 +167,7 @@ async def _left_over(endpoint: MeshEndpoint) -> tuple[int, int]:
     return blocks, sequences
 
 
-def _left_at(mesh: str, member_id: str, since_unix_s: float) -> float | None:
+def left_at(mesh: str, member_id: str, since_unix_s: float) -> float | None:
     """Return when a member first left its group after that time, by its log."""
     text = run_folder(mesh).log_path(member_id).read_text()
     times = (datetime.fromisoformat(stamp).timestamp() for stamp in _LEFT.findall(text))

@@ -70,7 +70,7 @@ def groups(
 ) -> None:
     """Measure workers of P x M processes beside one process, and lose each of their processes."""
     require_writable(json)
-    measured_shapes, fault_shapes = _shapes(shapes, "--shapes"), _shapes(faults, "--faults")
+    measured_shapes, fault_shapes = parse_shapes(shapes, "--shapes"), parse_shapes(faults, "--faults")
     counts = ascending(streams, int, "--streams", "numbers of streams like 1,4")
     load = StreamShape(counts[0], requests, input_tokens, output_tokens, seed)
     extra = up_arguments(up_args)
@@ -110,7 +110,8 @@ def groups(
         raise typer.Exit(1)
 
 
-def _shapes(text: str, option: str) -> list[Shape]:
+def parse_shapes(text: str, option: str) -> list[Shape]:
+    """Return shapes like `1x3,2x1`; one of a single process, or anything else, raises `OptionError`."""
     shapes = []
     for part in filter(None, text.replace(" ", "").split(",")):
         stages, _, shards = part.partition("x")

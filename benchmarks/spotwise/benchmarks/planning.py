@@ -86,7 +86,7 @@ def _chosen(devices: int, names: tuple[str, ...], phases: Phases, rounds: int) -
         supplies.append(Supply(type_, spot=count - count // 4, on_demand=count // 4))
     memory = RealMemory(shape, _PROMPT_TOKENS + _NEW_TOKENS, buffer_bytes=2 * _GIB, prompt_tokens=_PROMPT_TOKENS)
     demand = ServiceDemand(devices / 512, 2.0, _PROMPT_TOKENS, _NEW_TOKENS)
-    policy = Policy(phases=phases)
+    policy = Policy.of_model(shape, phases)
     seconds, choice = _median(rounds, lambda: choose(demand, supplies, memory, policy))
     kinds = "one type" if len(names) == 1 else f"{len(names)} types"
     chosen = "nothing fits" if choice is None else str(choice.config)

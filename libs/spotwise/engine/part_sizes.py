@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from spotwise.core.parallel.model_partition import ModelDimensions
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig, warn_of_limits
 from spotwise.engine.shard import Shard
+from spotwise.engine.sharding import dimensions
 from spotwise.engine.sketch import sketch_model
+
+
+def model_partition(config: EngineConfig) -> ModelDimensions:
+    """Return where the model of `config.model_dir` can be cut, without loading it; raises as `PartSizes.of`."""
+    sketch = sketch_model(config)
+    return dimensions(sketch.model, sketch.facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spotwise.core.parallel.model_partition import ModelDimensions
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import UnsupportedModelError
 
@@ -71,16 +71,13 @@ def layer_cuts(model: Any, facts: ModelFacts) -> Mapping[str, LinearCut]:
 
 
 def dimensions(model: Any, facts: ModelFacts) -> ModelDimensions:
-    """Return what planning needs to know of the model's parts.
-
-    Raises:
-        UnsupportedModelError: the model cannot be cut; with `layer_cuts` says more.
-    """
+    """Return the model's parts and where they can be cut; raises `UnsupportedModelError` where not even into stages."""
     _, layers = find_layers(model, facts)
     head = model.get_output_embeddings()
     hidden = int(model.config.get_text_config(decoder=True).hidden_size)
     layer_size = sum(parameter.numel() for parameter in layers[0].parameters())
     geometry = facts.geometry
+    matrices, stays_whole = _matrices(model, layers[0], facts)
     return ModelDimensions(
         layers=geometry.num_layers,
         query_heads=facts.query_heads or geometry.kv_heads,
@@ -91,7 +88,19 @@ def dimensions(model: Any, facts: ModelFacts) -> ModelDimensions:
         inner_size=_inner_size(layers[0], hidden),
         vocab_size=facts.vocab_size,
         head_layers=0.0 if head is None else sum(p.numel() for p in head.parameters()) / layer_size,
+        matrices=matrices,
+        stays_whole=stays_whole,
     )
+
+
+def _matrices(model: Any, layer: torch.nn.Module, facts: ModelFacts) -> tuple[tuple[LayerMatrix, ...], str | None]:
+    """Return the matrices of a layer, or none and why it cannot be cut into shards."""
+    try:
+        cuts = layer_cuts(model, facts)
+    except UnsupportedModelError as error:
+        return (), str(error)
+    linears = [(name, module) for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear)]
+    return tuple(LayerMatrix(each.out_features, each.in_features, cuts[name].gathers) for name, each in linears), None
 
 
 def _inner_size(layer: torch.nn.Module, hidden: int) -> int:

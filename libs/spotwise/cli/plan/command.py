@@ -67,12 +67,11 @@ def plan(
         raise OptionError(
             f"--requests {requests}: a pipeline of --from {before} takes {before.max_batch}; write D,P,M,B"
         )
-    shape = parse_model_shape(model)
+    console = report_console()
+    shape = parse_model_shape(model, lambda text: console.print(text, style="yellow", highlight=False))
     for option, config in (("--from", before), ("--to", after)):
-        if config.pipeline > shape.layers:
-            raise OptionError(
-                f"{option} {config}: {shape.name} has {shape.layers} layers, too few for that many stages"
-            )
+        if (reason := shape.why_not(config.pipeline, config.tensor)) is not None:
+            raise OptionError(f"{option} {config}: {shape.name} cannot be cut like that: {reason}")
     links = Links(parse_size(within, "--within"), parse_size(network, "--network"), parse_size(storage, "--storage"))
     limit = None if buffer is None else parse_size(buffer, "--buffer")
     policy = PlanPolicy(progressive=progressive, buffer_bytes=limit, stage_s=stage_ms / 1000)
@@ -97,7 +96,6 @@ def plan(
     except ValueError as error:  # a buffer that is too small for any order
         raise OptionError(f"--buffer {buffer}: {error}") from error
     restart = plan_migration(device_map, shape, links, PlanPolicy(restart=True))
-    console = report_console()
     console.print(summary_table(change, device_map, planned, restart))
     console.print(mapping_table(change, device_map))
     if planned.transfers:

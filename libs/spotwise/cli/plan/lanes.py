@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from spotwise.core.migration.mapping.shares import PartKind
+from spotwise.core.migration.mapping.parts import PartKind
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 
 

@@ -1,19 +1,23 @@
 """Models to plan for: those of papers, by name, and any model's folder. A folder's shape comes from config.json and the headers
 of its safetensors files, without loading: numbered tensors are layers, the head has its name, others count to the embedding.
+Where the engine can serve the folder's model, stages and shards have what the engine's have; papers' models are cut as there.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from spotwise.cli.errors import OptionError
+from spotwise.core.parallel.model_partition import ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.engine.errors import ModelError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS
 
@@ -30,8 +34,10 @@ def named_shapes() -> dict[str, ModelShape]:
     return {shape.name.lower(): shape for shape in shapes}
 
 
-def parse_model_shape(model: str) -> ModelShape:
-    """Return the shape of a named model or of the one in a folder; neither, or an incomplete folder, raises `OptionError`."""
+def parse_model_shape(model: str, warn: Callable[[str], object]) -> ModelShape:
+    """Return the shape of a named model or of the one in a folder, and warn of a folder that the engine cannot serve.
+    Neither, or an incomplete folder, raises `OptionError`.
+    """
     named = named_shapes()
     if (shape := named.get(model.lower())) is not None:
         return shape
@@ -41,7 +47,19 @@ def parse_model_shape(model: str) -> ModelShape:
             f"--model {model!r} is no folder and none of {', '.join(sorted(named))}; "
             "give one of these, or a folder with config.json and *.safetensors"
         )
-    return _of_folder(folder)
+    shape = _of_folder(folder)
+    try:
+        return replace(shape, partition=_partition(folder))
+    except ModelError as error:
+        warn(f"{shape.name} is planned as the papers cut models; spotwise cannot serve it: {error}")
+        return shape
+
+
+def _partition(folder: Path) -> ModelDimensions:
+    from spotwise.engine.loading import EngineConfig  # torch takes seconds to import
+    from spotwise.engine.part_sizes import model_partition
+
+    return model_partition(EngineConfig(model_dir=folder))
 
 
 def _of_language_model(model: LanguageModel) -> ModelShape:

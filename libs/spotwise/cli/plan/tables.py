@@ -9,7 +9,7 @@ from rich.table import Table
 
 from spotwise.cli.plan.scenario import Scenario
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.shares import Part, PartKind
+from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer, paper_migration_s
 from spotwise.core.parallel.config import Position
 

@@ -62,21 +62,21 @@ class RealMemory:
             raise ValueError(f"memory sizes must be at least 0: {self}")
 
     def device_bytes(self, config: ParallelConfig) -> float:
-        """Return the bytes that the fullest device holds."""
+        """Return the bytes that the fullest device holds, of a configuration that the model can have."""
         stages, shards, model = config.pipeline, config.tensor, self.model
-        each = -(-model.layers // stages)
-        last = -(-model.layers // each) - 1  # padding may leave the stages behind it empty
-        held_layer_bytes = model.layer_bytes + config.max_batch * self.context_tokens * model.kv_layer_token_bytes
-        first_bytes = each * held_layer_bytes + model.embedding_bytes
-        last_bytes = (model.layers - last * each) * held_layer_bytes + model.head_bytes
-        fullest_bytes = max(first_bytes, last_bytes) if last else first_bytes + model.head_bytes
+        last = model.last_stage(stages)  # in the papers' cut there may be empty ones behind it
+        kv_bytes = config.max_batch * self.context_tokens * model.kv_layer_token.most(shards)
+        held_layer_bytes = model.layer.most(shards) + kv_bytes
+        first_bytes = len(model.stage_layers(0, stages)) * held_layer_bytes + model.embedding.most(shards)
+        last_bytes = len(model.stage_layers(last, stages)) * held_layer_bytes + model.head.most(shards)
+        fullest_bytes = max(first_bytes, last_bytes) if last else first_bytes + model.head.most(shards)
         activations = self.whole_activations + self.sharded_activations / shards
         return (
-            fullest_bytes / shards
-            + activations * self.prompt_tokens * model.hidden_size * model.value_bytes
-            + self.buffer_bytes
+            fullest_bytes + activations * self.prompt_tokens * model.hidden_size * model.value_bytes + self.buffer_bytes
         )
 
     def allows(self, config: ParallelConfig, instance_type: InstanceType) -> bool:
-        """Return whether the fullest device's bytes fit."""
+        """Return whether the model can be cut like this, and the fullest device's bytes fit."""
+        if self.model.partition is not None and self.model.why_not(config.pipeline, config.tensor) is not None:
+            return False
         return self.device_bytes(config) <= self.usable_share * instance_type.device_memory_bytes

@@ -12,9 +12,24 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from fractions import Fraction
 
 #: Output columns that are stored and computed together.
 PANEL_COLUMNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatrix:
+    """A matrix of a decoder layer.
+
+    Attributes:
+        columns, inputs: its output columns, and numbers in each.
+        gathers: whether its inputs are gathered before it, and its outputs after it.
+    """
+
+    columns: int
+    inputs: int
+    gathers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,8 @@ class ModelDimensions:
         inner_size: columns between the MLP's two matrices.
         vocab_size: columns of the logits.
         head_layers: layers whose weights are as large as the head's: decodes read all weights once.
+        matrices: of a decoder layer; none where it has to stay whole.
+        stays_whole: why no layer can be cut into shards; `None`: they can.
     """
 
     layers: int
@@ -40,6 +57,8 @@ class ModelDimensions:
     inner_size: int
     vocab_size: int
     head_layers: float
+    matrices: tuple[LayerMatrix, ...] = ()
+    stays_whole: str | None = None
 
     def why_not(self, stages: int, shards: int) -> str | None:
         """Return why P stages of M shards cannot compute the model; `None`: they can."""
@@ -48,7 +67,9 @@ class ModelDimensions:
         if stages > self.layers:
             return f"{stages} stages for {self.layers} layers; each stage needs one"
         reason = self._uneven(shards)
-        return None if reason is None else f"{reason}; possible: {', '.join(map(str, self.shard_degrees))}"
+        if reason is None or reason == self.stays_whole:
+            return reason
+        return f"{reason}; possible: {', '.join(map(str, self.shard_degrees))}"
 
     @property
     def shard_degrees(self) -> tuple[int, ...]:
@@ -58,6 +79,8 @@ class ModelDimensions:
     def _uneven(self, shards: int) -> str | None:
         if shards == 1:
             return None
+        if self.stays_whole is not None:
+            return self.stays_whole
         if self.kv_heads % shards:
             return f"{shards} shards do not divide its {self.kv_heads} KV heads"
         for part, columns in self._head_columns:
@@ -66,6 +89,12 @@ class ModelDimensions:
         narrowest = min(self.hidden_size, self.inner_size, self.vocab_size)
         panels = _panels(narrowest)
         return None if panels >= shards else f"{shards} shards for {narrowest} columns, which are {panels} panels"
+
+    @property
+    def gathered_columns(self) -> tuple[int, ...]:
+        """Columns of each gather of a layer."""
+        gathering = [matrix for matrix in self.matrices if matrix.gathers]
+        return tuple(columns for matrix in gathering for columns in (matrix.inputs, matrix.columns))
 
     @property
     def _head_columns(self) -> tuple[tuple[str, int], ...]:
@@ -149,8 +178,12 @@ def stage_layers(layers: int, stages: int, head_layers: float) -> tuple[range, .
 
 def column_bounds(width: int, shards: int) -> tuple[int, ...]:
     """Return where each shard's columns of a matrix begin, and last `width`: whole panels, the last of which may be cut."""
-    panels = _panels(width)
-    return tuple(min(width, panels * shard // shards * PANEL_COLUMNS) for shard in range(shards + 1))
+    return tuple(columns_before(width, Fraction(shard, shards)) for shard in range(shards + 1))
+
+
+def columns_before(width: int, place: Fraction) -> int:
+    """Return the columns of a matrix before a place in it, a fraction from 0 to 1: whole panels, but for the last."""
+    return min(width, _panels(width) * place.numerator // place.denominator * PANEL_COLUMNS)
 
 
 def _panels(width: int) -> int:

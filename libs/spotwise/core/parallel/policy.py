@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from spotwise.core.parallel.model_shape import ModelShape
+
 
 class Phases(StrEnum):
     """Where prompts are computed."""
@@ -80,6 +82,13 @@ class Policy:
             )
         if min(self.latency_slack, self.latency_target_s or 0.0, self.spare_instances) < 0:
             raise ValueError("`latency_slack`, `latency_target_s` and `spare_instances` are at least 0")
+
+    @classmethod
+    def of_model(cls, model: ModelShape, phases: Phases = Phases.TOGETHER) -> Policy:
+        """Return the policy that tries each P and M that the model can have."""
+        return cls(
+            tensor_degrees=model.shard_degrees, pipeline_degrees=tuple(range(1, model.layers + 1)), phases=phases
+        )
 
     @classmethod
     def spotserve(cls, padded_layers: int, *, max_batch: int = 4, max_tensor: int = 8) -> Policy:

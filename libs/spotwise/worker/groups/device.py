@@ -52,9 +52,9 @@ class GroupDevice:
             async for order in orders:
                 await session.carry_out(order)
         finally:
-            watching.cancel()
             _log.info("leader_left")
             await session.end()
+            watching.cancel()
 
 
 class _Session:
@@ -77,7 +77,7 @@ class _Session:
             async with self._one_at_a_time:
                 if self._epoch and not self._part.is_whole:
                     _log.warning("group_broken", epoch=self._epoch)
-                    await self.end()
+                    await self._leave()
 
     async def carry_out(self, order: g.GroupOrder) -> None:
         """Carry out one order; those that compute are queued on the engine's thread."""
@@ -90,7 +90,7 @@ class _Session:
                 await self._form(order)
             case g.DissolveGroup():
                 _log.info("group_dissolved", epoch=self._epoch, reason=order.reason)
-                await self.end()
+                await self._leave()
                 if order.for_good:
                     self._host.stop()
             case _ if not self._epoch or self._transfers is None:
@@ -110,7 +110,11 @@ class _Session:
                 self._transfers.carry_out(order)
 
     async def end(self) -> None:
-        """Be in no group."""
+        """Be in no group, after what is under way."""
+        async with self._one_at_a_time:
+            await self._leave()
+
+    async def _leave(self) -> None:
         self._epoch = 0
         self._tables.clear()
         await self._part.leave()
@@ -121,7 +125,7 @@ class _Session:
         self._host.beat_soon()
 
     async def _form(self, form: g.FormGroup) -> None:
-        await self.end()
+        await self._leave()
         try:
             loaded = await self._part.load(form)
             digest = self._part.engine.engine.model_digest

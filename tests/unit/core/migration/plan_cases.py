@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.shares import Part
+from spotwise.core.migration.mapping.parts import Part
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.shares import PartBytes
 from tests.unit.core.migration.held_parts import HeldShare, kv_of, weights_of
 
 #: A byte of a part: of weights its place; of KV its place in each token's KV of that layer.
@@ -30,6 +31,13 @@ LINKS = Links(
 def shape(layers: int = 4, layer: int = 12, embedding: int = 0, head: int = 0, kv: int = 12) -> ModelShape:
     """Return a small model."""
     return ModelShape("small", layers, 8, layer, embedding, head, kv)
+
+
+def cut_by_the_engine() -> ModelShape:
+    """Return a small model of which each shard has whole panels, and the embedding."""
+    matrices = (LayerMatrix(384, 1, False), LayerMatrix(80, 1, True))
+    partition = ModelDimensions(4, 12, 12, 32, 32, 80, 200, 100, 0.25, matrices)
+    return ModelShape("cut", 4, 80, 470, 20, 100, 24, 1, partition)
 
 
 @dataclass(frozen=True)
@@ -73,42 +81,35 @@ class Case:
     def sent(self, transfer: Transfer) -> set[Byte]:
         """Return the parts that a transfer carries."""
         part = transfer.part
-        whole = self.model.kv_layer_token_bytes if part.request is not None else self._whole_bytes(part)
+        unit = self.model.kv_layer_token if part.request is not None else self._unit(part)
         parts = (
             [part._replace(layer=part.layer + more) for more in range(transfer.layers)]
             if part.layer is not None
             else [part]
         )
-        return {(each, place) for each in parts for place in _places(whole, transfer.share.start, transfer.share.end)}
+        places = range(unit.before(transfer.share.start), unit.before(transfer.share.end))
+        return {(each, place) for each in parts for place in places}
 
     def devices(self) -> Iterator[Device]:
         """Return all devices."""
         for instance in self.map.before.instances:
             yield from instance.all_devices()
 
-    def _whole_bytes(self, part: Part) -> int:
-        return {
-            "embedding": self.model.embedding_bytes,
-            "layer": self.model.layer_bytes,
-            "head": self.model.head_bytes,
-        }[part.kind]
+    def _unit(self, part: Part) -> PartBytes:
+        return {"embedding": self.model.embedding, "layer": self.model.layer, "head": self.model.head}[part.kind]
 
     def _bytes(self, position: Position, config: ParallelConfig, running: tuple[RunningRequest, ...]) -> set[Byte]:
         found: set[Byte] = set()
         for held in weights_of(position, config, self.model):
-            found |= _bytes_of(held, self._whole_bytes(held.part))
+            found |= _bytes_of(held)
         for request in running:
             for held in kv_of(position, config, self.model, request):
-                found |= _bytes_of(held, self.model.kv_layer_token_bytes)
+                found |= _bytes_of(held)
         return found
 
 
-def _bytes_of(held: HeldShare, whole: int) -> set[Byte]:
-    return {(held.part, place) for place in _places(whole, held.start, held.end)}
-
-
-def _places(whole: int, start: Fraction, end: Fraction) -> range:
-    return range(int(whole * start), int(whole * end))
+def _bytes_of(held: HeldShare) -> set[Byte]:
+    return {(held.part, place) for place in held.places}
 
 
 def ports_of(transfer: Transfer) -> list[tuple[str, object]]:
@@ -193,14 +194,17 @@ class Replay:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a change from any configuration to any other, with lost and leaving machines, and any map of devices."""
-    model = shape(
+    """Draw a change from any configuration to any other, with lost and leaving machines, and any map of devices; of a model
+    cut as in the papers or as the engine cuts it.
+    """
+    papers = shape(
         draw(st.integers(1, 6)),
         draw(st.integers(1, 60)),
         draw(st.integers(0, 30)),
         draw(st.integers(0, 30)),
         draw(st.integers(1, 30)),
     )
+    model = draw(st.sampled_from([papers, papers, cut_by_the_engine()]))
     degrees = st.integers(1, 3)
     old = ParallelConfig(
         draw(degrees), draw(degrees), draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.sampled_from([0, 0, 1]))

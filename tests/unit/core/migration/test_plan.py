@@ -10,7 +10,7 @@ import pytest
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
-from spotwise.core.migration.mapping.shares import PartKind
+from spotwise.core.migration.mapping.parts import PartKind
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
 from spotwise.core.migration.planning.planner import plan_migration

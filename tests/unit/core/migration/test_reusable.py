@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
-from tests.unit.core.migration.held_parts import kv_overlap_bytes, weight_overlap_bytes
+from tests.unit.core.migration.held_parts import common_bytes, kv_of, weights_of
+from tests.unit.core.parallel.builders import engine_shape
 
 MODEL = ModelShape(
     "small", layers=7, hidden_size=8, layer_bytes=1001, embedding_bytes=77, head_bytes=55, kv_layer_token_bytes=24
 )
-degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
+#: Of 24 KV heads, so that it can be cut into 1, 2, 3, 4, 6 and 8 shards.
+CUT_BY_THE_ENGINE = engine_shape(layers=9, kv_heads=24)
+degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 2, 3, 4, 6, 8]))
 
 
+@pytest.mark.parametrize("model", [MODEL, CUT_BY_THE_ENGINE])
 @settings(max_examples=40, deadline=None)
 @given(degrees, degrees, st.data())
 def test_the_tables_have_what_two_positions_share(
-    before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject
+    model: ModelShape, before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject
 ) -> None:
-    """The tables equal the closed forms for every pair; a device without an old position shares nothing."""
+    """The tables have the sums over the parts that both hold, for every pair; without an old position, nothing."""
     old, new = ParallelConfig(*before), ParallelConfig(*after)
     pairs = st.tuples(st.integers(0, old.pipelines - 1), st.integers(0, new.pipelines - 1))
     tokens = data.draw(st.dictionaries(pairs, st.integers(1, 50)))
-    reusable = Reusable.between(old, new, MODEL, tokens)
+    reusable = Reusable.between(old, new, model, tokens)
     stood: list[Position | None] = [*data.draw(st.lists(st.sampled_from(list(old.positions())), max_size=4)), None]
     positions = data.draw(st.lists(st.sampled_from(list(new.positions())), max_size=4))
     gains = reusable.gains(stood, positions)
@@ -38,8 +44,9 @@ def test_the_tables_have_what_two_positions_share(
                 assert reusable.pair_bytes(one, other) == (0, 0)
                 continue
             taken_over = tokens.get((one.pipeline, other.pipeline), 0)
-            weight_bytes = weight_overlap_bytes(one, old, other, new, MODEL)
-            kv_bytes = kv_overlap_bytes(one, old, other, new, MODEL, taken_over)
+            weight_bytes = common_bytes(weights_of(one, old, model), weights_of(other, new, model))
+            request = RunningRequest("r", taken_over)
+            kv_bytes = common_bytes(kv_of(one, old, model, request), kv_of(other, new, model, request))
             assert reusable.pair_bytes(one, other) == (weight_bytes, kv_bytes)
             assert gains[row, column] == weight_bytes + kv_bytes
 

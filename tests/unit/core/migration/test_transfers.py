@@ -6,12 +6,13 @@ from fractions import Fraction
 
 from spotwise.core.migration.deployment import Deployment, Instance
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.shares import Part, PartKind, Share
+from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.model_parts import Piece
 from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.transfers import SourceChoice, weight_loads
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.shares import PartBytes, Share
 
 LINKS = Links(100.0, 10.0, 5.0)
 
@@ -28,7 +29,7 @@ def devices_of(*counts: int, deadlines_s: dict[int, float] | None = None) -> Num
 def piece(holders: tuple[int, ...], receivers: tuple[int, ...], num_bytes: int = 100, layer: int = 0) -> Piece:
     whole = Share(Fraction(0), Fraction(1))
     part = Part(PartKind.LAYER, layer)
-    return Piece(part, 1, whole, num_bytes, 1, holders, len(receivers), receivers, (), num_bytes)
+    return Piece(part, 1, whole, PartBytes(num_bytes), 1, holders, len(receivers), receivers, (), num_bytes)
 
 
 def sources(choice: SourceChoice, each: Piece) -> list[tuple[int | None, int, bool]]:

@@ -6,6 +6,7 @@ from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.parallel.execution import ExecutionCost
 from spotwise.core.parallel.instances import InstanceType
 from spotwise.core.parallel.layer_tables import LayerTables
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.parallel.profiles import round_profile
@@ -24,6 +25,24 @@ MODEL = ModelShape(
 )
 
 WORKER = LinearIterationCost(0.010, 1e-4, 1e-7, 1e-3, 1e-5)
+
+
+def engine_shape(layers: int = 10, kv_heads: int = 12, inputs: int = 1, inner: int = 200) -> ModelShape:
+    """Return a model that the engine cuts, of two-byte numbers; heads are a panel wide, two query heads for each KV head.
+
+    Args:
+        inputs: of every matrix but the head, in place of the real numbers: fewer make it smaller.
+        inner: columns between the MLP's matrices.
+    """
+    queries, keys, hidden, vocab = 64 * kv_heads, 32 * kv_heads, 160, 1000
+    widths = ((queries, False), (keys, False), (keys, False), (hidden, True), (inner, False), (hidden, True))
+    matrices = tuple(LayerMatrix(columns, inputs, gathers) for columns, gathers in widths)
+    layer_bytes = 2 * sum(each.columns * each.inputs for each in matrices)
+    head_bytes = 2 * vocab * hidden
+    partition = ModelDimensions(
+        layers, 2 * kv_heads, kv_heads, 32, 32, hidden, inner, vocab, head_bytes / layer_bytes, matrices
+    )
+    return ModelShape("cut", layers, hidden, layer_bytes, 5000, head_bytes, 2 * 2 * keys, 2, partition)
 
 
 def scaled(

@@ -6,7 +6,7 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
-from tests.unit.core.parallel.builders import MODEL, machine
+from tests.unit.core.parallel.builders import MODEL, engine_shape, machine
 
 MEMORY = RealMemory(
     MODEL, context_tokens=1000, buffer_bytes=7, prompt_tokens=10, whole_activations=1.0, sharded_activations=2.0
@@ -45,6 +45,25 @@ def test_only_a_share_of_memory_is_usable() -> None:
     fits = -(-int(needed) * 10 // 9)
     assert MEMORY.allows(ParallelConfig(1, 1, 1), machine(memory_bytes=fits + 1))
     assert not MEMORY.allows(ParallelConfig(1, 1, 1), machine(memory_bytes=fits - 1))
+
+
+def test_what_the_engine_cannot_cut_fits_nothing() -> None:
+    """Five shards of twelve KV heads, however large the device."""
+    memory = RealMemory(engine_shape(), context_tokens=10)
+    assert memory.allows(ParallelConfig(1, 1, 3), machine())
+    assert not memory.allows(ParallelConfig(1, 1, 5), machine())
+
+
+def test_every_shard_of_the_engine_has_the_embedding_and_the_largest_decides() -> None:
+    """Five panels of 160 columns in three shards are one, two and two; the head costs some layers."""
+    model = engine_shape(inner=160)
+    memory = RealMemory(model, 100, prompt_tokens=1, whole_activations=0.0, sharded_activations=0.0)
+    front = len(model.stage_layers(0, 2))
+    columns = (24 + 12 + 12) * 32 // 3 + 3 * 64
+    assert memory.device_bytes(ParallelConfig(1, 2, 3)) == max(
+        front * (2 * columns + 100 * 4 * 4 * 32) + 5000,
+        (10 - front) * (2 * columns + 100 * 4 * 4 * 32) + model.head.most(3),
+    )
 
 
 def test_pipelines_for_prompts_need_as_much() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -81,9 +82,10 @@ def test_the_positions_of_a_group_have_each_part_once(stages: int, shards: int) 
         ({"key_dim": 16}, 1, 3, "within a panel of 32; possible: 1"),
         ({"inner_size": 64}, 1, 3, "3 shards for 64 columns, which are 2 panels"),
         ({}, 0, 1, "each must be at least 1"),
+        ({"stays_whole": "one matrix for all heads"}, 1, 3, "one matrix for all heads"),
     ],
 )
-def test_what_cannot_be_cut_is_refused_by_name(changes: dict[str, int], stages: int, shards: int, reason: str) -> None:
+def test_what_cannot_be_cut_is_refused_by_name(changes: dict[str, Any], stages: int, shards: int, reason: str) -> None:
     """With the degrees that can."""
     dimensions = replace(SMOLLM2, **changes)
     refusal = dimensions.why_not(stages, shards)

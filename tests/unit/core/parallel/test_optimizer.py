@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
-from tests.unit.core.parallel.builders import MODEL, machine, scaled
+from tests.unit.core.parallel.builders import MODEL, engine_shape, machine, scaled
 from tests.unit.core.parallel.exhaustive import every
 from tests.unit.core.parallel.waits import waiting_s
 
@@ -223,3 +224,16 @@ def test_with_phases_apart_a_request_waits_twice() -> None:
     ]
     assert min(waits_s) > 0
     assert choice.request_s == pytest.approx(choice.execution_s + sum(waits_s))
+
+
+def test_a_model_that_the_engine_cuts_has_the_shards_that_its_heads_allow() -> None:
+    """Three of twelve KV heads, for devices too small for two shards' weights; no power of two is tried in their place."""
+    model = engine_shape(layers=4, inputs=1000)
+    memory = RealMemory(model, context_tokens=10, prompt_tokens=1)
+    policy = Policy.of_model(model)
+    assert policy.tensor_degrees == (1, 2, 3, 4)
+    too_small_for_two = int(memory.device_bytes(ParallelConfig(1, 1, 3)) / 0.9) + 1
+    supplies = [Supply(machine(devices=3, cost=scaled(model=model), memory_bytes=too_small_for_two), 1)]
+    one_stage = replace(policy, pipeline_degrees=(1,), batch_sizes=(1,))
+    choice = choose(LOAD, supplies, memory, one_stage)
+    assert choice is not None and choice.config == ParallelConfig(1, 1, 3, 1)

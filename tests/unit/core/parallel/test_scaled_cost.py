@@ -10,7 +10,7 @@ import pytest
 from spotwise.core.cost_model import BatchShape, LinkCost, pairs
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import ScaledCost
-from tests.unit.core.parallel.builders import MODEL, WORKER, scaled
+from tests.unit.core.parallel.builders import MODEL, WORKER, engine_shape, scaled
 
 FREE = LinkCost(0.0, 1e18)
 
@@ -29,6 +29,32 @@ def test_shards_divide_what_is_computed_and_add_up_twice_a_layer() -> None:
     step_s = WORKER.iteration_s(BatchShape(decodes=1, decode_context=50))
     turn_s = 1e-3 + 50 / 1e6  # of 100 numbers of 2 bytes a quarter
     assert scaled().step_s(ParallelConfig(1, 1, 4)) == pytest.approx(step_s / 4 + 10 * 2 * 6 * turn_s)
+
+
+def test_shards_of_the_engine_gather_around_two_matrices_of_a_layer_and_behind_the_head() -> None:
+    """What both are computed from and what they give: 1 and 160 columns of two bytes, each twice in each of ten layers; and
+    1,000 logits of four bytes. Two others send a third each.
+    """
+    model = engine_shape()
+    step_s = WORKER.iteration_s(BatchShape(decodes=1, decode_context=50))
+    columns_s = [2 * (1e-3 + -(-2 * columns // 3) / 1e6) for columns in (1, 160, 1, 160)]
+    logits_s = 2 * (1e-3 + 1334 / 1e6)
+    assert scaled(model=model).step_s(ParallelConfig(1, 1, 3)) == pytest.approx(
+        step_s / 3 + 10 * sum(columns_s) + logits_s
+    )
+
+
+def test_a_hop_of_the_engine_carries_whole_activations() -> None:
+    """Each shard sends them to the same shard of the next stage: 160 numbers of two bytes."""
+    model = engine_shape()
+    one, two = (scaled(model=model, link=FREE).step_s(ParallelConfig(1, stages, 3)) for stages in (1, 2))
+    assert two - one == pytest.approx(1e-3 + 320 / 1e6)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (11, 1)])
+def test_what_the_engine_cannot_cut_takes_for_ever(shape: tuple[int, int]) -> None:
+    """Five shards of twelve KV heads; eleven stages of ten layers."""
+    assert scaled(model=engine_shape()).step_s(ParallelConfig(1, *shape)) == math.inf
 
 
 def test_what_each_shard_does_anew_is_not_divided() -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from spotwise.core.migration.deployment import Deployment
-from spotwise.core.migration.mapping.shares import share_bytes, share_of
 from spotwise.core.parallel.config import Position
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.shares import share_of
 
 
 class OldPipelines:
@@ -48,9 +48,9 @@ class OldPipelines:
 
     def staying_kv_token_bytes(self, number: int) -> int:
         """Return the bytes of a token's KV that are on devices that stay."""
-        tensor, whole_bytes = self._before.config.tensor, self._model.kv_layer_token_bytes
+        tensor, kv = self._before.config.tensor, self._model.kv_layer_token
         return sum(
-            len(self._layers(position.stage)) * share_bytes(whole_bytes, share_of(position.shard, tensor))
+            len(self._layers(position.stage)) * kv.of(share_of(position.shard, tensor))
             for position in self._staying[number]
         )
 

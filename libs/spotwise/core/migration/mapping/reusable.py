@@ -1,6 +1,6 @@
 """The bytes of a new position that each device has already.
 
-Law: a device can reuse for a position what both hold (`shares.py`): weights, and KV of requests that move from the device's old
+Law: a device can reuse for a position what both hold (`parts.py`): weights, and KV of requests that move from the device's old
 pipeline to the position's (SpotServe, section 4.2).
 Overlaps of layers and of shares are independent, so the bytes of all pairs are products of small tables.
 """
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.migration.mapping.shares import has_head, overlap, share_bytes, share_of
+from spotwise.core.migration.mapping.parts import has_head
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.shares import PartBytes, overlap
 
 Table = NDArray[np.int64]
 
@@ -38,13 +39,11 @@ class Reusable:
         cls, before: ParallelConfig, config: ParallelConfig, model: ModelShape, tokens: Mapping[tuple[int, int], int]
     ) -> Reusable:
         """Return the tables for a change from one configuration to another."""
-        shares = [
-            [overlap(share_of(old, before.tensor), share_of(new, config.tensor)) for new in range(config.tensor)]
-            for old in range(before.tensor)
-        ]
 
-        def shards(whole_bytes: int) -> Table:
-            return np.array([[share_bytes(whole_bytes, share) for share in row] for row in shares], dtype=np.int64)
+        def shards(part: PartBytes) -> Table:
+            held = [part.share(shard, before.tensor) for shard in range(before.tensor)]
+            needed = [part.share(shard, config.tensor) for shard in range(config.tensor)]
+            return np.array([[part.of(overlap(one, other)) for other in needed] for one in held], dtype=np.int64)
 
         old = [model.stage_layers(stage, before.pipeline) for stage in range(before.pipeline)]
         new = [model.stage_layers(stage, config.pipeline) for stage in range(config.pipeline)]
@@ -58,11 +57,11 @@ class Reusable:
             [has_head(stage, config.pipeline, model) for stage in range(config.pipeline)],
         )
         weight_bytes = (
-            np.kron(layers, shards(model.layer_bytes))
-            + np.kron(embedding, shards(model.embedding_bytes))
-            + np.kron(head, shards(model.head_bytes))
+            np.kron(layers, shards(model.layer))
+            + np.kron(embedding, shards(model.embedding))
+            + np.kron(head, shards(model.head))
         )
-        return cls(before, config, weight_bytes, np.kron(layers, shards(model.kv_layer_token_bytes)), tokens)
+        return cls(before, config, weight_bytes, np.kron(layers, shards(model.kv_layer_token)), tokens)
 
     def pair_bytes(self, old: Position | None, new: Position) -> tuple[int, int]:
         """Return the bytes of weights and of KV that the device at an old position has of a new one."""

@@ -16,18 +16,11 @@ from typing import NamedTuple
 
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.shares import (
-    Part,
-    PartKind,
-    Share,
-    common_layers,
-    kv_share_bytes,
-    share_bytes,
-    share_of,
-)
+from spotwise.core.migration.mapping.parts import Part, PartKind, common_layers
 from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.shares import WHOLE_SHARE, PartBytes, Share, share_of
 
 
 class Piece(NamedTuple):
@@ -35,7 +28,7 @@ class Piece(NamedTuple):
 
     Attributes:
         part, layers: of what (of KV, in the first of its layers), and the number of layers from there on; 1 of weights.
-        unit_bytes: what the share is cut from: a whole part of weights; a token's KV in a layer.
+        unit: what the share is cut from: a whole part of weights; a token's KV in a layer.
         units: how many of those: 1 of weights; tokens x layers of KV.
         needers: how many devices need it.
         receivers: devices that need it and do not hold it.
@@ -45,7 +38,7 @@ class Piece(NamedTuple):
     part: Part
     layers: int
     share: Share
-    unit_bytes: int
+    unit: PartBytes
     units: int
     holders: tuple[int, ...]
     needers: int
@@ -59,7 +52,7 @@ class Piece(NamedTuple):
             return self
         start, width = self.share.start, (self.share.end - self.share.start) / count
         share = Share(start + width * number, start + width * (number + 1))
-        return self._replace(share=share, byte_count=self.units * share_bytes(self.unit_bytes, share))
+        return self._replace(share=share, byte_count=self.units * self.unit.of(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +82,25 @@ class Outlines:
         old_bounds = [Fraction(shard, self._old.tensor) for shard in range(self._old.tensor + 1)]
         new_bounds = [Fraction(shard, self._new.tensor) for shard in range(self._new.tensor + 1)]
         bounds = sorted({*old_bounds, *new_bounds})
-        self._shares = [
-            (Share(start, end), int(start * self._old.tensor), int(start * self._new.tensor))
+        self._cut = [
+            (Share(start, end), _shard_at(start, self._old), _shard_at(start, self._new))
             for start, end in pairwise(bounds)
         ]
+        self._whole = [(WHOLE_SHARE, range(self._old.tensor), range(self._new.tensor))]
 
-    def between(self, old_stage: int, new_stage: int, old_pipelines: range, new_pipelines: range) -> list[Outline]:
-        """Return the shares that stages of some old and some new pipelines have, in order."""
+    def between(
+        self, old_stage: int, new_stage: int, old_pipelines: range, new_pipelines: range, *, is_whole: bool = False
+    ) -> list[Outline]:
+        """Return the shares that stages of some old and some new pipelines have, in order; one where every shard `is_whole`."""
         outlines = []
         before, after = self._devices.before, self._devices.after
-        for share, old_shard, new_shard in self._shares:
-            held = (before.get(Position(pipeline, old_stage, old_shard)) for pipeline in old_pipelines)
-            needed = (after.get(Position(pipeline, new_stage, new_shard)) for pipeline in new_pipelines)
+        for share, old_shards, new_shards in self._whole if is_whole else self._cut:
+            held = [
+                before.get(Position(pipeline, old_stage, shard)) for pipeline in old_pipelines for shard in old_shards
+            ]
+            needed = [
+                after.get(Position(pipeline, new_stage, shard)) for pipeline in new_pipelines for shard in new_shards
+            ]
             holders = tuple(device for device in held if device is not None)
             needers = tuple(device for device in needed if device is not None)
             outlines.append(
@@ -121,22 +121,20 @@ def weight_parts(device_map: DeviceMap, model: ModelShape, devices: NumberedDevi
     """Return the pieces of the embedding, of each layer and of the head, in the order of the model."""
     old, new = device_map.before.config, device_map.config
     outlines = Outlines(device_map, devices)
-    known: dict[tuple[int, int], list[Outline]] = {}
+    known: dict[tuple[int, int, bool], list[Outline]] = {}
 
-    def pieces(part: Part, whole_bytes: int, old_stage: int, new_stage: int) -> tuple[Piece, ...]:
-        run = old_stage, new_stage
+    def pieces(part: Part, unit: PartBytes, old_stage: int, new_stage: int) -> tuple[Piece, ...]:
+        run = old_stage, new_stage, unit.is_whole
         if run not in known:
-            known[run] = outlines.between(*run, range(old.pipelines), range(new.pipelines))
-        return tuple(
-            Piece(part, 1, each.share, whole_bytes, 1, *each[1:], share_bytes(whole_bytes, each.share))
-            for each in known[run]
-        )
+            pipelines = range(old.pipelines), range(new.pipelines)
+            known[run] = outlines.between(old_stage, new_stage, *pipelines, is_whole=unit.is_whole)
+        return tuple(Piece(part, 1, each.share, unit, 1, *each[1:], unit.of(each.share)) for each in known[run])
 
     old_stage, new_stage = _stage_of(old, model), _stage_of(new, model)
-    parts = [pieces(Part(PartKind.EMBEDDING), model.embedding_bytes, 0, 0)]
+    parts = [pieces(Part(PartKind.EMBEDDING), model.embedding, 0, 0)]
     for layer in range(model.layers):
-        parts.append(pieces(Part(PartKind.LAYER, layer), model.layer_bytes, old_stage[layer], new_stage[layer]))
-    parts.append(pieces(Part(PartKind.HEAD), model.head_bytes, old_stage[-1], new_stage[-1]))
+        parts.append(pieces(Part(PartKind.LAYER, layer), model.layer, old_stage[layer], new_stage[layer]))
+    parts.append(pieces(Part(PartKind.HEAD), model.head, old_stage[-1], new_stage[-1]))
     return parts
 
 
@@ -197,7 +195,7 @@ def _kv_bytes(
             for shard in range(config.tensor):
                 device = devices_at.get(Position(pipeline, stage, shard))
                 if device is not None:
-                    num_bytes = kv_share_bytes(tokens[pipeline], model, share_of(shard, config.tensor))
+                    num_bytes = tokens[pipeline] * model.kv_layer_token.of(share_of(shard, config.tensor))
                     found[device] = num_bytes * len(model.stage_layers(stage, config.pipeline))
     return found
 
@@ -212,19 +210,24 @@ def _kv_outlines(
             if layers := common_layers(old_stage, old, new_stage, new, model):
                 between = outlines.between(old_stage, new_stage, was, becomes)
                 # A share without a byte in it needs no holder.
-                found += [(layers, each) for each in between if share_bytes(model.kv_layer_token_bytes, each.share)]
+                found += [(layers, each) for each in between if model.kv_layer_token.of(each.share)]
     return found
 
 
 def _kv_pieces(request: RunningRequest, model: ModelShape, run: list[tuple[range, Outline]]) -> list[Piece]:
     pieces = []
     for layers, each in run:
-        units, unit_bytes = request.tokens * len(layers), model.kv_layer_token_bytes
+        units, unit = request.tokens * len(layers), model.kv_layer_token
         part = Part(PartKind.KV, layers.start, request.id)
-        num_bytes = units * share_bytes(unit_bytes, each.share)
-        pieces.append(Piece(part, len(layers), each.share, unit_bytes, units, *each[1:], num_bytes))
+        num_bytes = units * unit.of(each.share)
+        pieces.append(Piece(part, len(layers), each.share, unit, units, *each[1:], num_bytes))
     return pieces
 
 
 def _stage_of(config: ParallelConfig, model: ModelShape) -> list[int]:
     return [stage for stage in range(config.pipeline) for _ in model.stage_layers(stage, config.pipeline)]
+
+
+def _shard_at(start: Fraction, config: ParallelConfig) -> range:
+    shard = int(start * config.tensor)
+    return range(shard, shard + 1)

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotwise.core.migration.deployment import Device, RunningRequest
-from spotwise.core.migration.mapping.shares import Part, Share
+from spotwise.core.migration.mapping.parts import Part
 from spotwise.core.migration.planning.link_times import Links, paper_seconds
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.shares import Share
 
 
 @dataclass(frozen=True, slots=True)

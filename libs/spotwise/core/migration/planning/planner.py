@@ -125,7 +125,7 @@ class _Planning:
             sum(each.byte_count for each in transfers if each.source is not None),
             sum(each.byte_count for each in transfers if each.source is None),
             self._kept_bytes(),
-            self._map.config.pipelines * self._model.weight_bytes,
+            self._map.config.pipelines * self._model.group_bytes(self._map.config.tensor),
             self._peaks(),
             self._recomputed(),
         )

@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.mapping.shares import Part, PartKind, Share, overlap, share_bytes, share_of
+from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.parallel.model_shape import ModelShape
-from tests.unit.core.migration.held_parts import HeldShare, kv_of, kv_overlap_bytes, weight_overlap_bytes, weights_of
+from spotwise.core.parallel.shares import PartBytes, Share, overlap, share_of
+from tests.unit.core.migration.held_parts import HeldShare, kv_of, weights_of
+from tests.unit.core.parallel.builders import engine_shape
 
 MODEL = ModelShape(
     "small", layers=5, hidden_size=8, layer_bytes=120, embedding_bytes=70, head_bytes=50, kv_layer_token_bytes=24
@@ -61,69 +64,55 @@ class TestShares:
     def test_shares_that_only_meet_have_nothing_in_common(self) -> None:
         """The end is not part of a share."""
         assert overlap(share_of(0, 2), share_of(1, 2)) is None
-        assert share_bytes(100, None) == 0
+        assert PartBytes(100).of(None) == 0
 
     def test_shares_of_different_degrees_overlap_in_part(self) -> None:
         """The middle third and the first half have a sixth in common."""
         assert overlap(share_of(1, 3), share_of(0, 2)) == Share(Fraction(1, 3), Fraction(1, 2))
 
     @settings(max_examples=60, deadline=None)
-    @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 9))
-    def test_overlaps_add_up_to_the_share_to_the_byte(self, whole_bytes: int, tensor: int, other: int) -> None:
-        """Overlaps add up to the share to the byte, however it is rounded."""
+    @given(
+        st.integers(0, 10**6),
+        st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 100)), max_size=3),
+        st.integers(1, 9),
+        st.integers(1, 9),
+    )
+    def test_overlaps_add_up_to_the_share_to_the_byte(
+        self, rest: int, matrices: list[tuple[int, int]], tensor: int, other: int
+    ) -> None:
+        """However it is rounded, and where matrices are cut at panels."""
+        part = PartBytes(rest + sum(columns * size for columns, size in matrices), tuple(matrices))
         for shard in range(tensor):
             share = share_of(shard, tensor)
-            common = [share_bytes(whole_bytes, overlap(share, share_of(into, other))) for into in range(other)]
-            assert sum(common) == share_bytes(whole_bytes, share)
+            assert sum(part.of(overlap(share, share_of(into, other))) for into in range(other)) == part.of(share)
 
 
-@st.composite
-def two_positions(draw: st.DrawFn) -> tuple[Position, ParallelConfig, Position, ParallelConfig]:
-    drawn: list[tuple[Position, ParallelConfig]] = []
-    for _ in range(2):
-        config = ParallelConfig(1, draw(st.integers(1, 6)), draw(st.integers(1, 8)))
-        drawn.append((draw(st.sampled_from(list(config.positions()))), config))
-    return (*drawn[0], *drawn[1])
+class TestCutByTheEngine:
+    """Positions have what the engine's have."""
 
-
-class TestClosedForms:
-    """Sums without lists."""
-
-    @settings(max_examples=60, deadline=None)
-    @given(two_positions(), st.integers(1, 50))
-    def test_they_are_the_sums_over_the_parts_that_both_hold(
-        self, two: tuple[Position, ParallelConfig, Position, ParallelConfig], tokens: int
-    ) -> None:
-        """The shared bytes are the sum over common parts of weights and KV, with any degrees."""
-        one, one_config, other, other_config = two
-        request = RunningRequest("r", tokens)
-
-        def common(ours: list[HeldShare], theirs: list[HeldShare], times: int, whole: dict[PartKind, int]) -> int:
-            shares = {entry.part: entry.share for entry in theirs}
-            return sum(
-                times * share_bytes(whole[entry.part.kind], overlap(entry.share, shares[entry.part]))
-                for entry in ours
-                if entry.part in shares
-            )
-
-        weights = common(
-            weights_of(one, one_config, MODEL),
-            weights_of(other, other_config, MODEL),
-            1,
-            {PartKind.EMBEDDING: 70, PartKind.LAYER: 120, PartKind.HEAD: 50},
-        )
-        kv = common(
-            kv_of(one, one_config, MODEL, request),
-            kv_of(other, other_config, MODEL, request),
-            tokens,
-            {PartKind.KV: 24},
-        )
-        assert weight_overlap_bytes(one, one_config, other, other_config, MODEL) == weights
-        assert kv_overlap_bytes(one, one_config, other, other_config, MODEL, tokens) == kv
-
-    def test_a_position_has_all_of_itself_in_common(self) -> None:
-        """The overlap with itself is what it holds."""
-        config = ParallelConfig(2, 3, 2)
+    @pytest.mark.parametrize("tensor", [1, 2, 3, 4])
+    @pytest.mark.parametrize("stages", [1, 2, 3])
+    def test_positions_have_the_layers_and_panels_of_the_engines_shares(self, stages: int, tensor: int) -> None:
+        """Layers, whole panels of each matrix, heads, logits; and every shard of the first stage the embedding."""
+        model = engine_shape(layers=9, kv_heads=12)
+        dimensions, config = model.partition, ParallelConfig(1, stages, tensor)
+        assert dimensions is not None
         for position in config.positions():
-            held = sum(entry.bytes for entry in weights_of(position, config, MODEL))
-            assert weight_overlap_bytes(position, config, position, config, MODEL) == held
+            share = ModelShare(dimensions, position.stage, stages, position.shard, tensor)
+            held = weights_of(position, config, model)
+            layers = [entry for entry in held if entry.part.kind is PartKind.LAYER]
+            assert [entry.part.layer for entry in layers] == list(share.layers)
+            columns = sum(len(share.columns(each.columns)) * each.inputs for each in dimensions.matrices)
+            assert {entry.bytes for entry in layers} == {2 * columns}
+            by_kind = {entry.part.kind: entry.bytes for entry in held}
+            assert by_kind.get(PartKind.EMBEDDING) == (model.embedding_bytes if share.is_first else None)
+            vocab = len(share.columns(dimensions.vocab_size))
+            assert by_kind.get(PartKind.HEAD) == (2 * vocab * dimensions.hidden_size if share.is_last else None)
+            (kv, *_) = kv_of(position, config, model, RunningRequest("r", tokens=7))
+            assert kv.bytes == 7 * len(share.kv_heads) * (dimensions.key_dim + dimensions.value_dim) * 2
+
+    def test_a_pipeline_has_the_embedding_once_for_each_shard(self) -> None:
+        """What its positions hold is what the plan says that a pipeline needs."""
+        model, config = engine_shape(layers=9, kv_heads=12), ParallelConfig(1, 3, 4)
+        held = sum(entry.bytes for position in config.positions() for entry in weights_of(position, config, model))
+        assert held == model.group_bytes(4) == model.weight_bytes + 3 * model.embedding_bytes

@@ -1,0 +1,106 @@
+"""A device leaves a group that is broken, whoever notices it first, and whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spotwise.core import group_messages as g
+from spotwise.core.kv_part import KvPart
+from spotwise.core.record import KvShare
+from spotwise.worker.groups import device
+from spotwise.worker.groups.device import GroupDevice
+
+FORM = g.FormGroup(7, "leader", 1, 2, 0, 1, "/memory", 9, 0, 16, "float32", "digest")
+
+
+class Part:
+    """A part that loads at once, and takes a while to leave: its engine computes."""
+
+    def __init__(self) -> None:
+        self.engine = SimpleNamespace(engine=SimpleNamespace(model_digest="digest"), computes_with="")
+        self.left = 0
+        self.is_in = self.is_whole = False
+
+    async def load(self, form: g.FormGroup) -> bool:
+        return True
+
+    async def join(self, form: g.FormGroup) -> None:
+        self.is_in = self.is_whole = True
+
+    async def leave(self) -> None:
+        was_in, self.is_in = self.is_in, False
+        if was_in:
+            await asyncio.sleep(0.2)
+            self.left += 1
+
+    def place(self, form: g.FormGroup) -> None:
+        return None
+
+
+class Transfers:
+    """Hand-offs that listen at once."""
+
+    share = KvShare("device", 1, "address", KvPart(0, 1, 0, 1))
+
+    def __init__(self, *args: Any) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Leader:
+    """A leader's stream: orders until it ends, and the reports."""
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[g.GroupOrder | None] = asyncio.Queue()
+        self.reports: list[g.GroupReport] = []
+
+    async def stream(self) -> AsyncIterator[g.GroupOrder]:
+        while (order := await self.orders.get()) is not None:
+            yield order
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Part:
+    monkeypatch.setattr(device, "PartTransfers", Transfers)
+    return Part()
+
+
+async def _joined(part: Part) -> tuple[Leader, asyncio.Task[None]]:
+    host = SimpleNamespace(id="device", introduce=lambda **_: None, beat_soon=lambda: None)
+    of_device = GroupDevice(cast(Any, host), cast(Any, part), cast(Any, SimpleNamespace(kv_cache_bytes=1)), 0)
+    leader = Leader()
+    following = asyncio.create_task(of_device.follow(leader.stream(), leader.reports.append))
+    leader.orders.put_nowait(FORM)
+    while not any(isinstance(report, g.GroupJoined) for report in leader.reports):
+        await asyncio.sleep(0.001)
+    return leader, following
+
+
+async def test_it_leaves_a_broken_group_without_a_word_of_its_leader(part: Part) -> None:
+    """The leader may be stopped, and its stream open."""
+    leader, following = await _joined(part)
+    part.is_whole = False
+    async with asyncio.timeout(2.0):
+        while not part.left:
+            await asyncio.sleep(0.01)
+    assert not following.done()
+    leader.orders.put_nowait(None)
+    await following
+    assert part.left == 1
+
+
+async def test_a_stream_that_ends_while_it_leaves_interrupts_nothing(part: Part) -> None:
+    """The end of the leader's stream comes while the device is on its way out."""
+    leader, following = await _joined(part)
+    part.is_whole = False
+    await asyncio.sleep(0.2)  # more than the interval at which it looks
+    leader.orders.put_nowait(None)
+    await following
+    assert part.left == 1
