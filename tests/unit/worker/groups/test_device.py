@@ -24,6 +24,7 @@ class Part:
     def __init__(self) -> None:
         self.engine = SimpleNamespace(engine=SimpleNamespace(model_digest="digest"), computes_with="")
         self.left = 0
+        self.has_left = asyncio.Event()
         self.is_in = self.is_whole = False
 
     async def load(self, form: g.FormGroup) -> bool:
@@ -37,6 +38,7 @@ class Part:
         if was_in:
             await asyncio.sleep(0.2)
             self.left += 1
+            self.has_left.set()
 
     def place(self, form: g.FormGroup) -> None:
         return None
@@ -55,11 +57,15 @@ class Transfers:
 
 
 class Leader:
-    """A leader's stream: orders until it ends, and the reports."""
+    """A leader's stream: orders until it ends."""
 
     def __init__(self) -> None:
         self.orders: asyncio.Queue[g.GroupOrder | None] = asyncio.Queue()
-        self.reports: list[g.GroupReport] = []
+        self.has_joined = asyncio.Event()
+
+    def note(self, report: g.GroupReport) -> None:
+        if isinstance(report, g.GroupJoined):
+            self.has_joined.set()
 
     async def stream(self) -> AsyncIterator[g.GroupOrder]:
         while (order := await self.orders.get()) is not None:
@@ -76,10 +82,9 @@ async def _joined(part: Part) -> tuple[Leader, asyncio.Task[None]]:
     host = SimpleNamespace(id="device", introduce=lambda **_: None, beat_soon=lambda: None)
     of_device = GroupDevice(cast(Any, host), cast(Any, part), cast(Any, SimpleNamespace(kv_cache_bytes=1)), 0)
     leader = Leader()
-    following = asyncio.create_task(of_device.follow(leader.stream(), leader.reports.append))
+    following = asyncio.create_task(of_device.follow(leader.stream(), leader.note))
     leader.orders.put_nowait(FORM)
-    while not any(isinstance(report, g.GroupJoined) for report in leader.reports):
-        await asyncio.sleep(0.001)
+    await leader.has_joined.wait()
     return leader, following
 
 
@@ -88,8 +93,7 @@ async def test_it_leaves_a_broken_group_without_a_word_of_its_leader(part: Part)
     leader, following = await _joined(part)
     part.is_whole = False
     async with asyncio.timeout(2.0):
-        while not part.left:
-            await asyncio.sleep(0.01)
+        await part.has_left.wait()
     assert not following.done()
     leader.orders.put_nowait(None)
     await following
