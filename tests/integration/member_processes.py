@@ -5,9 +5,14 @@ A test drives them step by step, without the mesh, and sees the logits of the me
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import multiprocessing
 import os
+import secrets
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.core.batching import Batch
+from spotwise.core.group_messages import GroupExchange
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
-from spotwise.worker.groups.group_part import SharedMemory
+from spotwise.worker.groups.exchange_choice import SharedMemory
 
 #: Seconds within which a member answers; loading compiles the kernels where nobody has.
 _ANSWER_S = 240.0
+_epochs = itertools.count(1)
 
 
 class Member:
@@ -73,6 +80,8 @@ class _Served:
         self._engine: Any = None
         self._exchange: Any = None
         self._shard: Any = None
+        self._sockets: Any = None
+        self._loop: Any = None
         self._logits: list[Any] = []
 
     def load(self, config: Any, stage: int, stages: int, index: int, count: int, num_blocks: int | None) -> int:
@@ -88,17 +97,54 @@ class _Served:
         return int(self._engine.num_blocks)
 
     def join(self, path: Path, member: int, size: int) -> None:
-        from spotwise.engine.exchange import Exchange
-        from spotwise.engine.native.library import load_kernels
+        from spotwise.engine.exchange import MemoryExchange
 
         self.leave()
+        self._exchange = MemoryExchange(self._kernels(), path, member, size)
+        self._shard.join(self._exchange)
+
+    def listen(self) -> str:
+        """Take connections of groups, in a thread of their own; return where."""
+        from spotwise.mesh.group_sockets import GroupSockets
+
+        if self._sockets is None:
+            listening = threading.Event()
+
+            async def listen() -> None:
+                self._loop = asyncio.get_running_loop()
+                async with GroupSockets.open("127.0.0.1", 0, "127.0.0.1") as self._sockets:
+                    listening.set()
+                    await asyncio.Event().wait()
+
+            threading.Thread(target=asyncio.run, args=(listen(),), daemon=True).start()
+            listening.wait()
+        return str(self._sockets.address)
+
+    def join_by_tcp(self, epoch: int, secret: str, addresses: tuple[str, ...], member: int) -> None:
+        from spotwise.engine.exchange import SocketExchange
+        from spotwise.mesh.group_sockets import GroupMeeting
+
+        self.leave()
+        exchange = self._exchange = SocketExchange(self._kernels(), member, len(addresses))
+        meeting = GroupMeeting(epoch, secret, addresses, member)
+        self._loop.call_soon_threadsafe(self._sockets.connect, meeting, exchange.connect, exchange.lost)
+        self._shard.join(exchange)
+
+    @staticmethod
+    def _kernels() -> Any:
+        from spotwise.engine.native.library import load_kernels
+
         kernels = load_kernels()
         assert kernels is not None
-        self._exchange = Exchange(kernels, path, member, size)
-        self._shard.join(self._exchange)
+        return kernels
+
+    def is_complete(self) -> bool:
+        return bool(self._exchange.is_complete)
 
     def leave(self) -> None:
         if self._exchange is not None:
+            if self._sockets is not None:
+                self._loop.call_soon_threadsafe(self._sockets.forget)
             self._shard.leave()
             self._exchange.close()
             self._exchange = None
@@ -197,7 +243,12 @@ class GroupProcesses:
 
 @contextlib.contextmanager
 def group(
-    members: Sequence[Member], config: Any, stages: int, shards: int, num_blocks: int | None = None
+    members: Sequence[Member],
+    config: Any,
+    stages: int,
+    shards: int,
+    num_blocks: int | None = None,
+    through: GroupExchange = GroupExchange.MEMORY,
 ) -> Iterator[GroupProcesses]:
     """Form a group of P x M of the given processes."""
     size = stages * shards
@@ -209,12 +260,18 @@ def group(
         if error is not None:
             raise error
     blocks = min(count for count, _ in loaded)
-    shared = SharedMemory(size)
-    for number, member in enumerate(used):
-        member.begin("join", Path(shared.path), number, size)
-    for member in used:
-        member.end()
-    shared.close()
+    if through == GroupExchange.TCP:
+        addresses = tuple(member.call("listen") for member in used)
+        epoch, secret = next(_epochs), secrets.token_hex(16)
+        for number, member in enumerate(used):
+            member.call("join_by_tcp", epoch, secret, addresses, number)
+    else:
+        shared = SharedMemory(size)
+        for number, member in enumerate(used):
+            member.call("join", Path(shared.path), number, size)
+        shared.close()
+    while not all(member.call("is_complete") for member in used):
+        time.sleep(0.01)
     facts = [member.call("facts") for member in used]
     try:
         yield GroupProcesses(used, blocks, facts[0][0], sum(fused for _, fused in facts[::shards]))

@@ -17,6 +17,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.group_messages import GroupExchange
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
@@ -29,6 +30,7 @@ from tests.integration.test_architectures import MODELS, SHAPE
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import note_logits
 
+MEMORY, TCP = GroupExchange.MEMORY, GroupExchange.TCP
 NEW_TOKENS = 8
 WIDE = {
     "hidden_size": 256,
@@ -194,14 +196,14 @@ def test_without_native_kernels_only_the_last_bits_differ(members: list[Member],
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize(("victim", "through"), [*((victim, MEMORY) for victim in range(4)), (0, TCP), (3, TCP)])
 def test_a_lost_member_frees_the_others_and_they_form_another_group(
-    victim: int, sign: signal.Signals, members: list[Member], tmp_path: Path
+    victim: int, sign: signal.Signals, through: GroupExchange, members: list[Member], tmp_path: Path
 ) -> None:
     """The others' iterations end with an error that names the member; with another process they compute as before."""
     settings = config(wide_model("llama", tmp_path))
     expected = alone(settings, requests())
-    with group(members, settings, 2, 2) as group_of:
+    with group(members, settings, 2, 2, through=through) as group_of:
         request = requests()[0]
         group_of.add_sequence(request)
         batch = Batch((BatchRow(request.sequence_id, 0, 3, (0,)),))
@@ -215,14 +217,15 @@ def test_a_lost_member_frees_the_others_and_they_form_another_group(
                 assert member.end(30.0) == f"member {victim} of the group is gone"
         lost.stop()
         members[victim] = Member()
-    with group(members, settings, 2, 2) as group_of:
+    with group(members, settings, 2, 2, through=through) as group_of:
         assert_same(group_of, requests(), expected)
 
 
-def test_a_dissolved_group_ends_its_iterations(members: list[Member], tmp_path: Path) -> None:
+@pytest.mark.parametrize("through", [MEMORY, TCP])
+def test_a_dissolved_group_ends_its_iterations(through: GroupExchange, members: list[Member], tmp_path: Path) -> None:
     """Any thread of any member may break the exchange; the next group is not affected."""
     settings = config(wide_model("llama", tmp_path))
-    with group(members, settings, 1, 2) as group_of:
+    with group(members, settings, 1, 2, through=through) as group_of:
         request = requests()[0]
         group_of.add_sequence(request)
         waiting, breaking = group_of.members
@@ -231,6 +234,15 @@ def test_a_dissolved_group_ends_its_iterations(members: list[Member], tmp_path: 
         assert waiting.end(30.0) == "the group was dissolved"
         with pytest.raises(GroupBrokenError, match="dissolved"):
             breaking.call("run", Batch((BatchRow(request.sequence_id, 0, 3, (0,)),)))
+
+
+def test_members_of_several_machines_compute_the_same(members: list[Member], tmp_path: Path) -> None:
+    """Through TCP, as if they were on several machines."""
+    settings = config(wide_model("llama", tmp_path))
+    expected = alone(settings, requests())
+    for stages, shards in SHAPES:
+        with group(members, settings, stages, shards, through=TCP) as group_of:
+            assert_same(group_of, requests(), expected)
 
 
 def test_every_member_holds_its_part_of_the_kv(members: list[Member], tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 
 from spotwise.cli.errors import CommandError
 from spotwise.core.parallel.model_partition import column_bounds
-from spotwise.engine.exchange import Exchange
+from spotwise.engine.exchange import MemoryExchange
 from spotwise.engine.native.library import StageFields, load_kernels
-from spotwise.worker.groups.group_part import SharedMemory
+from spotwise.worker.groups.exchange_choice import SharedMemory
 
 #: One token's activations of SmolLM2-135M in float32.
 COLUMNS = 576
@@ -55,7 +55,7 @@ def gather_us(shards: int) -> float:
 def _member(pipe: Connection, path: str, index: int, shards: int) -> None:
     kernels = load_kernels()
     assert kernels is not None  # `SharedMemory` needs them
-    exchange = Exchange(kernels, Path(path), index, shards)
+    exchange = MemoryExchange(kernels, Path(path), index, shards)
     stage, matrix = StageFields(exchange.handle, 0, shards), torch.zeros(1, COLUMNS)
     bounds = (ctypes.c_int64 * (shards + 1))(*(4 * bound for bound in column_bounds(COLUMNS, shards)))
     # As the native layer calls it.

@@ -183,8 +183,10 @@ def _legend(members: list[MemberStatus]) -> list[str]:
 def _links_of_groups(members: list[MemberStatus]) -> list[str]:
     """Say which links the processes of each group use, and for what."""
     groups: dict[str, dict[tuple[int, int], str]] = {}
+    exchanges: dict[str, str] = {}
     for member, place in ((s.member, s.member_now.place) for s in members):
         if place is not None:
+            exchanges[member.leader_id or member.id] = place.exchange or "shared memory"
             groups.setdefault(member.leader_id or member.id, {})[place.stage, place.shard] = member.id
     lines = []
     for leader_id, names in sorted(groups.items()):
@@ -195,8 +197,8 @@ def _links_of_groups(members: list[MemberStatus]) -> list[str]:
         if len(stages) > 1:
             links.append(f"activations from stage to stage of {len(stages)}")
         lines.append(
-            f"group of {leader_id}: {'; '.join(links)} (shared memory); orders of {leader_id} (gRPC); KV of hand-offs, each "
-            "process its part (UCX)"
+            f"group of {leader_id}: {'; '.join(links)} ({exchanges[leader_id]}); orders of {leader_id} (gRPC); "
+            "KV of hand-offs, each process its part (UCX)"
         )
     return lines
 

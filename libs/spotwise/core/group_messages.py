@@ -9,10 +9,19 @@ role, each for the device's part.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from spotwise.core.record import KvHandoff, KvShare, RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
+
+
+class GroupExchange(StrEnum):
+    """What the members of a leader's groups exchange activations through: `AUTO` is memory where they share a machine."""
+
+    AUTO = "auto"
+    MEMORY = "memory"
+    TCP = "tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +31,11 @@ class FormGroup:
     Attributes:
         epoch: of the group, higher than that of any before.
         stages, shards: P and M; `stage` and `shard` are the device's, from 0.
-        exchange: name of the shared memory of all members.
+        exchange: path of the shared memory of all members; with `addresses`, the secret that their connections begin with.
         num_blocks: of the KV cache, and `host_blocks` of the host's memory for swapped KV, the same for all members.
         dtype: of the model, as a worker's setting.
         model_digest: of the leader's weights; `None`: unknown.
+        addresses: where each member takes connections, `host:port`, by position; empty where they share memory.
     """
 
     epoch: int
@@ -40,6 +50,7 @@ class FormGroup:
     block_size: int
     dtype: str
     model_digest: str | None
+    addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +134,23 @@ GroupOrder = (
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffered:
-    """First report of a stream: what the device has for a group."""
+    """What a process has for a group; a device's first report of a stream.
+
+    Attributes:
+        machine: processes that name the same can share memory.
+        exchange_address: where it takes the connections of a group's members, `host:port`.
+    """
 
     device_id: str
     kv_cache_bytes: int
     kv_host_bytes: int
+    machine: str
+    exchange_address: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJoined:
-    """The device has loaded its part of the model and waits for the others in the exchange.
+    """The device has loaded its part of the model, and knows that all others have joined the exchange.
 
     Attributes:
         loaded: whether weights were loaded, and not kept from a group before.

@@ -114,6 +114,7 @@ class DevicePlace:
         epoch: of the group.
         stages, shards: P and M; `stage` and `shard` are the position, from 0.
         layers, kv_heads: the first, and the one behind the last.
+        exchange: what activations go through, for people.
     """
 
     epoch: int
@@ -123,6 +124,7 @@ class DevicePlace:
     shard: int
     layers: tuple[int, int]
     kv_heads: tuple[int, int]
+    exchange: str = ""
 
 
 @dataclass(frozen=True, slots=True)

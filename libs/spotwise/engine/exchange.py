@@ -1,4 +1,4 @@
-"""Gathers and messages among the processes of a group, through memory that they share on one machine.
+"""Gathers and messages among the processes of a group: through memory that they share on one machine, else through TCP.
 
 One thread of a member sends, receives and gathers; any thread may break the exchange, which ends every call of every member at
 once. A member that ends or stops breaks it as well. A broken exchange stays broken: the group forms a new one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from spotwise.engine.native.library import Kernels, StageFields
 RING_BYTES = 16 << 20
 #: A member that shows no sign of life for so long is gone.
 PATIENCE_S = 0.7
+_PATIENCE_MS = round(PATIENCE_S * 1000)
 
 
 class GroupBrokenError(RuntimeError):
@@ -46,24 +48,13 @@ class Exchange:
 
     Args:
         kernels: exchange.
-        path: of the shared memory, `bytes` long, the same for all members and new for each group.
-        member: this process's number in the group, from 0.
-        size: members of the group.
+        handle: address of the native exchange; owned.
     """
 
-    def __init__(self, kernels: Kernels, path: Path, member: int, size: int) -> None:
+    def __init__(self, kernels: Kernels, handle: int) -> None:
         self._kernels = kernels
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), self.bytes(kernels, size))
-        self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
-        address = ctypes.addressof(self._view)
         #: Address of the native exchange; `None` once closed.
-        self.handle: int | None = kernels.exchange_join(address, member, size, RING_BYTES, round(PATIENCE_S * 1000))
-
-    @staticmethod
-    def bytes(kernels: Kernels, size: int) -> int:
-        """Return the bytes of shared memory, zero at first, that a group of this size needs."""
-        return int(kernels.exchange_bytes(size, RING_BYTES))
+        self.handle: int | None = handle
 
     @property
     def broken_by(self) -> int | None:
@@ -75,6 +66,11 @@ class Exchange:
     def is_whole(self) -> bool:
         """Whether all members are there."""
         return self.handle is not None and self._kernels.exchange_broken(self.handle) == 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member has joined and shown life: from then on each that ends or stops breaks the exchange."""
+        return self.handle is not None and bool(self._kernels.exchange_complete(self.handle))
 
     def times(self) -> ExchangeTimes:
         """Return what this member's thread has spent in it so far."""
@@ -114,14 +110,13 @@ class Exchange:
     def fail(self) -> None:
         """Break the exchange for all members; any thread may call it."""
         if self.handle is not None:
-            self._kernels.exchange_fail(self.handle)
+            self._kernels.exchange_fail(self.handle, -1)
 
     def close(self) -> None:
         """Leave, after the last call has returned; the other members find that this one is gone. Idempotent."""
         if self.handle is not None:
             self._kernels.exchange_leave(self.handle)
-            self.handle = self._view = None
-            self._memory.close()
+            self.handle = None
 
     def error(self) -> GroupBrokenError:
         """Return the error of a call that the break ended."""
@@ -131,3 +126,62 @@ class Exchange:
     def _require(self, done: int) -> None:
         if not done:
             raise self.error()
+
+
+class MemoryExchange(Exchange):
+    """Through memory that all members map.
+
+    Args:
+        kernels: exchange.
+        path: of the shared memory, `bytes` long, the same for all members and new for each group.
+        member: this process's number in the group, from 0.
+        size: members of the group.
+    """
+
+    def __init__(self, kernels: Kernels, path: Path, member: int, size: int) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), self.bytes(kernels, size))
+        self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
+        address = ctypes.addressof(self._view)
+        super().__init__(kernels, kernels.exchange_join(address, member, size, RING_BYTES, _PATIENCE_MS))
+
+    @staticmethod
+    def bytes(kernels: Kernels, size: int) -> int:
+        """Return the bytes of shared memory, zero at first, that a group of this size needs."""
+        return int(kernels.exchange_bytes(size, RING_BYTES))
+
+    def close(self) -> None:
+        """Leave, as `Exchange.close`."""
+        super().close()
+        if self._view is not None:
+            self._view = None
+            self._memory.close()
+
+
+class SocketExchange(Exchange):
+    """Through two TCP connections with each other member, which are handed over one member at a time.
+
+    Args:
+        kernels: exchange.
+        member: this process's number in the group, from 0.
+        size: members of the group.
+    """
+
+    def __init__(self, kernels: Kernels, member: int, size: int) -> None:
+        super().__init__(kernels, kernels.socket_exchange_join(member, size, _PATIENCE_MS))
+
+    def connect(self, member: int, data: socket.socket, pulse: socket.socket) -> None:
+        """Take the connections with a member, once: for data, and for signs of life. Closes them where it is closed."""
+        if self.handle is None:
+            data.close()
+            pulse.close()
+            return
+        for connection in (data, pulse):
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._kernels.exchange_connect(self.handle, member, data.detach(), pulse.detach())
+
+    def lost(self, member: int) -> None:
+        """Break the exchange, since a member cannot be reached."""
+        if self.handle is not None:
+            self._kernels.exchange_fail(self.handle, 1 + member)

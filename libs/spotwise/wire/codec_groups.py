@@ -125,6 +125,7 @@ _ORDERS: _Table = {
             *("epoch", "leader_id", "stages", "shards", "stage", "shard", "exchange", "num_blocks", "host_blocks"),
             *("block_size", "dtype"),
             optional=("model_digest",),
+            addresses=(same, tuple),
         ),
     ),
     g.AddGroupSequence: (
@@ -167,7 +168,11 @@ _ORDERS: _Table = {
 _REPORTS: _Table = {
     g.DeviceOffered: (
         "offered",
-        *codec_of(g.DeviceOffered, pb.DeviceOffered, "device_id", "kv_cache_bytes", "kv_host_bytes"),
+        *codec_of(
+            g.DeviceOffered,
+            pb.DeviceOffered,
+            *("device_id", "kv_cache_bytes", "kv_host_bytes", "machine", "exchange_address"),
+        ),
     ),
     g.GroupJoined: (
         "joined",

@@ -40,7 +40,7 @@ _LOAD = codec_of(
 _PLACE = codec_of(
     DevicePlace,
     cluster.DevicePlace,
-    *("epoch", "stages", "shards", "stage", "shard"),
+    *("epoch", "stages", "shards", "stage", "shard", "exchange"),
     layers=(same, tuple),
     kv_heads=(same, tuple),
 )

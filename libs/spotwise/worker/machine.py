@@ -27,6 +27,12 @@ def cores_name() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {processor_name()}"
 
 
+def machine_id() -> str:
+    """Return a name that all processes of this machine, or of this container, have in common, and no others."""
+    started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{started}/{Path('/proc/self/ns/pid').readlink()}"
+
+
 def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that this process may still allocate: the machine's, or its container's."""
     free = psutil.virtual_memory().available

@@ -12,6 +12,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.group_messages import GroupExchange
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.members import Pool
 from spotwise.core.worker.mlfq_policy import queues_for
@@ -144,6 +145,17 @@ class WorkerSettings(ModelServiceSettings):
     )
     stages: int = Field(1, ge=1, description="P: stages of the pipeline; with P x M above 1 the worker leads a group")
     shards: int = Field(1, ge=1, description="M: shards of each stage, which must divide the model's KV heads")
+    group_exchange: GroupExchange = Field(
+        GroupExchange.AUTO,
+        description="what a group's processes exchange activations through: memory that they share, tcp, or auto (memory where "
+        "all are on one machine); its leader's counts",
+    )
+    exchange_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port where a process of a group takes the others' connections; 0 takes a free one",
+    )
     kv_push: ConfiguredPushMode = Field(
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",

@@ -29,6 +29,7 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
     [
         FORM,
         g.FormGroup(8, "w", 1, 2, 0, 1, "x", 1, 0, 16, "float32", None),
+        g.FormGroup(9, "w", 1, 2, 0, 1, "00" * 16, 1, 0, 16, "float32", None, ("a:1", "b:2")),
         g.AddGroupSequence(RECORD),
         g.DropGroupSequence("r#0@2"),
         g.AppendGroupTokens(("a@1", "b@1"), (5, 0)),
@@ -57,7 +58,7 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        g.DeviceOffered("d", 1 << 34, 0),
+        g.DeviceOffered("d", 1 << 34, 0, "machine", "host:7000"),
         g.GroupJoined(7, True, "bfloat16 on cpu", SHARE),
         g.PartArrived(HANDOFF, 4096, 0.5, "shm"),
         c.PushCaughtUp("r#0", 2),

@@ -4,7 +4,9 @@
 #include <memory>
 
 #include "layer.h"
+#include "ring_exchange.h"
 #include "sampling.h"
+#include "socket_exchange.h"
 
 using namespace spotwise;
 
@@ -169,11 +171,21 @@ void sw_pick(const float* logits, int rows, int vocabulary, const Draw* draws, i
 }
 
 // Bytes of memory, zero at first, through which `size` members of a group exchange; rings have `capacity` bytes.
-int64_t sw_exchange_bytes(int size, int64_t capacity) { return Exchange::bytes(size, capacity); }
+int64_t sw_exchange_bytes(int size, int64_t capacity) { return RingExchange::bytes(size, capacity); }
 
 // Joins an exchange as member `rank`; members that are silent for `patience_ms` break it.
 Exchange* sw_exchange_join(void* memory, int rank, int size, int64_t capacity, int64_t patience_ms) {
-  return new Exchange(memory, rank, size, capacity, patience_ms);
+  return new RingExchange(memory, rank, size, capacity, patience_ms);
+}
+
+// The same through connections, which `sw_exchange_connect` hands over.
+Exchange* sw_socket_exchange_join(int rank, int size, int64_t patience_ms) {
+  return new SocketExchange(rank, size, patience_ms);
+}
+
+// Takes a socket exchange's connections with a member, once, for data and signs of life.
+void sw_exchange_connect(Exchange* exchange, int member, int data, int pulse) {
+  static_cast<SocketExchange*>(exchange)->connect(member, data, pulse);
 }
 
 // Leaves; no thread may be inside a call, which `sw_exchange_fail` ends.
@@ -182,8 +194,11 @@ void sw_exchange_leave(Exchange* exchange) { delete exchange; }
 // 0 while all members are there; else why not: 1 + the rank of the first that is gone, or -1 after `sw_exchange_fail`.
 int sw_exchange_broken(const Exchange* exchange) { return exchange->broken(); }
 
-// Breaks the exchange for all members.
-void sw_exchange_fail(Exchange* exchange) { exchange->fail(-1); }
+// Whether every member has shown life.
+int sw_exchange_complete(const Exchange* exchange) { return exchange->complete(); }
+
+// Breaks the exchange for all members; `by` as `sw_exchange_broken` returns it.
+void sw_exchange_fail(Exchange* exchange, int by) { exchange->fail(by); }
 
 // The following return 0 where the exchange is broken.
 int sw_exchange_send(Exchange* exchange, int to, const void* data, int64_t bytes) {

@@ -113,7 +113,10 @@ class Kernels:
         )
         self.exchange_leave = _function(library.sw_exchange_leave, c_void_p)
         self.exchange_broken = _function(library.sw_exchange_broken, c_void_p, returns=c_int)
-        self.exchange_fail = _function(library.sw_exchange_fail, c_void_p)
+        self.exchange_complete = _function(library.sw_exchange_complete, c_void_p, returns=c_int)
+        self.exchange_fail = _function(library.sw_exchange_fail, c_void_p, c_int)
+        self.socket_exchange_join = _function(library.sw_socket_exchange_join, c_int, c_int, c_int64, returns=c_void_p)
+        self.exchange_connect = _function(library.sw_exchange_connect, c_void_p, c_int, c_int, c_int)
         self.exchange_send = _function(library.sw_exchange_send, c_void_p, c_int, c_void_p, c_int64, returns=c_int)
         self.exchange_receive = _function(
             library.sw_exchange_receive, c_void_p, c_int, c_void_p, c_int64, returns=c_int

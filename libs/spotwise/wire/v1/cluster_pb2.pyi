@@ -565,11 +565,13 @@ class DevicePlace(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     KV_HEADS_FIELD_NUMBER: _builtins.int
+    EXCHANGE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     stages: _builtins.int
     shards: _builtins.int
     stage: _builtins.int
     shard: _builtins.int
+    exchange: _builtins.str
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -584,10 +586,11 @@ class DevicePlace(_message.Message):
         shard: _builtins.int = ...,
         layers: _abc.Iterable[_builtins.int] | None = ...,
         kv_heads: _abc.Iterable[_builtins.int] | None = ...,
+        exchange: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kv_heads", b"kv_heads", "layers", b"layers", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "exchange", b"exchange", "kv_heads", b"kv_heads", "layers", b"layers", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

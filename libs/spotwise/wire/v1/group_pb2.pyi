@@ -268,6 +268,7 @@ class FormGroup(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_id: _builtins.str
     stages: _builtins.int
@@ -280,6 +281,8 @@ class FormGroup(_message.Message):
     block_size: _builtins.int
     dtype: _builtins.str
     model_digest: _builtins.str
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -295,10 +298,11 @@ class FormGroup(_message.Message):
         block_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
         model_digest: _builtins.str | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
@@ -580,19 +584,25 @@ class DeviceOffered(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     KV_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     KV_HOST_BYTES_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    EXCHANGE_ADDRESS_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     kv_cache_bytes: _builtins.int
     kv_host_bytes: _builtins.int
+    machine: _builtins.str
+    exchange_address: _builtins.str
     def __init__(
         self,
         *,
         device_id: _builtins.str = ...,
         kv_cache_bytes: _builtins.int = ...,
         kv_host_bytes: _builtins.int = ...,
+        machine: _builtins.str = ...,
+        exchange_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "kv_cache_bytes", b"kv_cache_bytes", "kv_host_bytes", b"kv_host_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "exchange_address", b"exchange_address", "kv_cache_bytes", b"kv_cache_bytes", "kv_host_bytes", b"kv_host_bytes", "machine", b"machine"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

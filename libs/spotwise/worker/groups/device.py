@@ -34,14 +34,14 @@ class GroupDevice:
         host: this member.
         part: of this process.
         settings: of this process.
-        kv_host_bytes: what it offers for swapped KV.
+        offer: to leaders.
     """
 
-    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, kv_host_bytes: int) -> None:
+    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, offer: g.DeviceOffered) -> None:
         self._host = host
         self._part = part
         self._settings = settings
-        self._offer = g.DeviceOffered(host.id, settings.kv_cache_bytes, kv_host_bytes)
+        self._offer = offer
 
     async def follow(self, orders: AsyncIterator[g.GroupOrder], report: Report) -> None:
         """Carry out a stream of orders; see `spotwise.mesh.device_control.Follower`."""
@@ -69,6 +69,7 @@ class _Session:
         self._epoch = 0  #: of the group; 0: in none
         self._tables: dict[str, tuple[int, ...]] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._joining: asyncio.Task[None] | None = None
 
     async def leave_broken_groups(self) -> None:
         """Leave a group of which a member is gone, the leader or another, without waiting for the leader's word."""
@@ -116,6 +117,9 @@ class _Session:
 
     async def _leave(self) -> None:
         self._epoch = 0
+        if self._joining is not None:
+            self._joining.cancel()
+            self._joining = None
         self._tables.clear()
         await self._part.leave()
         transfers, self._transfers = self._transfers, None
@@ -142,9 +146,14 @@ class _Session:
         self._epoch = form.epoch
         self._host.introduce(place=self._part.place(form))
         self._host.beat_soon()
-        engine = self._part.engine
-        _log.info("group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, loaded=loaded)
-        self._report(g.GroupJoined(form.epoch, loaded, engine.computes_with, transfers.share))
+        joined = g.GroupJoined(form.epoch, loaded, self._part.engine.computes_with, transfers.share)
+        self._joining = asyncio.create_task(self._complete(form, joined), name="join-group")
+
+    async def _complete(self, form: g.FormGroup, joined: g.GroupJoined) -> None:
+        """Say that the group is joined once its members know of each other: from then on none is lost in silence."""
+        if await self._part.completed():
+            _log.info("group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, loaded=joined.loaded)
+            self._report(joined)
 
     def _run(self, step: g.RunStep, pushes: KvPushes) -> None:
         rows = []

@@ -22,8 +22,9 @@ from spotwise.engine.errors import ModelError
 from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
+from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.group_engine import GroupEngine
-from spotwise.worker.groups.group_part import GroupPart, SharedMemory
+from spotwise.worker.groups.group_part import GroupPart
 
 _log = structlog.get_logger(__name__)
 
@@ -54,14 +55,26 @@ class GroupFormation:
         host: the leader.
         part: the leader's.
         engine: of the group.
-        form: the group's orders, but for epoch, position and memory.
+        form: the group's orders, but for epoch, position, memory and exchange.
+        offer: the leader's.
+        exchange: what its groups exchange through.
     """
 
-    def __init__(self, host: ServiceHost, part: GroupPart, engine: GroupEngine, form: g.FormGroup) -> None:
+    def __init__(
+        self,
+        host: ServiceHost,
+        part: GroupPart,
+        engine: GroupEngine,
+        form: g.FormGroup,
+        offer: g.DeviceOffered,
+        exchange: g.GroupExchange,
+    ) -> None:
         self._host = host
         self._part = part
         self._engine = engine
         self._form = form
+        self._offer = offer
+        self._exchange = exchange
         self._devices: dict[str, _Device] = {}
         self._positions: dict[str, int] = {}
         self._called_s: dict[str, float] = {}
@@ -79,12 +92,10 @@ class GroupFormation:
         return sorted(name for name, device in self._devices.items() if device.offer is not None)
 
     async def offers(self) -> list[g.DeviceOffered]:
-        """Wait for enough devices; return what they offer, in order of position."""
+        """Wait for enough devices; return what all members offer, by position."""
         await self._look_until(lambda: self._missing <= 0)
         self._give_positions()
-        by_position = sorted(self._positions, key=self._positions.__getitem__)
-        offers = [self._devices[name].offer for name in by_position]
-        return [offer for offer in offers if offer is not None]
+        return self._offers(self._members())
 
     async def form(self, num_blocks: int, host_blocks: int) -> None:
         """Form the group for the first time; raises `MeshError` where a member cannot compute its part."""
@@ -147,19 +158,11 @@ class GroupFormation:
     async def _try(self) -> bool:
         """Form one group; return whether it is whole. Raises `MeshError` where a member refuses."""
         size = self._form.stages * self._form.shards
-        members = [self._devices[name] for name in sorted(self._positions, key=self._positions.__getitem__)]
+        members = self._members()
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
-        memory = SharedMemory(size)
-        try:
+        with with_exchange(replace(self._form, epoch=self._epoch), self._exchange, self._offers(members)) as form:
             forms = [
-                replace(
-                    self._form,
-                    epoch=self._epoch,
-                    exchange=memory.path,
-                    stage=position // self._form.shards,
-                    shard=position % self._form.shards,
-                )
-                for position in range(size)
+                replace(form, stage=position // form.shards, shard=position % form.shards) for position in range(size)
             ]
             for device, form in zip(members, forms[1:], strict=True):
                 device.answer = None
@@ -169,13 +172,13 @@ class GroupFormation:
                 await self._part.join(forms[0])
             except (ModelError, ValueError) as error:
                 raise MeshError(f"the model cannot be served: {error}") from error
-            await self._look_until(lambda: all(device.answer is not None or _is_gone(device) for device in members))
-        finally:
-            memory.close()
+            await self._look_until(lambda: self._is_decided(members))
+            await self._part.completed()
         for device in members:
             if isinstance(device.answer, g.GroupRefused):
+                self._part.break_up()
                 raise MeshError(f"{device.link.device_id} cannot compute its part: {device.answer.reason}")
-        if any(map(_is_gone, members)):
+        if any(map(_is_gone, members)) or not self._part.is_whole:
             return False
         self._host.introduce(place=self._part.place(forms[0]))
         shares = tuple(device.answer.share for device in members if isinstance(device.answer, g.GroupJoined))
@@ -183,6 +186,20 @@ class GroupFormation:
         self._host.beat_soon()
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
+
+    def _is_decided(self, members: list[_Device]) -> bool:
+        """Whether it is known that the group is whole, or that it will never be."""
+        if not self._part.is_whole or any(map(_is_gone, members)):
+            return True
+        refused = any(isinstance(device.answer, g.GroupRefused) for device in members)
+        return refused or all(device.answer is not None for device in members)
+
+    def _members(self) -> list[_Device]:
+        """Return the devices by position."""
+        return [self._devices[name] for name in sorted(self._positions, key=self._positions.__getitem__)]
+
+    def _offers(self, members: list[_Device]) -> list[g.DeviceOffered]:
+        return [self._offer, *(device.offer for device in members if device.offer is not None)]
 
     def _give_positions(self) -> None:
         """Give the leader 0, and each device one of the others, the one that it has had if any."""

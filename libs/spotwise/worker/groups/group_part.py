@@ -7,7 +7,6 @@ waits in it; nothing here waits for another process on the event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +14,20 @@ import structlog
 
 from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace
-from spotwise.engine.exchange import Exchange
+from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
-from spotwise.engine.native.library import load_kernels
+from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
+from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
 
 _log = structlog.get_logger(__name__)
+
+#: Interval at which it is checked that all members have joined.
+_JOIN_CHECK_S = 0.005
 
 # What the loaded engine depends on.
 _Key = tuple[int, int, int, int, int, int, int, str]
@@ -36,11 +39,13 @@ class GroupPart:
     Args:
         config: of the whole model, with this process's memory.
         niceness: of the threads that compute.
+        sockets: of this process.
     """
 
-    def __init__(self, config: EngineConfig, niceness: int) -> None:
+    def __init__(self, config: EngineConfig, niceness: int, sockets: GroupSockets) -> None:
         self._config = config
         self._niceness = niceness
+        self._sockets = sockets
         self._key: _Key | None = None
         self._engine: EngineThread | None = None
         self._shard = Shard()
@@ -96,15 +101,32 @@ class GroupPart:
         kernels = load_kernels()
         if kernels is None:
             raise MeshError("a group needs the native kernels; install g++ on this machine")
-        member = form.stage * form.shards + form.shard
-        try:
-            exchange = Exchange(kernels, Path(form.exchange), member, form.stages * form.shards)
-        except OSError as error:
-            raise MeshError(
-                f"the group's shared memory cannot be opened ({error}); its members must share a machine"
-            ) from error
+        exchange = self._joined(kernels, form)
         self._exchange = exchange
         await self.engine.run(lambda: self._shard.join(exchange))
+
+    def _joined(self, kernels: Kernels, form: FormGroup) -> Exchange:
+        member, size = form.stage * form.shards + form.shard, form.stages * form.shards
+        if form.addresses:
+            exchange = SocketExchange(kernels, member, size)
+            meeting = GroupMeeting(form.epoch, form.exchange, form.addresses, member)
+            self._sockets.connect(meeting, exchange.connect, exchange.lost)
+            return exchange
+        try:
+            return MemoryExchange(kernels, Path(form.exchange), member, size)
+        except OSError as error:
+            raise MeshError(
+                f"the group's shared memory cannot be opened ({error}); its members must share a machine and a user, or "
+                "SPOTWISE_GROUP_EXCHANGE=tcp of the leader connects them"
+            ) from error
+
+    async def completed(self) -> bool:
+        """Wait until every member has joined the group, or it is broken; return whether it is whole."""
+        exchange = self._exchange
+        while True:
+            if exchange is None or not exchange.is_whole or exchange.is_complete:
+                return self._exchange is exchange and self.is_whole
+            await asyncio.sleep(_JOIN_CHECK_S)
 
     def times(self) -> GroupTimes | None:
         """Return what its engine has spent in iterations, and in exchanges of its present group; `None`: it is in none."""
@@ -121,6 +143,7 @@ class GroupPart:
     async def leave(self) -> None:
         """Be in no group; returns once the engine runs nothing. Idempotent."""
         self.break_up()
+        self._sockets.forget()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             await self.engine.run(self._shard.leave)
@@ -144,26 +167,5 @@ class GroupPart:
             form.shard,
             (part.layers.start, part.layers.stop),
             (part.kv_heads.start, part.kv_heads.stop),
+            "TCP" if form.addresses else "shared memory",
         )
-
-
-class SharedMemory:
-    """The memory of one group's exchange, made by its leader; members open it through the leader's process, and nothing is left
-    behind. Raises `MeshError` without native kernels.
-    """
-
-    def __init__(self, members: int) -> None:
-        kernels = load_kernels()
-        if kernels is None:
-            raise MeshError("a group needs the native kernels; install g++ on this machine")
-        self._handle = os.memfd_create("spotwise-exchange")
-        os.ftruncate(self._handle, Exchange.bytes(kernels, members))
-
-    @property
-    def path(self) -> str:
-        """Where members of this machine open it."""
-        return f"/proc/{os.getpid()}/fd/{self._handle}"
-
-    def close(self) -> None:
-        """Close it; members that have opened it keep it."""
-        os.close(self._handle)

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from spotwise.core.group_messages import FormGroup, GroupOrder
+from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
 from spotwise.core.members import MemberKind
 from spotwise.engine.errors import ModelError
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.part_sizes import PartSizes
 from spotwise.mesh.device_control import device_handler
+from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.device import GroupDevice, Report
@@ -22,7 +23,7 @@ from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.settings import DeviceSettings
-from spotwise.worker.machine import free_memory_bytes
+from spotwise.worker.machine import free_memory_bytes, machine_id
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
@@ -32,7 +33,6 @@ async def serve_device(settings: DeviceSettings) -> None:
     """Join the mesh and compute for the leader until a stop signal."""
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
-    part = GroupPart(engine_config(settings), settings.niceness)
     device: GroupDevice | None = None
 
     async def follow(orders: AsyncIterator[GroupOrder], report: Report) -> None:
@@ -40,13 +40,15 @@ async def serve_device(settings: DeviceSettings) -> None:
             await device.follow(orders, report)
 
     async with contextlib.AsyncExitStack() as stack:
+        sockets = await stack.enter_async_context(_sockets(settings))
+        part = GroupPart(engine_config(settings), settings.niceness, sockets)
         handler = device_handler(follow)
         view = DeviceView(part)
         host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.DEVICE, view, handler))
         host.introduce(model=settings.served_name, leader_id=settings.leader_id)
         host.describe_with(view.seen)
         stack.push_async_callback(part.close)
-        device = GroupDevice(host, part, settings, settings.host_bytes(free_memory_bytes()))
+        device = GroupDevice(host, part, settings, _offer(settings, host, sockets))
         await host.run()
 
 
@@ -60,9 +62,30 @@ async def leading_group(settings: WorkerSettings, host: ServiceHost) -> AsyncIte
         sizes = PartSizes.of(config, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
-    part = GroupPart(config, settings.niceness)
-    engine = GroupEngine(part, settings.stages, settings.shards)
-    form = FormGroup(
+    async with _sockets(settings) as sockets:
+        part = GroupPart(config, settings.niceness, sockets)
+        engine = GroupEngine(part, settings.stages, settings.shards)
+        offer = _offer(settings, host, sockets)
+        formation = GroupFormation(host, part, engine, _form(settings, host, sizes), offer, settings.group_exchange)
+        try:
+            _log.info("waiting_for_devices", devices=settings.group_size - 1)
+            offers = await formation.offers()
+            num_blocks = sizes.blocks([offer.kv_cache_bytes for offer in offers])
+            host_blocks = sizes.blocks([offer.kv_host_bytes for offer in offers])
+            if num_blocks < 1:
+                raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")
+            await formation.form(num_blocks, host_blocks if settings.swaps else 0)
+            host.spawn(formation.keep(), "keep_group")
+            yield engine
+            await formation.leave()  # not after an error: a leader that is started again finds them
+        finally:
+            await formation.close()
+            await part.close()
+
+
+def _form(settings: WorkerSettings, host: ServiceHost, sizes: PartSizes) -> FormGroup:
+    """Return the order to form the group, but for what its devices decide."""
+    return FormGroup(
         epoch=0,
         leader_id=host.id,
         stages=settings.stages,
@@ -72,27 +95,19 @@ async def leading_group(settings: WorkerSettings, host: ServiceHost) -> AsyncIte
         exchange="",
         num_blocks=0,
         host_blocks=0,
-        block_size=config.block_size,
+        block_size=settings.kv_block_size,
         dtype=sizes.dtype,
         model_digest=sizes.digest,
     )
-    formation = GroupFormation(host, part, engine, form)
-    try:
-        _log.info("waiting_for_devices", devices=settings.group_size - 1)
-        offers = await formation.offers()
-        own_host_bytes = settings.host_bytes(free_memory_bytes())
-        kv_bytes = [settings.kv_cache_bytes, *(offer.kv_cache_bytes for offer in offers)]
-        host_bytes = [own_host_bytes, *(offer.kv_host_bytes for offer in offers)]
-        num_blocks, host_blocks = sizes.blocks(kv_bytes), sizes.blocks(host_bytes)
-        if num_blocks < 1:
-            raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")
-        await formation.form(num_blocks, host_blocks if settings.swaps else 0)
-        host.spawn(formation.keep(), "keep_group")
-        yield engine
-        await formation.leave()  # not after an error: a leader that is started again finds them
-    finally:
-        await formation.close()
-        await part.close()
+
+
+def _offer(settings: WorkerSettings, host: ServiceHost, sockets: GroupSockets) -> DeviceOffered:
+    host_bytes = settings.host_bytes(free_memory_bytes())
+    return DeviceOffered(host.id, settings.kv_cache_bytes, host_bytes, machine_id(), sockets.address)
+
+
+def _sockets(settings: WorkerSettings) -> contextlib.AbstractAsyncContextManager[GroupSockets]:
+    return GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host)
 
 
 def engine_config(settings: WorkerSettings) -> EngineConfig:

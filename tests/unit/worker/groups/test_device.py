@@ -15,6 +15,7 @@ from spotwise.core.record import KvShare
 from spotwise.worker.groups import device
 from spotwise.worker.groups.device import GroupDevice
 
+OFFER = g.DeviceOffered("device", 1, 0, "machine", "host:1")
 FORM = g.FormGroup(7, "leader", 1, 2, 0, 1, "/memory", 9, 0, 16, "float32", "digest")
 
 
@@ -26,12 +27,18 @@ class Part:
         self.left = 0
         self.has_left = asyncio.Event()
         self.is_in = self.is_whole = False
+        self.others_are_there = asyncio.Event()
+        self.others_are_there.set()
 
     async def load(self, form: g.FormGroup) -> bool:
         return True
 
     async def join(self, form: g.FormGroup) -> None:
         self.is_in = self.is_whole = True
+
+    async def completed(self) -> bool:
+        await self.others_are_there.wait()
+        return self.is_whole
 
     async def leave(self) -> None:
         was_in, self.is_in = self.is_in, False
@@ -80,11 +87,12 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
 
 async def _joined(part: Part) -> tuple[Leader, asyncio.Task[None]]:
     host = SimpleNamespace(id="device", introduce=lambda **_: None, beat_soon=lambda: None)
-    of_device = GroupDevice(cast(Any, host), cast(Any, part), cast(Any, SimpleNamespace(kv_cache_bytes=1)), 0)
+    of_device = GroupDevice(cast(Any, host), cast(Any, part), cast(Any, None), OFFER)
     leader = Leader()
     following = asyncio.create_task(of_device.follow(leader.stream(), leader.note))
     leader.orders.put_nowait(FORM)
-    await leader.has_joined.wait()
+    if part.others_are_there.is_set():
+        await leader.has_joined.wait()
     return leader, following
 
 
@@ -108,3 +116,18 @@ async def test_a_stream_that_ends_while_it_leaves_interrupts_nothing(part: Part)
     leader.orders.put_nowait(None)
     await following
     assert part.left == 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_it_has_joined_once_all_others_are_there(is_whole: bool, part: Part) -> None:
+    """One that is lost before might never be noticed; a group that breaks meanwhile is not joined."""
+    part.others_are_there.clear()
+    leader, following = await _joined(part)
+    await asyncio.sleep(0.05)
+    assert not leader.has_joined.is_set()
+    part.is_whole = is_whole
+    part.others_are_there.set()
+    await asyncio.sleep(0.05)
+    assert leader.has_joined.is_set() == is_whole
+    leader.orders.put_nowait(None)
+    await following
