@@ -98,24 +98,34 @@ def test_sampling_is_that_of_one_process(shards: LiveMesh) -> None:
 )
 def test_a_stream_goes_on_when_a_member_is_lost(shards: LiveMesh, service_id: str, sign: signal.Signals) -> None:
     """The oracle's tokens, none twice, none wrong; then the group is whole, and empty."""
-    tokens = disturbed(shards, service_id, sign)
+    survives_loss(shards, service_id, sign, processes=3)
+
+
+def survives_loss(mesh: LiveMesh, service_id: str, sign: signal.Signals, processes: int) -> None:
+    """A stream goes on with the oracle's tokens when a process of the only worker is lost, and others are served later."""
+    tokens = disturbed(mesh, service_id, sign)
     assert tuple(tokens) == greedy(mixed_prompts(4, 200)[0], NEW_TOKENS)
-    wait_for(lambda: _is_whole(shards), lambda: str([s.member_now for s in shards.members()]), 60.0)
-    shards.wait_until_idle()
-    greedy_at_once(shards, 2)
+    wait_for(lambda: _is_whole(mesh, processes), lambda: str([s.member_now for s in mesh.members()]), 60.0)
+    mesh.wait_until_idle()
+    greedy_at_once(mesh, 2)
 
 
-def _is_whole(mesh: LiveMesh) -> bool:
+def _is_whole(mesh: LiveMesh, processes: int) -> bool:
     places = [status.member_now.place for status in mesh.members() if status.member.id.startswith("mixed-0")]
     epochs = {place.epoch if place else None for place in places}
-    return len(places) == 3 and len(epochs) == 1 and None not in epochs
+    return len(places) == processes and len(epochs) == 1 and None not in epochs
 
 
 def test_two_stages_answer_as_one_process(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Two batches in flight; swapped and preempted sequences too, since blocks are few."""
+    """Two batches in flight; swapped and preempted sequences too, since blocks are few. Through TCP, as on two machines, and
+    with a process that is lost.
+    """
     options = ("--parallel", "1,2,1", "--policy", "mlfq", "--kv-cache", "12MiB")
-    env = {"SPOTWISE_PROFILE_SECONDS": "1"}
+    env = {"SPOTWISE_PROFILE_SECONDS": "1", "SPOTWISE_GROUP_EXCHANGE": "tcp"}
     with LiveMesh(tmp_path_factory.mktemp("stages"), *options, env=env) as mesh:
         greedy_at_once(mesh, 8)
         load = next(s.member_now.load for s in mesh.members() if s.member.id == "mixed-0")
         assert load is not None and load.preemptions + load.kv_blocks_swapped_out > 0
+        assert "activations from stage to stage of 2 (TCP)" in mesh.command("status").stdout
+        survives_loss(mesh, "mixed-0-device-1", signal.SIGSTOP, processes=2)
+        survives_loss(mesh, "mixed-0-device-1", signal.SIGKILL, processes=2)

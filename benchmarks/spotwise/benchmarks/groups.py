@@ -27,6 +27,7 @@ from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
 from spotwise.cli.status import gather_status
+from spotwise.core.group_messages import GroupExchange
 from spotwise.core.percentile import percentile
 from spotwise.mesh.grpc_control import GroupTimes
 
@@ -64,6 +65,7 @@ def groups(
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Meshes of each shape.")] = 2,
     tokens: Annotated[int, typer.Option(min=16, help="Output tokens of each stream while a process is lost.")] = 48,
+    exchange: Annotated[GroupExchange, typer.Option(help="What processes exchange through.")] = GroupExchange.AUTO,
     up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
@@ -74,6 +76,7 @@ def groups(
     counts = ascending(streams, int, "--streams", "numbers of streams like 1,4")
     load = StreamShape(counts[0], requests, input_tokens, output_tokens, seed)
     extra = up_arguments(up_args)
+    env = {"SPOTWISE_GROUP_EXCHANGE": str(exchange)}
     console = report_console()
     measured: dict[tuple[Shape, int], list[Measured]] = {}
     lost: dict[Shape, list[Fault]] = {}
@@ -85,7 +88,7 @@ def groups(
         for number in range(1, rounds + 1):
             for shape in in_order_of_round(number, all_shapes):
                 progress.update(task, description=f"round {number}: {_name(shape)}")
-                with running_mesh((*_arguments(shape), *extra)) as endpoint:
+                with running_mesh((*_arguments(shape), *extra), env) as endpoint:
                     if shape == _ONE and not expected:
                         expected = uvloop.run(undisturbed(endpoint, prompts, tokens))
                     for count in counts:
@@ -94,16 +97,16 @@ def groups(
                         progress.advance(task)
         for shape in fault_shapes:
             task = progress.add_task(f"losing processes of {_name(shape)}", total=shape[0] * shape[1] * len(SIGNALS))
-            with running_mesh((*_arguments(shape), *extra)) as endpoint:
+            with running_mesh((*_arguments(shape), *extra), env) as endpoint:
                 lost[shape] = uvloop.run(run_faults(endpoint, prompts, expected, partial(progress.advance, task)))
     rows = [row for shape in measured_shapes for count in counts for row in _rows(measured, shape, count)]
     for shards in sorted({shards for _, shards in measured_shapes if shards > 1}):
         name = f"a gather of {4 * COLUMNS:,} bytes among {shards} processes that do nothing else, us"
-        rows.append(ReportRow(name, gather_us(shards)))
+        rows.append(ReportRow(name, gather_us(shards, exchange)))
     for shape, of_shape in lost.items():
         rows += fault_rows(_name(shape), of_shape)
     settings = {"streams": counts, "input_tokens": input_tokens, "output_tokens": output_tokens, "requests": requests}
-    about = environment(**settings, rounds=rounds, seed=seed, tokens=tokens, up_args=up_args)
+    about = environment(**settings, exchange=str(exchange), rounds=rounds, seed=seed, tokens=tokens, up_args=up_args)
     figures = {_name(shape): [fault.as_dict() for fault in of_shape] for shape, of_shape in lost.items()}
     write_report(rows, about, json, console, lambda figure: f"{figure:,.2f}", faults=figures)
     if any(fault.lost or fault.doubled or fault.wrong for of_shape in lost.values() for fault in of_shape):

@@ -23,7 +23,7 @@ from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
 from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
-from spotwise.engine.group_place import GroupPlace, part_cache
+from spotwise.engine.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_progress import LayersWritten, reporting_layers
@@ -149,6 +149,7 @@ class Engine:
             UnsupportedModelError: the model would not be computed exactly, or cannot be cut like this.
             ValueError: the configuration is wrong, or `kv_cache_bytes` too small.
         """
+        require_cpu(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         sketch = sketch_model(config)

@@ -21,7 +21,7 @@ from spotwise.engine.native.library import Kernels, StageFields
 #: until the next one reads. Only what is used takes memory.
 RING_BYTES = 16 << 20
 #: A member that shows no sign of life for so long is gone.
-PATIENCE_S = 0.7
+PATIENCE_S = 0.6
 _PATIENCE_MS = round(PATIENCE_S * 1000)
 
 

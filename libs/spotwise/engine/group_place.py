@@ -39,6 +39,16 @@ class GroupPlace:
         return ModelShare(parts, self.shard.stage, self.stages, self.shard.index, self.shard.count)
 
 
+def require_cpu(config: EngineConfig) -> None:
+    """Raise `ValueError` where parts of a model cannot be computed on the configured device: gathers read the host's memory."""
+    device, _ = resolve(config)
+    if device.type != "cpu":
+        raise ValueError(
+            f"workers of several processes compute on CPUs only, and the device is {device}; set SPOTWISE_DEVICE=cpu, or "
+            "serve the model by one process"
+        )
+
+
 def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_blocks: int | None) -> PagedKvCache:
     """Return the KV cache of a member, with `num_blocks` blocks or as many as its `kv_cache_bytes` hold.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from spotwise.core.parallel.model_partition import ModelDimensions
-from spotwise.engine.group_place import GroupPlace
+from spotwise.engine.group_place import GroupPlace, require_cpu
 from spotwise.engine.loading import EngineConfig, warn_of_limits
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions
@@ -41,7 +41,9 @@ class PartSizes:
         Raises:
             ModelError: the folder cannot be read.
             UnsupportedModelError: the model cannot be cut like this.
+            ValueError: no group can compute on the device.
         """
+        require_cpu(config)
         sketch = sketch_model(config)
         warn_of_limits(sketch.facts)
         sizes = []

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 Report = Callable[[g.GroupReport], None]
 
 #: Interval at which it is checked that all members of a group are there.
-_CHECK_S = 0.1
+_CHECK_S = 0.05
 
 
 class GroupDevice:

@@ -33,7 +33,7 @@ _LOOK_S = 0.2
 #: A device whose stream was lost is called again after so long: its registration outlives it.
 _CALL_AGAIN_S = 1.0
 #: Interval at which a whole group is checked between iterations.
-_CHECK_S = 0.1
+_CHECK_S = 0.05
 #: A leader that leaves waits so long for its devices to leave.
 _LEAVE_S = 2.0
 
