@@ -200,6 +200,14 @@ class GroupRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """The device has left the group: a member was lost, or could not be reached. The same members may form another."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartArrived:
     """The device's part of a hand-off is complete and verified in its reserved blocks."""
 
@@ -210,4 +218,6 @@ class PartArrived:
 
 
 KvReport = PartArrived | c.PushCaughtUp | c.HandoffDelivered | c.HandoffFailed
-GroupReport = DeviceOffered | GroupJoined | StepEnded | StepFailed | GroupSwapEnded | GroupRefused | KvReport
+GroupReport = (
+    DeviceOffered | GroupJoined | StepEnded | StepFailed | GroupSwapEnded | GroupRefused | GroupBroken | KvReport
+)

@@ -182,6 +182,7 @@ _REPORTS: _Table = {
     g.StepFailed: ("failed", *codec_of(g.StepFailed, pb.StepFailed, "epoch", "number", "reason")),
     g.GroupSwapEnded: ("swapped", *codec_of(g.GroupSwapEnded, pb.GroupSwapEnded, "epoch", "number", "error")),
     g.GroupRefused: ("refused", *codec_of(g.GroupRefused, pb.GroupRefused, "epoch", "reason")),
+    g.GroupBroken: ("broken", *codec_of(g.GroupBroken, pb.GroupBroken, "epoch", "reason")),
     c.PushCaughtUp: ("push_caught_up", *codec_of(c.PushCaughtUp, pb.OfAttempt, *_ATTEMPT)),
     c.HandoffDelivered: (
         "handoff_delivered",

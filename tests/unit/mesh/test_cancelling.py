@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from spotwise.mesh.cancelling import end_tasks
+import pytest
+
+from spotwise.mesh.cancelling import end_tasks, uninterrupted
 
 
 async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
@@ -42,3 +44,24 @@ async def test_the_error_of_a_task_is_not_raised() -> None:
     await end_tasks([task])
     assert isinstance(task.exception(), RuntimeError)
     await end_tasks([])
+
+
+async def test_work_that_must_not_be_interrupted_is_not() -> None:
+    """However often its caller is cancelled; that is cancelled afterwards, and an error of the work comes first."""
+    done = asyncio.Event()
+
+    async def work(error: Exception | None = None) -> None:
+        await asyncio.sleep(0.1)
+        done.set()
+        if error is not None:
+            raise error
+
+    for error in (None, ValueError("broken")):
+        done.clear()
+        caller = asyncio.create_task(uninterrupted(work(error)))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            caller.cancel()
+        with pytest.raises(asyncio.CancelledError if error is None else ValueError):
+            await caller
+        assert done.is_set()

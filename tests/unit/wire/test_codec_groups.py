@@ -69,6 +69,7 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
         g.StepFailed(7, 3, "member 2 of the group is gone"),
         g.GroupSwapEnded(7, 5, ""),
         g.GroupRefused(7, "too little memory"),
+        g.GroupBroken(7, "member 1 of the group is gone"),
     ],
     ids=lambda report: type(report).__name__,
 )

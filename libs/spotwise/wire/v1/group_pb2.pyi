@@ -445,6 +445,7 @@ class GroupReport(_message.Message):
     HANDOFF_DELIVERED_FIELD_NUMBER: _builtins.int
     HANDOFF_FAILED_FIELD_NUMBER: _builtins.int
     PART_ARRIVED_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offered(self) -> Global___DeviceOffered: ...
     @_builtins.property
@@ -465,6 +466,8 @@ class GroupReport(_message.Message):
     def handoff_failed(self) -> Global___HandoffFailed: ...
     @_builtins.property
     def part_arrived(self) -> Global___PartArrived: ...
+    @_builtins.property
+    def broken(self) -> Global___GroupBroken: ...
     def __init__(
         self,
         *,
@@ -478,12 +481,13 @@ class GroupReport(_message.Message):
         handoff_delivered: Global___HandoffDelivered | None = ...,
         handoff_failed: Global___HandoffFailed | None = ...,
         part_arrived: Global___PartArrived | None = ...,
+        broken: Global___GroupBroken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "ended", b"ended", "failed", b"failed", "handoff_delivered", b"handoff_delivered", "handoff_failed", b"handoff_failed", "joined", b"joined", "offered", b"offered", "part_arrived", b"part_arrived", "push_caught_up", b"push_caught_up", "refused", b"refused", "report", b"report", "swapped", b"swapped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offered", "joined", "ended", "failed", "swapped", "refused", "push_caught_up", "handoff_delivered", "handoff_failed", "part_arrived"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offered", "joined", "ended", "failed", "swapped", "refused", "push_caught_up", "handoff_delivered", "handoff_failed", "part_arrived", "broken"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -745,6 +749,28 @@ class GroupSwapEnded(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupSwapEnded: _TypeAlias = GroupSwapEnded  # noqa: Y015
+
+@_typing.final
+class GroupBroken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupBroken: _TypeAlias = GroupBroken  # noqa: Y015
 
 @_typing.final
 class GroupRefused(_message.Message):

@@ -12,6 +12,7 @@ from spotwise.core import group_messages as g
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.errors import ModelError
+from spotwise.mesh.cancelling import uninterrupted
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
@@ -53,7 +54,7 @@ class GroupDevice:
                 await session.carry_out(order)
         finally:
             _log.info("leader_left")
-            await session.end()
+            await uninterrupted(session.end())
             watching.cancel()
 
 
@@ -77,8 +78,10 @@ class _Session:
             await asyncio.sleep(_CHECK_S)
             async with self._one_at_a_time:
                 if self._epoch and not self._part.is_whole:
-                    _log.warning("group_broken", epoch=self._epoch)
+                    broken = g.GroupBroken(self._epoch, self._part.why_broken)
+                    _log.warning("group_broken", epoch=self._epoch, reason=broken.reason)
                     await self._leave()
+                    self._report(broken)
 
     async def carry_out(self, order: g.GroupOrder) -> None:
         """Carry out one order; those that compute are queued on the engine's thread."""

@@ -34,6 +34,8 @@ _LOOK_S = 0.2
 _CALL_AGAIN_S = 1.0
 #: Interval at which a whole group is checked between iterations.
 _CHECK_S = 0.05
+#: Members of which one has heard of all others hear of each other within so long.
+_HEAR_S = 5.0
 #: A leader that leaves waits so long for its devices to leave.
 _LEAVE_S = 2.0
 
@@ -45,7 +47,7 @@ class _Device:
     link: DeviceLink
     incarnation: int
     offer: g.DeviceOffered | None = None
-    answer: g.GroupJoined | g.GroupRefused | None = None
+    answer: g.GroupJoined | g.GroupRefused | g.GroupBroken | None = None
 
 
 class GroupFormation:
@@ -100,8 +102,7 @@ class GroupFormation:
     async def form(self, num_blocks: int, host_blocks: int) -> None:
         """Form the group for the first time; raises `MeshError` where a member cannot compute its part."""
         self._form = replace(self._form, num_blocks=num_blocks, host_blocks=host_blocks)
-        while not await self._try():
-            await self.offers()
+        await self._until_formed()
 
     async def keep(self) -> None:
         """Form the group anew each time that it is broken; never returns."""
@@ -115,8 +116,8 @@ class GroupFormation:
             while True:
                 await self.offers()
                 try:
-                    if await self._try():
-                        break
+                    await self._until_formed()
+                    break
                 except MeshError as error:
                     _log.error("group_not_formed", reason=str(error))
                     await asyncio.sleep(1.0)
@@ -155,6 +156,11 @@ class GroupFormation:
         _log.warning("group_broken", epoch=self._epoch, reason=reason)
         self._engine.lose(reason)
 
+    async def _until_formed(self) -> None:
+        while not await self._try():
+            await asyncio.sleep(_LOOK_S)
+            await self.offers()
+
     async def _try(self) -> bool:
         """Form one group; return whether it is whole. Raises `MeshError` where a member refuses."""
         size = self._form.stages * self._form.shards
@@ -172,13 +178,16 @@ class GroupFormation:
                 await self._part.join(forms[0])
             except (ModelError, ValueError) as error:
                 raise MeshError(f"the model cannot be served: {error}") from error
-            await self._look_until(lambda: self._is_decided(members))
-            await self._part.completed()
+            await self._decided(members)
         for device in members:
             if isinstance(device.answer, g.GroupRefused):
                 self._part.break_up()
                 raise MeshError(f"{device.link.device_id} cannot compute its part: {device.answer.reason}")
-        if any(map(_is_gone, members)) or not self._part.is_whole:
+            if isinstance(device.answer, g.GroupBroken):
+                _log.warning("group_not_formed", device=device.link.device_id, reason=device.answer.reason)
+                self._part.break_up()
+        if any(map(_is_gone, members)) or not (self._part.is_whole and self._part.is_complete):
+            self._part.break_up()
             return False
         self._host.introduce(place=self._part.place(forms[0]))
         shares = tuple(device.answer.share for device in members if isinstance(device.answer, g.GroupJoined))
@@ -187,12 +196,30 @@ class GroupFormation:
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
 
-    def _is_decided(self, members: list[_Device]) -> bool:
-        """Whether it is known that the group is whole, or that it will never be."""
-        if not self._part.is_whole or any(map(_is_gone, members)):
-            return True
-        refused = any(isinstance(device.answer, g.GroupRefused) for device in members)
-        return refused or all(device.answer is not None for device in members)
+    async def _decided(self, members: list[_Device]) -> None:
+        """Wait until the group is whole, or will never be. Members that have joined, as one that hears of all others knows, and
+        still do not hear of each other after a while, break it.
+        """
+        heard_s: float | None = None
+
+        def is_decided() -> bool:
+            nonlocal heard_s
+            answers = [device.answer for device in members]
+            if not self._part.is_whole or any(map(_is_gone, members)) or all(answer is not None for answer in answers):
+                return True
+            if any(isinstance(answer, g.GroupRefused | g.GroupBroken) for answer in answers):
+                return True
+            if heard_s is None and (self._part.is_complete or any(answer is not None for answer in answers)):
+                heard_s = time.monotonic()
+            if heard_s is not None and time.monotonic() - heard_s > _HEAR_S:
+                self._part.break_up()
+            return not self._part.is_whole
+
+        await self._look_until(is_decided)
+        if all(isinstance(device.answer, g.GroupJoined) for device in members):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_HEAR_S):
+                    await self._part.completed()
 
     def _members(self) -> list[_Device]:
         """Return the devices by position."""
@@ -265,7 +292,7 @@ class GroupFormation:
         match report:
             case g.DeviceOffered():
                 device.offer = report
-            case g.GroupJoined() | g.GroupRefused() if report.epoch == self._epoch:
+            case g.GroupJoined() | g.GroupRefused() | g.GroupBroken() if report.epoch == self._epoch:
                 device.answer = report
             case _:
                 self._engine.reported(report)

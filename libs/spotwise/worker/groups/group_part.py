@@ -19,6 +19,7 @@ from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
+from spotwise.mesh.cancelling import uninterrupted
 from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
@@ -66,6 +67,16 @@ class GroupPart:
     def is_whole(self) -> bool:
         """Whether it is in a group of which nobody is gone."""
         return self._exchange is not None and self._exchange.is_whole
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member of its group has joined it."""
+        return self._exchange is not None and self._exchange.is_complete
+
+    @property
+    def why_broken(self) -> str:
+        """Why the exchange broke, for people."""
+        return "the group was dissolved" if self._exchange is None else str(self._exchange.error())
 
     @property
     def broken_by(self) -> int | None:
@@ -146,9 +157,12 @@ class GroupPart:
         self._sockets.forget()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            await self.engine.run(self._shard.leave)
-            exchange.close()
-            _log.info("group_left")
+            await uninterrupted(self._left(exchange))
+
+    async def _left(self, exchange: Exchange) -> None:
+        await self.engine.run(self._shard.leave)
+        exchange.close()
+        _log.info("group_left")
 
     async def close(self) -> None:
         """Leave, and unload."""

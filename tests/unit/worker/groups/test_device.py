@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +26,7 @@ class Part:
     def __init__(self) -> None:
         self.engine = SimpleNamespace(engine=SimpleNamespace(model_digest="digest"), computes_with="")
         self.left = 0
+        self.why_broken = "member 0 is gone"
         self.has_left = asyncio.Event()
         self.is_in = self.is_whole = False
         self.others_are_there = asyncio.Event()
@@ -69,8 +71,10 @@ class Leader:
     def __init__(self) -> None:
         self.orders: asyncio.Queue[g.GroupOrder | None] = asyncio.Queue()
         self.has_joined = asyncio.Event()
+        self.reports: list[g.GroupReport] = []
 
     def note(self, report: g.GroupReport) -> None:
+        self.reports.append(report)
         if isinstance(report, g.GroupJoined):
             self.has_joined.set()
 
@@ -127,7 +131,19 @@ async def test_it_has_joined_once_all_others_are_there(is_whole: bool, part: Par
     assert not leader.has_joined.is_set()
     part.is_whole = is_whole
     part.others_are_there.set()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
     assert leader.has_joined.is_set() == is_whole
+    assert (g.GroupBroken(FORM.epoch, "member 0 is gone") in leader.reports) != is_whole
     leader.orders.put_nowait(None)
     await following
+
+
+async def test_a_cancelled_stream_does_not_interrupt_how_it_leaves(part: Part) -> None:
+    """The leader is killed: the stream ends, and what serves it is cancelled while the device leaves."""
+    leader, following = await _joined(part)
+    leader.orders.put_nowait(None)
+    await asyncio.sleep(0.1)  # it is on its way out
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+    assert part.left == 1

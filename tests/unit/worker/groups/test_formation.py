@@ -1,0 +1,192 @@
+"""A leader forms its group of devices that answer, refuse, break or hear nothing of each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spotwise.core import group_messages as g
+from spotwise.core.kv_part import KvPart
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.record import KvShare
+from spotwise.mesh.ports import MeshError
+from spotwise.worker.groups import formation
+from spotwise.worker.groups.formation import GroupFormation
+
+FORM = g.FormGroup(0, "w", 1, 3, 0, 0, "", 0, 0, 16, "float32", "digest")
+Answer = Callable[[g.FormGroup], g.GroupReport | None]
+
+
+def _joined(form: g.FormGroup) -> g.GroupReport:
+    return g.GroupJoined(form.epoch, True, "", KvShare("d", 1, "d:1", KvPart.of(range(1), range(1))))
+
+
+class Part:
+    """The leader's part: it joins at once, and is complete unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.joined: list[g.FormGroup] = []
+        self.is_whole = False
+        self.is_complete = True
+        self.broken_by: int | None = None
+
+    async def load(self, form: g.FormGroup) -> bool:
+        return True
+
+    async def join(self, form: g.FormGroup) -> None:
+        self.joined.append(form)
+        self.is_whole = True
+
+    async def completed(self) -> bool:
+        return self.is_whole and self.is_complete
+
+    def break_up(self) -> None:
+        self.is_whole = False
+
+    def place(self, form: g.FormGroup) -> None:
+        return None
+
+
+class World:
+    """A leader, its part, and devices d1 and d2 that answer orders as a test says."""
+
+    def __init__(self) -> None:
+        self.part = Part()
+        self.machines = {"w": "m0", "d1": "m0", "d2": "m0"}
+        self.answers: dict[str, list[Answer]] = {"d1": [_joined], "d2": [_joined]}
+        self.orders: dict[str, list[g.FormGroup]] = {"d1": [], "d2": []}
+        self.formed: list[int] = []
+
+    def offer(self, name: str) -> g.DeviceOffered:
+        return g.DeviceOffered(name, 1 << 20, 0, self.machines[name], f"{name}:7000")
+
+    def formation(self, exchange: g.GroupExchange = g.GroupExchange.TCP) -> GroupFormation:
+        members = [
+            Member(name, MemberKind.DEVICE, 1, MemberState.READY, "h", 1, f"{name}:1", leader_id="w")
+            for name in self.orders
+        ]
+
+        async def registered() -> list[Member]:
+            return members
+
+        host = SimpleNamespace(
+            id="w",
+            store=SimpleNamespace(members=registered),
+            introduce=lambda **_: None,
+            beat_soon=lambda: None,
+        )
+        engine = SimpleNamespace(
+            formed=lambda links, epoch, shares: self.formed.append(epoch), lose=lambda reason: None
+        )
+        return GroupFormation(cast(Any, host), cast(Any, self.part), cast(Any, engine), FORM, self.offer("w"), exchange)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    created = World()
+
+    class Link:
+        def __init__(self, name: str, address: str, reported: Any, lost: Any) -> None:
+            self.device_id, self.is_alive = name, True
+            self._reported = reported
+            asyncio.get_running_loop().call_soon(reported, self, created.offer(name))
+
+        def send(self, order: g.GroupOrder) -> None:
+            assert isinstance(order, g.FormGroup)
+            created.orders[self.device_id].append(order)
+            answers = created.answers[self.device_id]
+            answer = (answers.pop(0) if len(answers) > 1 else answers[0])(order)
+            if answer is not None:
+                asyncio.get_running_loop().call_soon(self._reported, self, answer)
+
+        async def close(self) -> None:
+            self.is_alive = False
+
+    monkeypatch.setattr(formation, "DeviceLink", Link)
+    monkeypatch.setattr(formation, "_LOOK_S", 0.01)
+    monkeypatch.setattr(formation, "_HEAR_S", 0.1)
+    yield created
+
+
+async def _form(of_world: GroupFormation) -> None:
+    async with asyncio.timeout(5.0):
+        await of_world.offers()
+        await of_world.form(9, 0)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "machine", "by_tcp"),
+    [
+        (g.GroupExchange.AUTO, "m0", False),
+        (g.GroupExchange.AUTO, "m1", True),
+        (g.GroupExchange.TCP, "m0", True),
+        (g.GroupExchange.MEMORY, "m1", False),
+    ],
+)
+async def test_members_of_one_machine_share_memory(
+    exchange: g.GroupExchange, machine: str, by_tcp: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others get each other's addresses, by position, and a secret that is new for each group."""
+    if not by_tcp:
+        monkeypatch.setattr(
+            "spotwise.worker.groups.exchange_choice.SharedMemory",
+            lambda size: SimpleNamespace(path=f"/memory-of-{size}", close=lambda: None),
+        )
+    world.machines["d2"] = machine
+    of_world = world.formation(exchange)
+    await _form(of_world)
+    own, first, second = world.part.joined[0], world.orders["d1"][0], world.orders["d2"][0]
+    assert [order.shard for order in (own, first, second)] == [0, 1, 2]
+    assert first.addresses == (("w:7000", "d1:7000", "d2:7000") if by_tcp else ())
+    assert own.exchange == first.exchange == second.exchange
+    assert (own.exchange == "/memory-of-3") == (not by_tcp)
+
+
+async def test_a_device_that_refuses_ends_the_attempt_with_its_reason(world: World) -> None:
+    world.answers["d2"] = [lambda form: g.GroupRefused(form.epoch, "too little memory")]
+    world.answers["d1"] = [lambda form: None]  # it hears of d2 never
+    with pytest.raises(MeshError, match="d2 cannot compute its part: too little memory"):
+        await _form(world.formation())
+    assert not world.part.is_whole
+
+
+async def test_a_group_that_breaks_before_it_is_whole_is_formed_again(world: World) -> None:
+    """With a later epoch; the other device, which has not answered, is not waited for."""
+    world.answers["d2"] = [lambda form: g.GroupBroken(form.epoch, "member 0 of the group is gone"), _joined]
+    world.answers["d1"] = [lambda form: None, _joined]
+    await _form(world.formation())
+    epochs = [order.epoch for order in world.orders["d1"]]
+    assert len(epochs) == 2 and epochs[0] < epochs[1]
+    assert world.formed == [epochs[1]]
+
+
+async def test_members_that_hear_nothing_of_each_other_do_not_hold_up_the_group(world: World) -> None:
+    """d1 has heard of all, so all have joined; d2 is silent at first, as behind a network that swallows packets."""
+    world.answers["d2"] = [lambda form: None, _joined]
+    await _form(world.formation())
+    assert len(world.orders["d2"]) == 2
+    assert len(world.formed) == 1
+
+
+async def test_an_answer_of_an_earlier_group_counts_for_nothing(world: World) -> None:
+    world.answers["d2"] = [lambda form: _joined(replace(form, epoch=form.epoch - 1)), _joined]
+    await _form(world.formation())
+    assert len(world.orders["d2"]) == 2
+
+
+async def test_a_leader_that_hears_of_nobody_tries_again(world: World) -> None:
+    """Both devices have joined, and the leader has not heard of one."""
+    world.part.is_complete = False
+    of_world = world.formation()
+    forming = asyncio.create_task(_form(of_world))
+    async with asyncio.timeout(5.0):
+        while len(world.orders["d1"]) < 2:  # noqa: ASYNC110 - of a fake without events
+            await asyncio.sleep(0.01)
+    world.part.is_complete = True
+    await forming
+    assert len(world.formed) == 1
