@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from spotwise.core.kv_part import KvPart
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
@@ -53,7 +54,7 @@ class RawPeer:
     def frame(self, kind: FrameKind, payload: bytes, **fields: Any) -> KvFrame:
         shape = {"num_layers": LAYERS, "num_blocks": 1, "chunk_total": 1, **fields}
         return KvFrame(
-            kind, "r", 1, 1, 9, self.receiver.incarnation,
+            kind, "r", 1, 1, 9, self.receiver.incarnation, KvPart.whole(LAYERS),
             payload_bytes=len(payload), payload_checksum=xxhash.xxh3_64_intdigest(payload), **shape,
         )  # fmt: skip
 

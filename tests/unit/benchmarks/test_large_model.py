@@ -30,7 +30,7 @@ def test_a_model_of_no_layers_is_refused() -> None:
 def test_tokens_that_differ_are_counted_and_a_lost_one_is_an_error() -> None:
     assert differing([1, 2, 3], [1, 2, 3]) == 0
     assert differing([1, 9, 9], [1, 2, 3]) == 2
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         differing([1, 2], [1, 2, 3])
 
 

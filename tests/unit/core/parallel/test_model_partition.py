@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_what_cannot_be_cut_is_refused_by_name(changes: dict[str, Any], stages: 
     dimensions = replace(SMOLLM2, **changes)
     refusal = dimensions.why_not(stages, shards)
     assert refusal is not None and reason in refusal
-    with pytest.raises(ValueError, match=r"stages|shards"):
+    with pytest.raises(ValueError, match=re.escape(reason)):
         ModelShare(dimensions, 0, stages, 0, shards)
 
 
