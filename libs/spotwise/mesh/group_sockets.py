@@ -74,6 +74,7 @@ class GroupSockets:
         self._epoch = 0  # of the last meeting
         self._connected: Connected = _unused
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ungreeted: set[socket.socket] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -96,6 +97,8 @@ class GroupSockets:
             await asyncio.gather(*sockets._tasks, return_exceptions=True)
             for calls in sockets._calls.values():
                 _close(calls)
+            for connection in sockets._ungreeted:
+                connection.close()
             listener.close()
 
     def connect(self, meeting: GroupMeeting, connected: Connected, lost: Callable[[int], None]) -> None:
@@ -124,6 +127,7 @@ class GroupSockets:
         loop = asyncio.get_running_loop()
         while True:
             connection, _ = await loop.sock_accept(self._listener)
+            self._ungreeted.add(connection)
             self._spawn(self._greeted(connection))
 
     async def _greeted(self, connection: socket.socket) -> None:
@@ -141,8 +145,10 @@ class GroupSockets:
                 raise ValueError(f"no group of epoch {epoch} is expected")
         except (OSError, TimeoutError, struct.error, ValueError) as error:
             _log.info("group_connection_refused", reason=str(error) or type(error).__name__)
+            self._ungreeted.discard(connection)
             connection.close()
             return
+        self._ungreeted.discard(connection)
         lanes = self._calls.setdefault((epoch, secret), {}).setdefault(member, {})
         if lane in lanes:
             lanes[lane].close()
@@ -168,8 +174,12 @@ class GroupSockets:
         self, meeting: GroupMeeting, member: int, connected: Connected, lost: Callable[[int], None]
     ) -> None:
         greetings = [meeting.greeting(lane) for lane in _LANES]
+        dialling = asyncio.get_running_loop().run_in_executor(None, _dialled, meeting.addresses[member], greetings)
         try:
-            data, pulse = await asyncio.to_thread(_dialled, meeting.addresses[member], greetings)
+            data, pulse = await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            dialling.add_done_callback(_close_dialled)
+            raise
         except (OSError, ValueError) as error:
             _log.warning("group_member_unreachable", address=meeting.addresses[member], reason=str(error))
             if self._meeting is meeting:
@@ -200,6 +210,12 @@ def _dialled(address: str, greetings: Sequence[bytes]) -> list[socket.socket]:
             connection.close()
         raise
     return connections
+
+
+def _close_dialled(dialling: asyncio.Future[list[socket.socket]]) -> None:
+    if dialling.exception() is None:
+        for connection in dialling.result():
+            connection.close()
 
 
 def _close(calls: _Calls) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
+from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets, _dialled
 from spotwise.mesh.ports import MeshError
 
 SECRET = "0123456789abcdef" * 2
@@ -124,6 +125,31 @@ async def test_who_forgets_a_group_gets_no_connection_of_it() -> None:
         await members[1].has(0)  # the system took it
         assert await asyncio.to_thread(members[1].connections[0][0].recv, 1) == b""
         assert not members[0].connections
+
+
+async def test_a_process_that_ends_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has not greeted, and one that it gets after it has ended."""
+    may_return = threading.Event()
+
+    def late(address: str, greetings: Sequence[bytes]) -> list[socket.socket]:
+        connections = _dialled(address, greetings)
+        assert may_return.wait(5.0)
+        dialled.extend(connections)
+        return connections
+
+    dialled: list[socket.socket] = []
+    monkeypatch.setattr("spotwise.mesh.group_sockets._dialled", late)
+    async with processes(2) as (members, addresses):
+        silent = await asyncio.to_thread(_greet, addresses[0], b"")
+        members[0].join(1, addresses, 0)
+        members[1].join(1, addresses, 1)
+        await members[0].has(1)
+    assert await asyncio.to_thread(silent.recv, 1) == b""
+    silent.close()
+    may_return.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert [connection.fileno() for connection in dialled] == [-1, -1]
 
 
 async def test_a_taken_port_is_said_so() -> None:
