@@ -121,7 +121,7 @@ def slow_readers(mesh: LiveMesh) -> None:
         return sum(each.member_now.load.running for each in mesh.members() if each.member_now.load is not None)
 
     wait_for(lambda: running() > 32, lambda: "the streams to begin")
-    wait_for(lambda: running() <= 1, lambda: "the streams to be cut off", seconds=60.0)
+    wait_for(lambda: running() <= 1, lambda: "the streams to be cut off", seconds=140.0)
     for connection in opened:
         connection.close()
 
