@@ -28,6 +28,8 @@ from spotwise.worker.groups.exchange_choice import SharedMemory
 
 #: Seconds within which a member answers; loading compiles the kernels where nobody has.
 _ANSWER_S = 240.0
+#: Longer than any machine under load stays silent.
+LOADED_S = 20.0
 _epochs = itertools.count(1)
 
 
@@ -96,11 +98,11 @@ class _Served:
         self._logits = note_logits(self._engine)
         return int(self._engine.num_blocks)
 
-    def join(self, path: Path, member: int, size: int) -> None:
+    def join(self, path: Path, member: int, size: int, patience_s: float) -> None:
         from spotwise.engine.exchange import MemoryExchange
 
         self.leave()
-        self._exchange = MemoryExchange(self._kernels(), path, member, size)
+        self._exchange = MemoryExchange(self._kernels(), path, member, size, patience_s)
         self._shard.join(self._exchange)
 
     def listen(self) -> str:
@@ -120,12 +122,12 @@ class _Served:
             listening.wait()
         return str(self._sockets.address)
 
-    def join_by_tcp(self, epoch: int, secret: str, addresses: tuple[str, ...], member: int) -> None:
+    def join_by_tcp(self, epoch: int, secret: str, addresses: tuple[str, ...], member: int, patience_s: float) -> None:
         from spotwise.engine.exchange import SocketExchange
         from spotwise.mesh.group_sockets import GroupMeeting
 
         self.leave()
-        exchange = self._exchange = SocketExchange(self._kernels(), member, len(addresses))
+        exchange = self._exchange = SocketExchange(self._kernels(), member, len(addresses), patience_s)
         meeting = GroupMeeting(epoch, secret, addresses, member)
         self._loop.call_soon_threadsafe(self._sockets.connect, meeting, exchange.connect, exchange.lost)
         self._shard.join(exchange)
@@ -202,6 +204,15 @@ def _serve(pipe: Connection) -> None:
                 pipe.send((False, error))
 
 
+def _all_of(members: Sequence[Member]) -> list[Any]:
+    """Return what a call returned in each; where it raised, raise after all have answered."""
+    outcomes = [member.outcome() for member in members]
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [value for value, _ in outcomes]
+
+
 @dataclass
 class GroupProcesses:
     """A group as the tests' `Driver` sees an engine; keeps the logits of each iteration."""
@@ -218,7 +229,7 @@ class GroupProcesses:
         """Call every member, side by side."""
         for member in self.members:
             member.begin(name, *args)
-        return [member.end() for member in self.members]
+        return _all_of(self.members)
 
     def add_sequence(self, record: RequestRecord) -> None:
         """Add it everywhere."""
@@ -249,26 +260,23 @@ def group(
     shards: int,
     num_blocks: int | None = None,
     through: GroupExchange = GroupExchange.MEMORY,
+    patience_s: float = LOADED_S,
 ) -> Iterator[GroupProcesses]:
-    """Form a group of P x M of the given processes."""
+    """Form a group of P x M of the given processes; one that is silent for `patience_s` is lost."""
     size = stages * shards
     used = members[:size]
     for number, member in enumerate(used):
         member.begin("load", config, number // shards, stages, number % shards, shards, num_blocks)
-    loaded = [member.outcome() for member in used]
-    for _, error in loaded:
-        if error is not None:
-            raise error
-    blocks = min(count for count, _ in loaded)
+    blocks = min(_all_of(used))
     if through == GroupExchange.TCP:
         addresses = tuple(member.call("listen") for member in used)
         epoch, secret = next(_epochs), secrets.token_hex(16)
         for number, member in enumerate(used):
-            member.call("join_by_tcp", epoch, secret, addresses, number)
+            member.call("join_by_tcp", epoch, secret, addresses, number, patience_s)
     else:
         shared = SharedMemory(size)
         for number, member in enumerate(used):
-            member.call("join", Path(shared.path), number, size)
+            member.call("join", Path(shared.path), number, size, patience_s)
         shared.close()
     while not all(member.call("is_complete") for member in used):
         time.sleep(0.01)

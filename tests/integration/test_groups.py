@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.group_messages import GroupExchange
+from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
@@ -203,7 +203,7 @@ def test_a_lost_member_frees_the_others_and_they_form_another_group(
     """The others' iterations end with an error that names the member; with another process they compute as before."""
     settings = config(wide_model("llama", tmp_path))
     expected = alone(settings, requests())
-    with group(members, settings, 2, 2, through=through) as group_of:
+    with group(members, settings, 2, 2, through=through, patience_s=GROUP_PATIENCE_S) as group_of:
         request = requests()[0]
         group_of.add_sequence(request)
         batch = Batch((BatchRow(request.sequence_id, 0, 3, (0,)),))

@@ -15,6 +15,9 @@ from spotwise.core.record import KvHandoff, KvShare, RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 
+#: A member of a group that shows no sign of life for so long is gone, unless a process is told otherwise.
+GROUP_PATIENCE_S = 0.6
+
 
 class GroupExchange(StrEnum):
     """What the members of a leader's groups exchange activations through: `AUTO` is memory where they share a machine."""

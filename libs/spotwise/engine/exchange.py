@@ -15,14 +15,12 @@ from pathlib import Path
 
 import torch
 
+from spotwise.core.group_messages import GROUP_PATIENCE_S
 from spotwise.engine.native.library import Kernels, StageFields
 
 #: Bytes of the ring from one member to another: an activation of 2,048 tokens of 4,096 numbers, so that a stage need not wait
 #: until the next one reads. Only what is used takes memory.
 RING_BYTES = 16 << 20
-#: A member that shows no sign of life for so long is gone.
-PATIENCE_S = 0.6
-_PATIENCE_MS = round(PATIENCE_S * 1000)
 
 
 class GroupBrokenError(RuntimeError):
@@ -136,14 +134,17 @@ class MemoryExchange(Exchange):
         path: of the shared memory, `bytes` long, the same for all members and new for each group.
         member: this process's number in the group, from 0.
         size: members of the group.
+        patience_s: after which a silent member is gone.
     """
 
-    def __init__(self, kernels: Kernels, path: Path, member: int, size: int) -> None:
+    def __init__(
+        self, kernels: Kernels, path: Path, member: int, size: int, patience_s: float = GROUP_PATIENCE_S
+    ) -> None:
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), self.bytes(kernels, size))
         self._view: ctypes.c_char | None = ctypes.c_char.from_buffer(self._memory)
         address = ctypes.addressof(self._view)
-        super().__init__(kernels, kernels.exchange_join(address, member, size, RING_BYTES, _PATIENCE_MS))
+        super().__init__(kernels, kernels.exchange_join(address, member, size, RING_BYTES, _milliseconds(patience_s)))
 
     @staticmethod
     def bytes(kernels: Kernels, size: int) -> int:
@@ -165,10 +166,11 @@ class SocketExchange(Exchange):
         kernels: exchange.
         member: this process's number in the group, from 0.
         size: members of the group.
+        patience_s: after which a silent member is gone.
     """
 
-    def __init__(self, kernels: Kernels, member: int, size: int) -> None:
-        super().__init__(kernels, kernels.socket_exchange_join(member, size, _PATIENCE_MS))
+    def __init__(self, kernels: Kernels, member: int, size: int, patience_s: float = GROUP_PATIENCE_S) -> None:
+        super().__init__(kernels, kernels.socket_exchange_join(member, size, _milliseconds(patience_s)))
 
     def connect(self, member: int, data: socket.socket, pulse: socket.socket) -> None:
         """Take the connections with a member, once: for data, and for signs of life. Closes them where it is closed."""
@@ -185,3 +187,7 @@ class SocketExchange(Exchange):
         """Break the exchange, since a member cannot be reached."""
         if self.handle is not None:
             self._kernels.exchange_fail(self.handle, 1 + member)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -12,7 +12,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.group_messages import GroupExchange
+from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.members import Pool
 from spotwise.core.worker.mlfq_policy import queues_for
@@ -149,6 +149,11 @@ class WorkerSettings(ModelServiceSettings):
         GroupExchange.AUTO,
         description="what a group's processes exchange activations through: memory that they share, tcp, or auto (memory where "
         "all are on one machine); its leader's counts",
+    )
+    group_patience_s: float = Field(
+        GROUP_PATIENCE_S,
+        ge=0.2,
+        description="a process of a group that shows no sign of life for so long is lost; more where machines are overloaded",
     )
     exchange_port: int = Field(
         0,

@@ -41,12 +41,14 @@ class GroupPart:
         config: of the whole model, with this process's memory.
         niceness: of the threads that compute.
         sockets: of this process.
+        patience_s: after which a silent member of its group is gone.
     """
 
-    def __init__(self, config: EngineConfig, niceness: int, sockets: GroupSockets) -> None:
+    def __init__(self, config: EngineConfig, niceness: int, sockets: GroupSockets, patience_s: float) -> None:
         self._config = config
         self._niceness = niceness
         self._sockets = sockets
+        self._patience_s = patience_s
         self._key: _Key | None = None
         self._engine: EngineThread | None = None
         self._shard = Shard()
@@ -119,12 +121,12 @@ class GroupPart:
     def _joined(self, kernels: Kernels, form: FormGroup) -> Exchange:
         member, size = form.stage * form.shards + form.shard, form.stages * form.shards
         if form.addresses:
-            exchange = SocketExchange(kernels, member, size)
+            exchange = SocketExchange(kernels, member, size, self._patience_s)
             meeting = GroupMeeting(form.epoch, form.exchange, form.addresses, member)
             self._sockets.connect(meeting, exchange.connect, exchange.lost)
             return exchange
         try:
-            return MemoryExchange(kernels, Path(form.exchange), member, size)
+            return MemoryExchange(kernels, Path(form.exchange), member, size, self._patience_s)
         except OSError as error:
             raise MeshError(
                 f"the group's shared memory cannot be opened ({error}); its members must share a machine and a user, or "

@@ -41,7 +41,7 @@ async def serve_device(settings: DeviceSettings) -> None:
 
     async with contextlib.AsyncExitStack() as stack:
         sockets = await stack.enter_async_context(_sockets(settings))
-        part = GroupPart(engine_config(settings), settings.niceness, sockets)
+        part = GroupPart(engine_config(settings), settings.niceness, sockets, settings.group_patience_s)
         handler = device_handler(follow)
         view = DeviceView(part)
         host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.DEVICE, view, handler))
@@ -63,7 +63,7 @@ async def leading_group(settings: WorkerSettings, host: ServiceHost) -> AsyncIte
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
     async with _sockets(settings) as sockets:
-        part = GroupPart(config, settings.niceness, sockets)
+        part = GroupPart(config, settings.niceness, sockets, settings.group_patience_s)
         engine = GroupEngine(part, settings.stages, settings.shards)
         offer = _offer(settings, host, sockets)
         formation = GroupFormation(host, part, engine, _form(settings, host, sizes), offer, settings.group_exchange)
