@@ -9,6 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core import messages as m
+from spotwise.core.members import DevicePlace
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
+from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
@@ -53,6 +57,19 @@ LOADS = st.builds(
     assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
     gateways=st.lists(st.builds(m.GatewayStreams, TEXT, U64, U64), max_size=3).map(tuple),
 )
+FEW = st.integers(1, 2**32 - 1)
+PAIRS = st.tuples(U32, U32)
+PLACES = st.builds(DevicePlace, U64, U32, U32, U32, U32, PAIRS, PAIRS, TEXT)
+
+
+def shapes(layers: int) -> st.SearchStrategy[ModelShape]:
+    """Models of so many layers, also such as the engine cannot cut."""
+    matrices = st.lists(st.builds(LayerMatrix, U32, U32, st.booleans()), max_size=3).map(tuple)
+    sizes = (FEW, FEW, FEW, FEW, FEW, FEW, FEW)
+    partitions = st.builds(
+        ModelDimensions, st.just(layers), *sizes, NUMBERS.map(abs), matrices, stays_whole=st.none() | TEXT
+    )
+    return st.builds(ModelShape, TEXT, st.just(layers), FEW, FEW, U32, U32, FEW, FEW, partition=st.none() | partitions)
 
 
 def tops(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -129,7 +146,25 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),
     m.ChangeHomePool: st.builds(m.ChangeHomePool, TEXT, st.sampled_from(m.Pool)),
     m.ForgetGateway: st.builds(m.ForgetGateway, TEXT, U64),
-    m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT),
+    m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT, st.booleans()),
+    m.ReshapeMesh: st.builds(
+        m.ReshapeMesh,
+        st.builds(ParallelConfig, FEW, FEW, FEW, prompt_data=st.integers(0, 2**32 - 1)),
+        st.booleans(),
+    ),
+    m.ReshapeReply: st.builds(m.ReshapeReply, st.booleans(), TEXT, U64),
+    m.SurveyDevice: st.builds(m.SurveyDevice, TEXT, U64),
+    m.DeviceSurveyed: st.builds(
+        m.DeviceSurveyed,
+        TEXT,
+        U64,
+        U64,
+        st.integers(1, 2**32 - 1).flatmap(shapes),
+        st.lists(st.builds(m.GroupMembership, TEXT, PLACES), max_size=3).map(tuple),
+    ),
+    m.LeadGroup: st.builds(
+        m.LeadGroup, TEXT, st.sampled_from(m.Pool), U32, U32, st.lists(TEXT, max_size=4).map(tuple), U64, U64
+    ),
     m.InterruptionReported: st.builds(
         m.InterruptionReported,
         TEXT,

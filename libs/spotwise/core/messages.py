@@ -17,6 +17,12 @@ from spotwise.core.members import Pool as Pool
 from spotwise.core.members import QuarantinedPair as QuarantinedPair
 from spotwise.core.members import WorkerLoad as WorkerLoad
 from spotwise.core.request import FinishReason
+from spotwise.core.reshape_messages import DeviceSurveyed as DeviceSurveyed
+from spotwise.core.reshape_messages import GroupMembership as GroupMembership
+from spotwise.core.reshape_messages import LeadGroup as LeadGroup
+from spotwise.core.reshape_messages import ReshapeMesh as ReshapeMesh
+from spotwise.core.reshape_messages import ReshapeReply as ReshapeReply
+from spotwise.core.reshape_messages import SurveyDevice as SurveyDevice
 from spotwise.core.sampling import TokenLogprobs
 from spotwise.core.worker_messages import Attempt as Attempt
 from spotwise.core.worker_messages import CancelRequest as CancelRequest
@@ -221,6 +227,11 @@ Message = (
     | RenewLeases
     | TokenBatch
     | Member
+    | ReshapeMesh
+    | ReshapeReply
+    | SurveyDevice
+    | DeviceSurveyed
+    | LeadGroup
 )
 
 

@@ -189,11 +189,17 @@ class ChangeHomePool:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no new requests, let running ones finish, then leave; at the deadline the rest fails as retryable."""
+    """Take no new requests, let running ones finish, then leave; at the deadline the rest fails as retryable.
+
+    Attributes:
+        deadline_s: Unix time.
+        devices_stay: of a group: its devices, the leader's too, stay in the mesh and may compute for other groups.
+    """
 
     worker_id: str
     deadline_s: float
     reason: str = ""
+    devices_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

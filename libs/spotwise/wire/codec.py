@@ -10,7 +10,7 @@ from google.protobuf.message import Message as Proto
 
 from spotwise.core import messages as m
 from spotwise.core.messages import Message
-from spotwise.wire import codec_kv, codec_members, codec_spot, codec_tokens
+from spotwise.wire import codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
 from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
@@ -206,6 +206,11 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),
     (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),
     (m.DrainReply, "drain_reply", *codec_of(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),
+    (m.ReshapeMesh, "reshape_mesh", codec_reshape.mesh_to, codec_reshape.mesh_from),
+    (m.ReshapeReply, "reshape_reply", *codec_reshape.REPLY),
+    (m.SurveyDevice, "survey_device", *codec_reshape.SURVEY),
+    (m.DeviceSurveyed, "device_surveyed", *codec_reshape.SURVEYED),
+    (m.LeadGroup, "lead_group", *codec_reshape.LEAD),
 )
 _BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _CODECS}
 _BY_FIELD = {field: from_proto for _, field, _, from_proto in _CODECS}

@@ -37,7 +37,8 @@ _LOAD = codec_of(
     gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),
 )
 
-_PLACE = codec_of(
+#: A device's place in a group.
+PLACE = codec_of(
     DevicePlace,
     cluster.DevicePlace,
     *("epoch", "stages", "shards", "stage", "shard", "exchange"),
@@ -74,7 +75,7 @@ def member_to(member: m.Member) -> cluster.Member:
         queued_requests=member.queued_requests,
         leaves_at_unix_s=member.leaves_at_s,
         leader_id=member.leader_id,
-        place=None if member.place is None else _PLACE[0](member.place),
+        place=None if member.place is None else PLACE[0](member.place),
     )
 
 
@@ -101,5 +102,5 @@ def member_from(proto: cluster.Member) -> m.Member:
         queued_requests=proto.queued_requests if proto.HasField("queued_requests") else None,
         leaves_at_s=proto.leaves_at_unix_s if proto.HasField("leaves_at_unix_s") else None,
         leader_id=proto.leader_id,
-        place=_PLACE[1](proto.place) if proto.HasField("place") else None,
+        place=PLACE[1](proto.place) if proto.HasField("place") else None,
     )

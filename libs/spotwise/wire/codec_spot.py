@@ -8,12 +8,17 @@ from spotwise.wire.v1 import spot_pb2
 
 def drain_to(message: m.Drain) -> spot_pb2.Drain:
     """Return a notice's protobuf message."""
-    return spot_pb2.Drain(worker_id=message.worker_id, deadline_unix_s=message.deadline_s, reason=message.reason)
+    return spot_pb2.Drain(
+        worker_id=message.worker_id,
+        deadline_unix_s=message.deadline_s,
+        reason=message.reason,
+        devices_stay=message.devices_stay,
+    )
 
 
 def drain_from(proto: spot_pb2.Drain) -> m.Drain:
     """Return the notice that `drain_to` turned into `proto`."""
-    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason)
+    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason, proto.devices_stay)
 
 
 def interruption_to(message: m.InterruptionReported) -> spot_pb2.InterruptionReported:

@@ -13,6 +13,7 @@ NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
 DRAIN = f"{_ROOT}.spot.drain"  #: requests a notice from the spot watcher
 WATCHERS = "watchers"  #: queue group of `DRAIN`
+RESHAPE = f"{_ROOT}.planner.reshape"  #: requests another configuration; the planner that acts replies
 
 
 def inbox(member_id: str, incarnation: int | None = None) -> str:

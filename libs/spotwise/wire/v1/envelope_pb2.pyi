@@ -7,6 +7,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from spotwise.wire.v1 import cluster_pb2 as _cluster_pb2
 from spotwise.wire.v1 import request_pb2 as _request_pb2
+from spotwise.wire.v1 import reshape_pb2 as _reshape_pb2
 from spotwise.wire.v1 import spot_pb2 as _spot_pb2
 from spotwise.wire.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -52,6 +53,11 @@ class Envelope(_message.Message):
     GIVE_BACK_REQUEST_FIELD_NUMBER: _builtins.int
     SURVEY_WORKER_FIELD_NUMBER: _builtins.int
     WORKER_SURVEYED_FIELD_NUMBER: _builtins.int
+    RESHAPE_MESH_FIELD_NUMBER: _builtins.int
+    RESHAPE_REPLY_FIELD_NUMBER: _builtins.int
+    SURVEY_DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_SURVEYED_FIELD_NUMBER: _builtins.int
+    LEAD_GROUP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_batch(self) -> _request_pb2.TokenBatch: ...
     @_builtins.property
@@ -108,6 +114,16 @@ class Envelope(_message.Message):
     def survey_worker(self) -> _worker_pb2.SurveyWorker: ...
     @_builtins.property
     def worker_surveyed(self) -> _worker_pb2.WorkerSurveyed: ...
+    @_builtins.property
+    def reshape_mesh(self) -> _reshape_pb2.ReshapeMesh: ...
+    @_builtins.property
+    def reshape_reply(self) -> _reshape_pb2.ReshapeReply: ...
+    @_builtins.property
+    def survey_device(self) -> _reshape_pb2.SurveyDevice: ...
+    @_builtins.property
+    def device_surveyed(self) -> _reshape_pb2.DeviceSurveyed: ...
+    @_builtins.property
+    def lead_group(self) -> _reshape_pb2.LeadGroup: ...
     def __init__(
         self,
         *,
@@ -139,12 +155,17 @@ class Envelope(_message.Message):
         give_back_request: _worker_pb2.GiveBackRequest | None = ...,
         survey_worker: _worker_pb2.SurveyWorker | None = ...,
         worker_surveyed: _worker_pb2.WorkerSurveyed | None = ...,
+        reshape_mesh: _reshape_pb2.ReshapeMesh | None = ...,
+        reshape_reply: _reshape_pb2.ReshapeReply | None = ...,
+        survey_device: _reshape_pb2.SurveyDevice | None = ...,
+        device_surveyed: _reshape_pb2.DeviceSurveyed | None = ...,
+        lead_group: _reshape_pb2.LeadGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged", "give_back_request", "survey_worker", "worker_surveyed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged", "give_back_request", "survey_worker", "worker_surveyed", "reshape_mesh", "reshape_reply", "survey_device", "device_surveyed", "lead_group"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -25,19 +25,22 @@ class Drain(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DEVICES_STAY_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     deadline_unix_s: _builtins.float
     reason: _builtins.str
+    devices_stay: _builtins.bool
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         deadline_unix_s: _builtins.float = ...,
         reason: _builtins.str = ...,
+        devices_stay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_s", b"deadline_unix_s", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_s", b"deadline_unix_s", "devices_stay", b"devices_stay", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

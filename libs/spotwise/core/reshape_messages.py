@@ -1,0 +1,81 @@
+"""Messages that change which groups serve: an operator's order, the planner's survey of devices, and its orders to lead.
+
+Law: a group is formed by the device at its first position, which leads it and joins the mesh as a worker for it.
+A device carries out an order of the latest change that it knows, or of a later one; a repetition changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeMesh:
+    """Serve with another configuration (its batch size is ignored); `dry_run`: only say what that would do."""
+
+    config: ParallelConfig
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReshapeReply:
+    """The planner's answer to `ReshapeMesh`.
+
+    Attributes:
+        detail: why it was refused; else what is planned, for people.
+        change: number of the change that carries it out, which the plan in the store has, too; 0: none.
+    """
+
+    accepted: bool
+    detail: str
+    change: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyDevice:
+    """Report what the device holds; `number` is echoed."""
+
+    sender_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembership:
+    """A device's place in a group of a worker."""
+
+    worker_id: str
+    place: DevicePlace
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSurveyed:
+    """What a device holds: its places in groups, and the shape of the model that it serves."""
+
+    device_id: str
+    incarnation: int
+    number: int
+    model: ModelShape
+    groups: tuple[GroupMembership, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeadGroup:
+    """Form a group of these devices, by position, and serve it as a worker; the first of them is the addressee.
+
+    Attributes:
+        worker_id: new in the mesh, or that of the same group before its leader was lost.
+        stages, shards: P and M.
+        change: of the fleet, which the order is part of; `term`: the planner's.
+    """
+
+    worker_id: str
+    pool: Pool
+    stages: int
+    shards: int
+    device_ids: tuple[str, ...]
+    term: int
+    change: int

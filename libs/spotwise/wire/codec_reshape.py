@@ -1,0 +1,72 @@
+"""Orders and reports of changes of groups, to protobuf and back."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.wire.codec_members import PLACE
+from spotwise.wire.field_codec import Codec, codec_of, same
+from spotwise.wire.v1 import reshape_pb2 as reshape
+
+_MATRIX = codec_of(LayerMatrix, reshape.LayerMatrix, "columns", "inputs", "gathers")
+_PARTITION = codec_of(
+    ModelDimensions,
+    reshape.ModelPartition,
+    *("layers", "query_heads", "kv_heads", "key_dim", "value_dim"),
+    *("hidden_size", "inner_size", "vocab_size", "head_layers"),
+    optional=("stays_whole",),
+    matrices=(lambda matrices: [*map(_MATRIX[0], matrices)], lambda protos: tuple(map(_MATRIX[1], protos))),
+)
+_GROUP = codec_of(m.GroupMembership, reshape.GroupMembership, "worker_id", place=PLACE)
+_SHAPE_FIELDS = (
+    *("name", "layers", "hidden_size", "layer_bytes", "embedding_bytes", "head_bytes"),
+    *("kv_layer_token_bytes", "value_bytes"),
+)
+
+
+def _shape_to(shape: ModelShape) -> reshape.ModelShape:
+    partition = None if shape.partition is None else _PARTITION[0](shape.partition)
+    return reshape.ModelShape(**{name: getattr(shape, name) for name in _SHAPE_FIELDS}, partition=partition)
+
+
+def _shape_from(proto: reshape.ModelShape) -> ModelShape:
+    partition = _PARTITION[1](proto.partition) if proto.HasField("partition") else None
+    return ModelShape(**{name: getattr(proto, name) for name in _SHAPE_FIELDS}, partition=partition)
+
+
+def mesh_to(message: m.ReshapeMesh) -> reshape.ReshapeMesh:
+    """Return the protobuf message."""
+    config = message.config
+    return reshape.ReshapeMesh(
+        data=config.data,
+        stages=config.pipeline,
+        shards=config.tensor,
+        prompt_data=config.prompt_data,
+        dry_run=message.dry_run,
+    )
+
+
+def mesh_from(proto: reshape.ReshapeMesh) -> m.ReshapeMesh:
+    """Return the order that `mesh_to` turned into `proto`; raises `ValueError` where it is no configuration."""
+    config = ParallelConfig(proto.data, proto.stages, proto.shards, prompt_data=proto.prompt_data)
+    return m.ReshapeMesh(config, proto.dry_run)
+
+
+REPLY: Codec = codec_of(m.ReshapeReply, reshape.ReshapeReply, "accepted", "detail", "change")
+SURVEY: Codec = codec_of(m.SurveyDevice, reshape.SurveyDevice, "sender_id", "number")
+SURVEYED: Codec = codec_of(
+    m.DeviceSurveyed,
+    reshape.DeviceSurveyed,
+    *("device_id", "incarnation", "number"),
+    model=(_shape_to, _shape_from),
+    groups=(lambda groups: [*map(_GROUP[0], groups)], lambda protos: tuple(map(_GROUP[1], protos))),
+)
+LEAD: Codec = codec_of(
+    m.LeadGroup,
+    reshape.LeadGroup,
+    *("worker_id", "stages", "shards", "term", "change"),
+    pool=(same, m.Pool),
+    device_ids=(same, tuple),
+)
