@@ -14,6 +14,7 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
@@ -77,6 +78,8 @@ class MeshOptions(BaseModel):
         profile: costs by which `mlfq` charges service and simulated workers take time; None: a built-in profile.
         speed: how many times as fast as the profile a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
+        reshapable: whether workers are devices, which a re-shape may give other positions.
+        spare_devices: further devices, which wait for a re-shape.
         start_timeout_s: time for all services together to become healthy.
         hang_timeout_s: silence after which a process is replaced; 0: never.
         service_modules: the package before a service's name in `python -m`; tests set their own.
@@ -109,6 +112,8 @@ class MeshOptions(BaseModel):
     profile: Path | None = None
     speed: PositiveFloat = 1.0
     simulated_kv: SimulatedKv = SimulatedKv.TIMED
+    reshapable: bool = False
+    spare_devices: NonNegativeInt = 0
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
     service_modules: str = "spotwise."
@@ -144,10 +149,16 @@ class MeshOptions(BaseModel):
 
     @property
     def num_devices(self) -> int:
-        """Processes that compute: those of all workers."""
+        """Processes that compute, or may: those of all workers, and the spare ones."""
         shapes = (self.prompt_shape, self.token_shape, self.mixed_shape)
         counts = (self.prompt_workers, self.token_workers, self.mixed_workers)
-        return sum(count * shape.size for count, shape in zip(counts, shapes, strict=True))
+        return self.spare_devices + sum(count * shape.size for count, shape in zip(counts, shapes, strict=True))
+
+    def with_devices(self, devices: int) -> Self:
+        """Return these options with so many processes that compute; raises `OptionError` where workers need more."""
+        if devices < self.num_devices:
+            raise OptionError(f"--devices {devices}: the workers of --parallel are {self.num_devices} processes")
+        return self.model_copy(update={"spare_devices": devices - self.num_devices})
 
     def shape_of(self, pool: str) -> GroupShape:
         """Return the processes of each worker of a pool."""

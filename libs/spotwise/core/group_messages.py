@@ -112,10 +112,12 @@ class DissolveGroup:
     """Be in no group, and end what runs; weights stay.
 
     Attributes:
-        for_good: the leader leaves the mesh, and so does the device.
+        is_last: the leader forms no further group, so that the device need not keep its part.
+        for_good: the device leaves the mesh.
     """
 
     reason: str
+    is_last: bool = False
     for_good: bool = False
 
 

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
+
 from spotwise.core.parallel.model_partition import ModelDimensions
+from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.group_place import GroupPlace, require_cpu
 from spotwise.engine.loading import EngineConfig, warn_of_limits
 from spotwise.engine.shard import Shard
-from spotwise.engine.sharding import dimensions
+from spotwise.engine.sharding import dimensions, find_layers
 from spotwise.engine.sketch import sketch_model
 
 
@@ -18,6 +21,35 @@ def model_partition(config: EngineConfig) -> ModelDimensions:
     """Return where the model of `config.model_dir` can be cut, without loading it; raises as `PartSizes.of`."""
     sketch = sketch_model(config)
     return dimensions(sketch.model, sketch.facts)
+
+
+def model_shape(config: EngineConfig) -> ModelShape:
+    """Return how large the parts of the model of `config.model_dir` are, without loading it; raises as `PartSizes.of`."""
+    sketch = sketch_model(config)
+    model, parts = sketch.model, dimensions(sketch.model, sketch.facts)
+    _, layers = find_layers(model, sketch.facts)
+    layer_bytes = max(map(_bytes_of, layers))
+    head = model.get_output_embeddings()
+    head_bytes = 0 if head is None else _bytes_of(head)
+    all_bytes = sum(parameter.nbytes for parameter in model.parameters())  # of tied weights one
+    outside = all_bytes - sum(map(_bytes_of, layers))
+    is_tied = head is not None and head.weight is model.get_input_embeddings().weight
+    geometry = sketch.facts.geometry
+    return ModelShape(
+        config.model_dir.name,
+        geometry.num_layers,
+        parts.hidden_size,
+        layer_bytes,
+        outside - (0 if is_tied else head_bytes),
+        head_bytes,
+        geometry.kv_heads * (geometry.key_dim + geometry.value_dim) * sketch.facts.kv_dtype.itemsize,
+        model.dtype.itemsize,
+        parts,
+    )
+
+
+def _bytes_of(module: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 @dataclass(frozen=True, slots=True)

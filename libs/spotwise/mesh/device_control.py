@@ -1,7 +1,7 @@
 """The stream between a group's leader and one of its devices, over gRPC.
 
-The leader calls, sends orders and reads reports; the device serves one leader at a time, and a newer stream ends the older. A
-stream that ends, for whatever reason, tells each side that the other is gone.
+The leader calls, sends orders and reads reports. A newer stream of one leader ends the older; streams of several leaders are
+served side by side. A stream that ends, for whatever reason, tells each side that the other is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _log = structlog.get_logger(__name__)
 
 _SERVICE = "spotwise.v1.DeviceControl"
 _METHOD = "Follow"
+#: Metadata of a call: the id of the leader.
+_LEADER = "spotwise-leader"
 # A dead peer's host is noticed by pings; a dead process at once.
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
@@ -36,22 +38,22 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", -1),
 )
 
-#: Carries out the orders of one leader, and sends reports by the second argument, until the orders end.
-Follower = Callable[[AsyncIterator[GroupOrder], Callable[[GroupReport], None]], Awaitable[None]]
+#: Carries out the orders of a leader's stream, and sends reports by the third argument, until the orders end.
+Follower = Callable[[str, AsyncIterator[GroupOrder], Callable[[GroupReport], None]], Awaitable[None]]
 
 
 def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
     """Return the gRPC handler of a device, for its `ControlServer`."""
-    current: list[asyncio.Task[None]] = []
+    current: dict[str, asyncio.Task[None]] = {}
 
     async def serve(orders: AsyncIterator[GroupOrder], context: Any) -> AsyncIterator[GroupReport]:
         reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
-        while current:  # an older leader, or the same one before its restart
-            current[-1].cancel()
-            await asyncio.wait({current[-1]})
-        following = asyncio.create_task(_follow(follow, orders, reports), name="follow")
-        current.append(following)
-        following.add_done_callback(current.remove)
+        leader_id = dict(context.invocation_metadata()).get(_LEADER, "")
+        while (older := current.get(leader_id)) is not None:  # of the leader before its restart
+            older.cancel()
+            await asyncio.wait({older})
+        following = current[leader_id] = asyncio.create_task(_follow(follow, leader_id, orders, reports), name="follow")
+        following.add_done_callback(lambda _: current.pop(leader_id))
         try:
             while (report := await reports.get()) is not None:
                 yield report
@@ -66,10 +68,10 @@ def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
 
 
 async def _follow(
-    follow: Follower, orders: AsyncIterator[GroupOrder], reports: asyncio.Queue[GroupReport | None]
+    follow: Follower, leader_id: str, orders: AsyncIterator[GroupOrder], reports: asyncio.Queue[GroupReport | None]
 ) -> None:
     try:
-        await follow(orders, reports.put_nowait)
+        await follow(leader_id, orders, reports.put_nowait)
     except grpc.RpcError as error:
         _log.info("leader_gone", reason=str(error))
     except Exception as error:
@@ -82,6 +84,7 @@ class DeviceLink:
     """A leader's stream to one device.
 
     Args:
+        leader_id: of the leader.
         device_id: of the device.
         address: `host:port` of its gRPC endpoint.
         on_report: called on the event loop for each report, in order.
@@ -90,6 +93,7 @@ class DeviceLink:
 
     def __init__(
         self,
+        leader_id: str,
         device_id: str,
         address: str,
         on_report: Callable[[DeviceLink, GroupReport], None],
@@ -104,7 +108,7 @@ class DeviceLink:
         call = self._channel.stream_stream(
             f"/{_SERVICE}/{_METHOD}", request_serializer=encode_order, response_deserializer=decode_report
         )
-        self._call: Any = call()
+        self._call: Any = call(metadata=((_LEADER, leader_id),))
         self._tasks = {
             asyncio.create_task(self._read(), name=f"reports-of-{device_id}"),
             asyncio.create_task(self._write(), name=f"orders-to-{device_id}"),

@@ -1,7 +1,8 @@
 """TCP connections among the processes of a group: two with each other process, for data and for signs of life.
 
-A process listens as long as it lives. In each group it connects to the members before it, and those behind it connect to it. A
-connection begins with the group's epoch, its secret and who calls; one for a later group than the present waits for that group.
+A process listens as long as it lives, and may be in several groups. In each it connects to the members before it, and those
+behind it connect to it. A connection begins with the group's epoch, its secret and who calls; one for a group that this process
+has not heard of waits for that group, unless a later one is over.
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ class GroupSockets:
         self._listener = listener
         self.address = f"{host}:{listener.getsockname()[1]}"  #: where members connect
         self._calls: dict[_Key, _Calls] = {}
-        self._meeting: GroupMeeting | None = None
-        self._epoch = 0  # of the last meeting
-        self._connected: Connected = _unused
+        self._meetings: dict[_Key, tuple[GroupMeeting, Connected]] = {}
+        self._over_epoch = 0  # the latest of a group that is over
         self._tasks: set[asyncio.Task[None]] = set()
         self._ungreeted: set[socket.socket] = set()
 
@@ -91,7 +91,7 @@ class GroupSockets:
         try:
             yield sockets
         finally:
-            sockets.forget()
+            sockets._meetings.clear()
             for task in list(sockets._tasks):
                 task.cancel()
             await asyncio.gather(*sockets._tasks, return_exceptions=True)
@@ -105,23 +105,21 @@ class GroupSockets:
         """Connect with the other members, until `forget`.
 
         Args:
-            meeting: of a later epoch than any before.
+            meeting: of a group that this process was not in before.
             connected: takes each member's connections, which are its own from then on.
-            lost: is told of a member that cannot be reached.
+            lost: is called with each member that cannot be reached.
         """
-        self.forget()
-        self._meeting, self._connected, self._epoch = meeting, connected, meeting.epoch
-        for key in [key for key in self._calls if key[0] <= meeting.epoch and key != meeting.key]:
-            _close(self._calls.pop(key))
+        self._meetings[meeting.key] = (meeting, connected)
         for member in range(meeting.member):
             self._spawn(self._call(meeting, member, connected, lost))
-        self._hand_over()
+        self._hand_over(meeting.key)
 
-    def forget(self) -> None:
-        """Connect with nobody, and take nobody's connections of this group any more. Idempotent."""
-        if self._meeting is not None:
-            _close(self._calls.pop(self._meeting.key, {}))
-        self._meeting = None
+    def forget(self, meeting: GroupMeeting) -> None:
+        """Take no connections of this group any more. Idempotent."""
+        if self._meetings.pop(meeting.key, None) is not None:
+            self._over_epoch = max(self._over_epoch, meeting.epoch)
+        for key in [key for key in self._calls if key[0] <= self._over_epoch and key not in self._meetings]:
+            _close(self._calls.pop(key))
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
@@ -153,20 +151,23 @@ class GroupSockets:
         if lane in lanes:
             lanes[lane].close()
         lanes[lane] = connection
-        self._hand_over()
+        self._hand_over((epoch, secret))
 
     def _is_welcome(self, key: _Key) -> bool:
-        if self._meeting is not None and key == self._meeting.key:
+        if key in self._meetings:
             return True
-        return key[0] > self._epoch and sum(map(len, self._calls.values())) < _WAITING
+        is_known = key[0] <= self._over_epoch or any(key[0] == epoch for epoch, _ in self._meetings)
+        return not is_known and sum(map(len, self._calls.values())) < _WAITING
 
-    def _hand_over(self) -> None:
-        meeting = self._meeting
-        calls = {} if meeting is None else self._calls.get(meeting.key, {})
+    def _hand_over(self, key: _Key) -> None:
+        if key not in self._meetings:
+            return
+        meeting, connected = self._meetings[key]
+        calls = self._calls.get(key, {})
         for member in [member for member, lanes in calls.items() if len(lanes) == len(_LANES)]:
             lanes = calls.pop(member)
-            if meeting is not None and meeting.member < member < len(meeting.addresses):
-                self._connected(member, lanes[_DATA], lanes[_PULSE])
+            if meeting.member < member < len(meeting.addresses):
+                connected(member, lanes[_DATA], lanes[_PULSE])
             else:
                 _close({member: lanes})
 
@@ -182,10 +183,10 @@ class GroupSockets:
             raise
         except (OSError, ValueError) as error:
             _log.warning("group_member_unreachable", address=meeting.addresses[member], reason=str(error))
-            if self._meeting is meeting:
+            if meeting.key in self._meetings:
                 lost(member)
             return
-        if self._meeting is meeting:
+        if meeting.key in self._meetings:
             connected(member, data, pulse)
         else:
             data.close()
@@ -222,8 +223,3 @@ def _close(calls: _Calls) -> None:
     for lanes in calls.values():
         for connection in lanes.values():
             connection.close()
-
-
-def _unused(_member: int, data: socket.socket, pulse: socket.socket) -> None:
-    data.close()
-    pulse.close()

@@ -1,6 +1,5 @@
 """Several members of the mesh in one process, which share one bus, one store and one gRPC endpoint. Each member has its id,
-inbox, heartbeats and registration. A signal lets all of them leave, a second one stops them; a member whose background work
-fails ends the process.
+inbox, heartbeats and registration.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
+import grpc
 import structlog
 
 from spotwise.core.members import MemberKind
@@ -40,17 +40,39 @@ class ServiceGroup:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, settings: ServiceSettings, engines: EngineView) -> AsyncIterator[ServiceGroup]:
-        """Connect to broker and store, and listen for health checks; raises `MeshError` where broker or store do not answer, or
-        the port is taken.
+    async def open(
+        cls, settings: ServiceSettings, engines: EngineView, device: grpc.GenericRpcHandler | None = None
+    ) -> AsyncIterator[ServiceGroup]:
+        """Connect to broker and store, and listen for health checks, and for orders to a device; raises `MeshError` where
+        broker or store do not answer, or the port is taken.
         """
-        async with bus_and_store(settings) as (bus, store), control_server(settings, engines) as control:
+        async with bus_and_store(settings) as (bus, store), control_server(settings, engines, device) as control:
             yield cls(settings, bus, store, control)
+
+    @property
+    def store(self) -> MeshStore:
+        """The members' store."""
+        return self._store
+
+    @contextlib.asynccontextmanager
+    async def joined(self, settings: ServiceSettings, kind: MemberKind) -> AsyncIterator[ServiceHost]:
+        """Join as one more member, STARTING, and leave at the end of the block. Raises `MeshError` where the id is in use, or
+        broker or store do not answer.
+        """
+        await wait_until_free(self._store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+        registered = await new_member(settings, kind, self._control.port, self._store)
+        host = ServiceHost(settings, self._bus, self._store, self._health, registered)
+        async with host.joined():
+            self._hosts[host.id] = host
+            try:
+                yield host
+            finally:
+                del self._hosts[host.id]
 
     async def run(self, member_ids: Sequence[str], kind: MemberKind, member: ServiceMember) -> None:
         """Serve as all of these members, of one kind, until each has left; `member` is entered once one has joined, before it
-        reports READY, and exited before it reports LEFT. Raises `MeshError` where an id is in use, broker or store do not
-        answer, or a member failed; all have left then.
+        reports READY, and exited before it reports LEFT. A signal lets all of them leave, a second one stops them. Raises
+        `MeshError` where an id is in use, broker or store do not answer, or a member failed; all have left then.
         """
         call_on_stop_signals(self.leave, self.stop)
         try:
@@ -75,18 +97,11 @@ class ServiceGroup:
     async def _serve(self, member_id: str, kind: MemberKind, member: ServiceMember) -> None:
         structlog.contextvars.bind_contextvars(member=member_id)
         settings = self._settings.model_copy(update={"service_id": member_id})
-        await wait_until_free(self._store, member_id, registration_ttl_s(settings), settings.heartbeat_s)
-        registered = await new_member(settings, kind, self._control.port, self._store)
-        host = ServiceHost(settings, self._bus, self._store, self._health, registered)
-        async with host.joined():
-            self._hosts[member_id] = host
+        async with self.joined(settings, kind) as host:
             if self._stopping:
                 return
-            try:
-                async with member(host):
-                    await host.serve()
-            finally:
-                del self._hosts[member_id]
+            async with member(host):
+                await host.serve()
 
 
 def _first(errors: BaseExceptionGroup[MeshError]) -> MeshError:

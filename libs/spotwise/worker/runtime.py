@@ -45,6 +45,8 @@ class WorkerRuntime:
         self._transport = transport
         #: Of the engine's iterations.
         self.times = IterationTimes()
+        #: Once it has left: whether the processes of its group stay in the mesh.
+        self.devices_stay = False
         pool = BlockPool(engine.num_blocks, engine.block_size)
         host_pool = BlockPool(engine.host_blocks, engine.block_size) if engine.host_blocks else None
         self.role, journal = host.make_role(
@@ -131,6 +133,7 @@ class WorkerRuntime:
 
     async def _leave(self, command: c.Leave) -> None:
         await asyncio.sleep(GOODBYE_AFTER_S)
+        self.devices_stay = command.devices_stay
         if command.failure:
             self._host.fail(command.failure)
         else:

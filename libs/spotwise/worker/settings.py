@@ -145,6 +145,10 @@ class WorkerSettings(ModelServiceSettings):
     )
     stages: int = Field(1, ge=1, description="P: stages of the pipeline; with P x M above 1 the worker leads a group")
     shards: int = Field(1, ge=1, description="M: shards of each stage, which must divide the model's KV heads")
+    reshapable: bool = Field(
+        False,
+        description="a re-shape may make the worker's process part of another group; always so with P x M above 1",
+    )
     group_exchange: GroupExchange = Field(
         GroupExchange.AUTO,
         description="what a group's processes exchange activations through: memory that they share, tcp, or auto (memory where "
@@ -244,6 +248,11 @@ class WorkerSettings(ModelServiceSettings):
     def group_size(self) -> int:
         """Processes that compute for this worker, itself included: P x M."""
         return self.stages * self.shards
+
+    @property
+    def is_device(self) -> bool:
+        """Whether its process is a device, which leads the worker."""
+        return self.group_size > 1 or self.reshapable
 
     @property
     def core_ids(self) -> frozenset[int]:

@@ -280,6 +280,20 @@ def test_a_worker_of_several_processes_has_a_leader_and_devices() -> None:
     assert len([service for service in services if service.startswith("mixed")]) == 8
 
 
+def test_workers_that_a_reshape_may_change_are_devices_and_others_wait() -> None:
+    """A leader's process is healthy as its device, since a re-shape may end its worker; spare devices have no leader."""
+    services = plan(
+        prompt_workers=0, token_workers=0, mixed_workers=1, reshapable=True, spare_devices=2, cores=4, native=True
+    )
+    leader = services["mixed-0"]
+    assert leader.members == ("mixed-0-device-0",)
+    assert leader.env["SPOTWISE_RESHAPABLE"] == "true"
+    for name in ("device-0", "device-1"):
+        assert services[name].argv[-1] == "spotwise.worker.groups"
+        assert "SPOTWISE_LEADER_ID" not in services[name].env
+        assert services[name].env["SPOTWISE_KV_CACHE_BYTES"] == leader.env["SPOTWISE_KV_CACHE_BYTES"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

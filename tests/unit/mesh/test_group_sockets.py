@@ -27,7 +27,11 @@ class Process:
         self._news = asyncio.Event()
 
     def join(self, epoch: int, addresses: tuple[str, ...], member: int, secret: str = SECRET) -> None:
-        self.sockets.connect(GroupMeeting(epoch, secret, addresses, member), self._connected, self._lost)
+        self.meeting = GroupMeeting(epoch, secret, addresses, member)
+        self.sockets.connect(self.meeting, self._connected, self._lost)
+
+    def leave(self) -> None:
+        self.sockets.forget(self.meeting)
 
     def _connected(self, member: int, data: socket.socket, pulse: socket.socket) -> None:
         for connection in (data, pulse):
@@ -88,11 +92,28 @@ async def test_a_connection_for_the_next_group_waits_for_it() -> None:
         await members[0].has(1)
 
 
+async def test_a_process_is_in_several_groups_at_a_time() -> None:
+    """The end of one closes no connection of another, also where that one was formed before."""
+    async with processes(3) as (members, addresses):
+        members[0].join(1, addresses[:2], 0)
+        first = members[0].meeting
+        members[0].join(2, (addresses[0], addresses[2]), 0)
+        members[1].join(1, addresses[:2], 1)
+        await members[0].has(1)
+        members[0].leave()
+        assert members[0].sockets._meetings.keys() == {first.key}
+        members[0].connections[1][0].sendall(b"still there")
+        await members[1].has(0)
+        assert members[1].connections[0][0].recv(16) == b"still there"
+
+
 async def test_connections_of_an_earlier_group_and_of_strangers_are_closed() -> None:
     async with processes(2) as (members, addresses):
+        members[0].join(4, addresses, 0)
+        members[0].leave()
         members[0].join(5, addresses, 0)
         stranger = GroupMeeting(5, "f" * 32, addresses, 1)
-        for meeting in (stranger, replace(stranger, epoch=4, secret=SECRET)):
+        for meeting in (stranger, replace(stranger, epoch=4, secret=SECRET), replace(stranger, epoch=3)):
             connection = await asyncio.to_thread(_greet, addresses[0], meeting.greeting(0))
             assert await asyncio.to_thread(connection.recv, 1) == b""
             connection.close()
@@ -120,7 +141,7 @@ async def test_a_member_that_cannot_be_reached_is_lost() -> None:
 async def test_who_forgets_a_group_gets_no_connection_of_it() -> None:
     async with processes(2) as (members, addresses):
         members[0].join(1, addresses, 0)
-        members[0].sockets.forget()
+        members[0].leave()
         members[1].join(1, addresses, 1)
         await members[1].has(0)  # the system took it
         assert await asyncio.to_thread(members[1].connections[0][0].recv, 1) == b""

@@ -40,6 +40,7 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
         g.SwapGroupKv(5, (1, 2), (3, 4), to_host=True),
         g.DissolveGroup("a member is gone"),
         g.DissolveGroup("drained", for_good=True),
+        g.DissolveGroup("another shape serves", is_last=True),
         c.ExpectKv("r#0", 2, (5, 1)),
         c.ForgetKv("r#0"),
         c.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4), (SHARE,)), (5, 1), 30, 16),

@@ -146,11 +146,12 @@ def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Loca
         own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
         niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
         shape = options.shape_of(pool)
-        if shape.size > 1:
+        if shape.size > 1 or options.reshapable:
             workers += _group(options, common, pool, f"{pool}-{number}", kv_cache_bytes, niceness)
             continue
         workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores, niceness))
-    return tuple(workers)
+    env = _worker(options, common, "mixed", "", options.threads or 1, kv_cache_bytes).env
+    return (*workers, *(_device(options, f"device-{number}", env) for number in range(options.spare_devices)))
 
 
 def _group(
@@ -162,12 +163,16 @@ def _group(
     shape = options.shape_of(pool)
     leader = _worker(options, common, pool, worker_id, options.threads or 1, kv_cache_bytes, niceness=niceness)
     shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
-    devices = []
-    for number in range(1, shape.size):
-        device_id = f"{worker_id}-device-{number}"
-        env = {**leader.env, "SPOTWISE_LEADER_ID": worker_id}
-        devices.append(_service(options, "worker.groups", device_id, env, StopOrder.WORKER))
-    return [replace(leader, env={**leader.env, **shaped}), *devices]
+    if options.reshapable:
+        shaped["SPOTWISE_RESHAPABLE"] = "true"
+    env = {**leader.env, "SPOTWISE_LEADER_ID": worker_id}
+    devices = [_device(options, f"{worker_id}-device-{number}", env) for number in range(1, shape.size)]
+    # Its device lives as long as the process; its worker as long as no re-shape ends it.
+    return [replace(leader, env={**leader.env, **shaped}, member_ids=(f"{worker_id}-device-0",)), *devices]
+
+
+def _device(options: MeshOptions, device_id: str, env: Mapping[str, str]) -> ServiceProcess:
+    return _service(options, "worker.groups", device_id, env, StopOrder.WORKER)
 
 
 def _worker(

@@ -56,6 +56,13 @@ def up(
             help="D workers of both phases, each of P stages of M shards, instead of the three options above.",
         ),
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --parallel: processes that compute; those that no worker needs at first wait for a re-shape.",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -110,6 +117,8 @@ def up(
         prompt_workers, token_workers, mixed_workers = (
             0 if config is None else config.data for config in (shapes.prompt, shapes.token, shapes.mixed)
         )
+    elif devices is not None:
+        raise OptionError("--devices: only workers of --parallel can be re-shaped; add for instance --parallel 1,1,1")
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
@@ -159,7 +168,10 @@ def up(
             simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
             hang_timeout_s=hang_timeout,
+            reshapable=parallel is not None,
         )
+        if devices is not None:
+            options = options.with_devices(devices)
     except ValidationError as error:
         raise OptionError(
             "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())

@@ -274,9 +274,12 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the process: the worker is drained, or its engine failed (`failure`), so that another process takes its place."""
+    """Leave the mesh: the worker is drained, or its engine failed (`failure`), so that another process takes its place. With
+    `devices_stay` the processes of a group stay as devices; else they end.
+    """
 
     failure: str = ""
+    devices_stay: bool = False
 
 
 WorkerCommand = (

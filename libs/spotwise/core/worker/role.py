@@ -8,6 +8,7 @@ A draining worker accepts no reservation and no request of its own, and leaves w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
@@ -296,8 +297,9 @@ class WorkerRole:
             return
         if self._drain is None:
             self._drain, self._drain_started_s = order, now
-        elif order.deadline_s < self._drain.deadline_s:
-            self._drain = order
+            return
+        first = order if order.deadline_s < self._drain.deadline_s else self._drain
+        self._drain = replace(first, devices_stay=order.devices_stay and self._drain.devices_stay)
 
     def _give_up_broken_engine(self, now: float) -> None:
         reason = self._iterations.broken
@@ -313,7 +315,7 @@ class WorkerRole:
             return
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True
-            self._table.emit(c.Leave(self._failure))
+            self._table.emit(c.Leave(self._failure, self._drain.devices_stay))
 
 
 def _swaps_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> Swaps | None:

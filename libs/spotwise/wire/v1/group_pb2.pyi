@@ -415,17 +415,20 @@ class DissolveGroup(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     FOR_GOOD_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     for_good: _builtins.bool
+    is_last: _builtins.bool
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         for_good: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_good", b"for_good", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_good", b"for_good", "is_last", b"is_last", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,15 +1,17 @@
-"""A device: a process that computes one position's part for the groups of a leader, which orders every step."""
+"""The orders that a device carries out for one leader: it computes a part of each of its groups, step by step."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Protocol
 
 import structlog
 
 from spotwise.core import group_messages as g
 from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.members import DevicePlace
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.errors import ModelError
 from spotwise.mesh.cancelling import uninterrupted
@@ -28,43 +30,41 @@ Report = Callable[[g.GroupReport], None]
 _CHECK_S = 0.05
 
 
-class GroupDevice:
-    """Carries out the orders of one leader at a time.
+class Device(Protocol):
+    """What orders need of the device."""
+
+    @property
+    def host(self) -> ServiceHost:
+        """The device as a member of the mesh."""
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """Of the process."""
+
+    def entered(self, leader_id: str, place: DevicePlace) -> None:
+        """Note the device's place in a leader's group."""
+
+    def left(self, leader_id: str) -> None:
+        """Note that the device is in no group of this leader; idempotent."""
+
+    async def free_part(self, leader_id: str) -> None:
+        """Give back what the leader's part takes."""
+
+
+class DeviceSession:
+    """Carries out the orders of one stream.
 
     Args:
-        host: this member.
-        part: of this process.
-        settings: of this process.
-        offer: to leaders.
+        device: of this process.
+        leader_id: of the stream's leader.
+        part: of its groups.
+        report: sends a report to the leader.
     """
 
-    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, offer: g.DeviceOffered) -> None:
-        self._host = host
+    def __init__(self, device: Device, leader_id: str, part: GroupPart, report: Report) -> None:
+        self._device = device
+        self._leader_id = leader_id
         self._part = part
-        self._settings = settings
-        self._offer = offer
-
-    async def follow(self, orders: AsyncIterator[g.GroupOrder], report: Report) -> None:
-        """Carry out a stream of orders; see `spotwise.mesh.device_control.Follower`."""
-        report(self._offer)
-        session = _Session(self._host, self._part, self._settings, report)
-        watching = asyncio.create_task(session.leave_broken_groups(), name="watch-group")
-        try:
-            async for order in orders:
-                await session.carry_out(order)
-        finally:
-            _log.info("leader_left")
-            await uninterrupted(session.end())
-            watching.cancel()
-
-
-class _Session:
-    """The orders of one stream."""
-
-    def __init__(self, host: ServiceHost, part: GroupPart, settings: WorkerSettings, report: Report) -> None:
-        self._host = host
-        self._part = part
-        self._settings = settings
         self._report = report
         self._transfers: PartTransfers | None = None
         self._epoch = 0  #: of the group; 0: in none
@@ -72,7 +72,21 @@ class _Session:
         self._one_at_a_time = asyncio.Lock()
         self._joining: asyncio.Task[None] | None = None
 
-    async def leave_broken_groups(self) -> None:
+    async def follow(self, orders: AsyncIterator[g.GroupOrder]) -> None:
+        """Carry out orders until they end; then the device is in no group of theirs."""
+        watching = asyncio.create_task(self._leave_broken_groups(), name="watch-group")
+        try:
+            async for order in orders:
+                async with self._one_at_a_time:
+                    await self._carry_out(order)
+                if isinstance(order, g.DissolveGroup) and order.is_last:
+                    return  # which ends the stream: the leader waits for that
+        finally:
+            _log.info("leader_left", leader=self._leader_id)
+            await uninterrupted(self._end())
+            watching.cancel()
+
+    async def _leave_broken_groups(self) -> None:
         """Leave a group of which a member is gone, the leader or another, without waiting for the leader's word."""
         while True:
             await asyncio.sleep(_CHECK_S)
@@ -83,20 +97,18 @@ class _Session:
                     await self._leave()
                     self._report(broken)
 
-    async def carry_out(self, order: g.GroupOrder) -> None:
-        """Carry out one order; those that compute are queued on the engine's thread."""
-        async with self._one_at_a_time:
-            await self._carry_out(order)
-
     async def _carry_out(self, order: g.GroupOrder) -> None:
+        """Carry out one order; those that compute are queued on the engine's thread."""
         match order:
             case g.FormGroup():
                 await self._form(order)
             case g.DissolveGroup():
                 _log.info("group_dissolved", epoch=self._epoch, reason=order.reason)
                 await self._leave()
+                if order.is_last:
+                    await self._device.free_part(self._leader_id)
                 if order.for_good:
-                    self._host.stop()
+                    self._device.host.stop()
             case _ if not self._epoch or self._transfers is None:
                 return  # of a group that could not be formed
             case g.AddGroupSequence():
@@ -113,7 +125,7 @@ class _Session:
             case _:
                 self._transfers.carry_out(order)
 
-    async def end(self) -> None:
+    async def _end(self) -> None:
         """Be in no group, after what is under way."""
         async with self._one_at_a_time:
             await self._leave()
@@ -128,8 +140,7 @@ class _Session:
         transfers, self._transfers = self._transfers, None
         if transfers is not None:
             await transfers.close()
-        self._host.introduce(place=None)
-        self._host.beat_soon()
+        self._device.left(self._leader_id)
 
     async def _form(self, form: g.FormGroup) -> None:
         await self._leave()
@@ -138,7 +149,7 @@ class _Session:
             digest = self._part.engine.engine.model_digest
             if digest != form.model_digest:
                 raise MeshError(f"its weights ({digest}) are not those of {form.leader_id} ({form.model_digest})")
-            transfers = PartTransfers(self._host, self._settings, self._part.engine, self._report)
+            transfers = PartTransfers(self._device.host, self._device.settings, self._part.engine, self._report)
             await transfers.start()
             self._transfers = transfers
             await self._part.join(form)
@@ -147,8 +158,7 @@ class _Session:
             self._report(g.GroupRefused(form.epoch, str(error)))
             return
         self._epoch = form.epoch
-        self._host.introduce(place=self._part.place(form))
-        self._host.beat_soon()
+        self._device.entered(self._leader_id, self._part.place(form))
         joined = g.GroupJoined(form.epoch, loaded, self._part.engine.computes_with, transfers.share)
         self._joining = asyncio.create_task(self._complete(form, joined), name="join-group")
 

@@ -1,41 +1,51 @@
-"""Engine control's view of a device: what it computes of a group's model, and its memory."""
+"""Engine control's view of a process of groups: the workers that it leads, and its device, with what that computes."""
 
 from __future__ import annotations
 
 import psutil
 
-from spotwise.core.members import Member
 from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
-from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.process import DeviceProcess
 
 
-class DeviceView:
-    """An `EngineView` of one device."""
+class ProcessView:
+    """An `EngineView` of one process.
 
-    def __init__(self, part: GroupPart) -> None:
-        self._part = part
-        self._member: Member | None = None
+    Args:
+        device_id: of its device.
+        workers: that it leads.
+    """
 
-    def seen(self, member: Member) -> Member:
-        """Note the member as its next heartbeat says it, and return it."""
-        self._member = member
-        return member
+    def __init__(self, device_id: str, workers: RuntimeView) -> None:
+        self._device_id = device_id
+        self._workers = workers
+        self._process: DeviceProcess | None = None
+
+    def show(self, process: DeviceProcess) -> None:
+        """Describe the device by its process from now on."""
+        self._process = process
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Describe the device; its iterations are its leader's."""
-        if self._member is None:
+        """Describe a worker or the device; the device's iterations are its leader's."""
+        if member_id != self._device_id:
+            return self._workers.describe(member_id)
+        if self._process is None:
             return None
-        engine = self._part.loaded
+        part = self._process.newest_part
+        engine = None if part is None else part.loaded
         return EngineDescription(
-            member=self._member,
+            member=self._process.host.member,
             engine_sequences=0 if engine is None else engine.num_sequences,
             resident_bytes=psutil.Process().memory_info().rss,
             iterations=0,
             engine="nothing loaded" if engine is None else engine.computes_with,
             kv_bytes_per_token=0 if engine is None else engine.kv_bytes_per_token,
-            times=self._part.times(),
+            times=None if part is None else part.times(),
         )
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """Return none: the leader measures the group's."""
-        return RecentIterations(0, ())
+        """Return a worker's iterations; a device has none of its own: the leader measures the group's."""
+        if member_id == self._device_id:
+            return RecentIterations(0, ())
+        return self._workers.iterations(member_id, after)

@@ -1,8 +1,8 @@
 """Forms a leader's group, and forms it anew whenever it is broken.
 
-Devices register with the id of their leader. As soon as there are enough, each is given a position, keeping those that it had;
-they load their parts side by side. A device that does not answer any more is left out once its registration has expired: it may
-be stopped, and go on later.
+The devices are named to the leader, by position; or as many as register with its id are given positions, and keep those that
+they had. They load their parts side by side. A device that does not answer any more is left out once its registration has
+expired: it may be stopped, and go on later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from spotwise.core import group_messages as g
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
 from spotwise.engine.errors import ModelError
 from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
@@ -60,6 +60,8 @@ class GroupFormation:
         form: the group's orders, but for epoch, position, memory and exchange.
         offer: the leader's.
         exchange: what its groups exchange through.
+        device_ids: of the others, by position; empty: any that register with the leader's id.
+        on_place: called with the leader's place in each group, and with `None` when it is in none.
     """
 
     def __init__(
@@ -70,7 +72,11 @@ class GroupFormation:
         form: g.FormGroup,
         offer: g.DeviceOffered,
         exchange: g.GroupExchange,
+        device_ids: tuple[str, ...] = (),
+        on_place: Callable[[DevicePlace | None], None] = lambda place: None,
     ) -> None:
+        self._device_ids = device_ids
+        self._on_place = on_place
         self._host = host
         self._part = part
         self._engine = engine
@@ -111,7 +117,7 @@ class GroupFormation:
             for device in self._devices.values():
                 device.link.send(g.DissolveGroup("a member is gone"))
             await self._part.leave()
-            self._host.introduce(place=None)
+            self._show_place(None)
             began_s = time.monotonic()
             while True:
                 await self.offers()
@@ -123,11 +129,13 @@ class GroupFormation:
                     await asyncio.sleep(1.0)
             _log.info("group_formed_anew", epoch=self._epoch, seconds=round(time.monotonic() - began_s, 3))
 
-    async def leave(self) -> None:
-        """Let the devices leave the mesh with their leader; return once they do, or soon."""
+    async def leave(self, *, devices_stay: bool) -> None:
+        """Form no further group. The devices leave the mesh with their leader, and this returns once they do, or soon; or they
+        stay, and their parts of this leader's groups are freed.
+        """
         self._is_leaving = True
         for device in self._devices.values():
-            device.link.send(g.DissolveGroup("the leader leaves", for_good=True))
+            device.link.send(g.DissolveGroup("the leader leaves", is_last=True, for_good=not devices_stay))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 while self._devices:
@@ -189,12 +197,16 @@ class GroupFormation:
         if any(map(_is_gone, members)) or not (self._part.is_whole and self._part.is_complete):
             self._part.break_up()
             return False
-        self._host.introduce(place=self._part.place(forms[0]))
+        self._show_place(self._part.place(forms[0]))
         shares = tuple(device.answer.share for device in members if isinstance(device.answer, g.GroupJoined))
         self._engine.formed([device.link for device in members], self._epoch, shares)
-        self._host.beat_soon()
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
+
+    def _show_place(self, place: DevicePlace | None) -> None:
+        self._host.introduce(place=place)
+        self._host.beat_soon()
+        self._on_place(place)
 
     async def _decided(self, members: list[_Device]) -> None:
         """Wait until the group is whole, or will never be. Members that have joined, as one that hears of all others knows, and
@@ -230,6 +242,9 @@ class GroupFormation:
 
     def _give_positions(self) -> None:
         """Give the leader 0, and each device one of the others, the one that it has had if any."""
+        if self._device_ids:
+            self._positions = {name: position for position, name in enumerate(self._device_ids, 1)}
+            return
         ready = self._ready
         kept = {name: position for name, position in self._positions.items() if name in ready}
         size = self._form.stages * self._form.shards
@@ -272,13 +287,17 @@ class GroupFormation:
             elif now_s - self._called_s.get(name, -math.inf) < _CALL_AGAIN_S:
                 continue
             self._called_s[name] = now_s
-            link = DeviceLink(name, member.grpc_address, self._reported, self._lost)
+            link = DeviceLink(self._host.id, name, member.grpc_address, self._reported, self._lost)
             self._devices[name] = _Device(link, member.incarnation)
 
     def _is_mine(self, member: Member) -> bool:
-        return (
-            member.kind is MemberKind.DEVICE and member.leader_id == self._host.id and member.state is MemberState.READY
-        )
+        if member.kind is not MemberKind.DEVICE or member.state is not MemberState.READY:
+            return False
+        if self._device_ids:
+            return member.id in self._device_ids
+        if member.id in self._devices:
+            return True  # it may have another leader by now, too
+        return member.leader_id == self._host.id and member.id != self._offer.device_id
 
     async def _drop(self, device: _Device) -> None:
         self._devices.pop(device.link.device_id, None)

@@ -53,6 +53,7 @@ class GroupPart:
         self._engine: EngineThread | None = None
         self._shard = Shard()
         self._exchange: Exchange | None = None
+        self._meeting: GroupMeeting | None = None
 
     @property
     def engine(self) -> EngineThread:
@@ -122,8 +123,8 @@ class GroupPart:
         member, size = form.stage * form.shards + form.shard, form.stages * form.shards
         if form.addresses:
             exchange = SocketExchange(kernels, member, size, self._patience_s)
-            meeting = GroupMeeting(form.epoch, form.exchange, form.addresses, member)
-            self._sockets.connect(meeting, exchange.connect, exchange.lost)
+            self._meeting = GroupMeeting(form.epoch, form.exchange, form.addresses, member)
+            self._sockets.connect(self._meeting, exchange.connect, exchange.lost)
             return exchange
         try:
             return MemoryExchange(kernels, Path(form.exchange), member, size, self._patience_s)
@@ -156,7 +157,9 @@ class GroupPart:
     async def leave(self) -> None:
         """Be in no group; returns once the engine runs nothing. Idempotent."""
         self.break_up()
-        self._sockets.forget()
+        if self._meeting is not None:
+            self._sockets.forget(self._meeting)
+            self._meeting = None
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             await uninterrupted(self._left(exchange))

@@ -1,4 +1,4 @@
-"""Settings of a device, in addition to a worker's: its memory is what it offers to its leader's groups."""
+"""Settings of a device, in addition to a worker's: its memory is what it offers to groups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from spotwise.worker.settings import WorkerSettings
 
 
 class DeviceSettings(WorkerSettings):
-    """One device of a worker's groups."""
+    """One device."""
 
-    leader_id: str = Field(min_length=1, description="id of the worker for whose groups this process computes")
+    leader_id: str = Field(
+        "", description="id of the worker for whose groups it computes first; unset: it waits for a re-shape"
+    )

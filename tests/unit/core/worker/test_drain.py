@@ -38,6 +38,19 @@ def test_a_short_notice_leaves_no_time_to_linger() -> None:
     assert bench.tick(after_s=0.2) == [c.Leave()]
 
 
+def test_devices_stay_where_every_notice_says_so() -> None:
+    """A re-shape leaves its devices in the mesh; a machine that is taken away meanwhile does not."""
+    bench = WorkerBench()
+    bench.feed(m.Drain("w", bench.now + 30.0, "re-shape", devices_stay=True))
+    bench.feed(m.Drain("w", bench.now + 60.0, "re-shape", devices_stay=True))
+    assert bench.role.leaves_at_s == bench.now + 30.0
+    assert bench.tick(after_s=1.0) == [c.Leave(devices_stay=True)]
+    bench = WorkerBench()
+    bench.feed(m.Drain("w", bench.now + 30.0, "re-shape", devices_stay=True))
+    bench.feed(m.Drain("w", bench.now + 60.0, "spot notice"))
+    assert bench.tick(after_s=1.0) == [c.Leave()]
+
+
 def test_it_takes_no_reservation_and_finishes_what_it_has() -> None:
     """The running sequence gets every token, then the worker leaves."""
     bench = WorkerBench()

@@ -12,11 +12,11 @@ import pytest
 
 from spotwise.core import group_messages as g
 from spotwise.core.kv_part import KvPart
+from spotwise.core.members import DevicePlace
 from spotwise.core.record import KvShare
 from spotwise.worker.groups import device
-from spotwise.worker.groups.device import GroupDevice
+from spotwise.worker.groups.device import DeviceSession
 
-OFFER = g.DeviceOffered("device", 1, 0, "machine", "host:1")
 FORM = g.FormGroup(7, "leader", 1, 2, 0, 1, "/memory", 9, 0, 16, "float32", "digest")
 
 
@@ -29,6 +29,8 @@ class Part:
         self.why_broken = "member 0 is gone"
         self.has_left = asyncio.Event()
         self.is_in = self.is_whole = False
+        self.places: list[str] = []
+        self.freed: list[str] = []
         self.others_are_there = asyncio.Event()
         self.others_are_there.set()
 
@@ -51,6 +53,25 @@ class Part:
 
     def place(self, form: g.FormGroup) -> None:
         return None
+
+
+class Device:
+    """A device that notes where it is."""
+
+    host: Any = SimpleNamespace(id="device")
+    settings: Any = None
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def entered(self, leader_id: str, place: DevicePlace) -> None:
+        self._part.places.append(leader_id)
+
+    def left(self, leader_id: str) -> None:
+        self._part.places = [each for each in self._part.places if each != leader_id]
+
+    async def free_part(self, leader_id: str) -> None:
+        self._part.freed.append(leader_id)
 
 
 class Transfers:
@@ -90,10 +111,9 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Part:
 
 
 async def _joined(part: Part) -> tuple[Leader, asyncio.Task[None]]:
-    host = SimpleNamespace(id="device", introduce=lambda **_: None, beat_soon=lambda: None)
-    of_device = GroupDevice(cast(Any, host), cast(Any, part), cast(Any, None), OFFER)
     leader = Leader()
-    following = asyncio.create_task(of_device.follow(leader.stream(), leader.note))
+    session = DeviceSession(Device(part), "leader", cast(Any, part), leader.note)
+    following = asyncio.create_task(session.follow(leader.stream()))
     leader.orders.put_nowait(FORM)
     if part.others_are_there.is_set():
         await leader.has_joined.wait()
@@ -136,6 +156,18 @@ async def test_it_has_joined_once_all_others_are_there(is_whole: bool, part: Par
     assert (g.GroupBroken(FORM.epoch, "member 0 is gone") in leader.reports) != is_whole
     leader.orders.put_nowait(None)
     await following
+
+
+async def test_it_frees_its_part_of_a_leader_that_forms_no_further_group(part: Part) -> None:
+    """And ends the stream, by which the leader knows; the part of a leader that may come back is kept."""
+    leader, following = await _joined(part)
+    assert part.places == ["leader"]
+    leader.orders.put_nowait(g.DissolveGroup("a member is gone"))
+    leader.orders.put_nowait(FORM)
+    leader.orders.put_nowait(g.DissolveGroup("the leader leaves", is_last=True))
+    async with asyncio.timeout(2.0):
+        await following
+    assert (part.left, part.places, part.freed) == (2, [], ["leader"])
 
 
 async def test_a_cancelled_stream_does_not_interrupt_how_it_leaves(part: Part) -> None:

@@ -61,18 +61,20 @@ class World:
         self.answers: dict[str, list[Answer]] = {"d1": [_joined], "d2": [_joined]}
         self.orders: dict[str, list[g.FormGroup]] = {"d1": [], "d2": []}
         self.formed: list[int] = []
+        self.leaders = {"d1": "w", "d2": "w"}
+        self.places: list[Any] = []
 
     def offer(self, name: str) -> g.DeviceOffered:
         return g.DeviceOffered(name, 1 << 20, 0, self.machines[name], f"{name}:7000")
 
-    def formation(self, exchange: g.GroupExchange = g.GroupExchange.TCP) -> GroupFormation:
-        members = [
-            Member(name, MemberKind.DEVICE, 1, MemberState.READY, "h", 1, f"{name}:1", leader_id="w")
-            for name in self.orders
-        ]
-
+    def formation(
+        self, exchange: g.GroupExchange = g.GroupExchange.TCP, device_ids: tuple[str, ...] = ()
+    ) -> GroupFormation:
         async def registered() -> list[Member]:
-            return members
+            return [
+                Member(name, MemberKind.DEVICE, 1, MemberState.READY, "h", 1, f"{name}:1", leader_id=leader_id)
+                for name, leader_id in {**self.leaders, "w": "w"}.items()
+            ]
 
         host = SimpleNamespace(
             id="w",
@@ -83,7 +85,16 @@ class World:
         engine = SimpleNamespace(
             formed=lambda links, epoch, shares: self.formed.append(epoch), lose=lambda reason: None
         )
-        return GroupFormation(cast(Any, host), cast(Any, self.part), cast(Any, engine), FORM, self.offer("w"), exchange)
+        return GroupFormation(
+            cast(Any, host),
+            cast(Any, self.part),
+            cast(Any, engine),
+            FORM,
+            self.offer("w"),
+            exchange,
+            device_ids,
+            self.places.append,
+        )
 
 
 @pytest.fixture
@@ -91,7 +102,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     created = World()
 
     class Link:
-        def __init__(self, name: str, address: str, reported: Any, lost: Any) -> None:
+        def __init__(self, leader_id: str, name: str, address: str, reported: Any, lost: Any) -> None:
             self.device_id, self.is_alive = name, True
             self._reported = reported
             asyncio.get_running_loop().call_soon(reported, self, created.offer(name))
@@ -145,6 +156,31 @@ async def test_members_of_one_machine_share_memory(
     assert first.addresses == (("w:7000", "d1:7000", "d2:7000") if by_tcp else ())
     assert own.exchange == first.exchange == second.exchange
     assert (own.exchange == "/memory-of-3") == (not by_tcp)
+
+
+async def test_named_devices_have_the_positions_in_which_they_are_named(world: World) -> None:
+    """Whatever leader they had; those of the leader's id that are not named are left alone."""
+    world.leaders = {"d1": "other", "d2": "", "d3": "w"}
+    world.orders["d3"] = []
+    await _form(world.formation(device_ids=("d2", "d1")))
+    assert [world.orders[name][0].shard for name in ("d2", "d1")] == [1, 2]
+    assert world.orders["d3"] == []
+    assert len(world.places) == 1
+
+
+async def test_a_device_that_has_another_leader_by_now_stays_in_the_group(world: World) -> None:
+    """It may be in groups of both; only its end breaks this one."""
+    of_world = world.formation()
+    await _form(of_world)
+    world.leaders["d1"] = "another"
+    keeping = asyncio.create_task(of_world.keep())
+    await of_world._look()
+    await asyncio.sleep(0.1)
+    assert len(world.formed) == 1
+    del world.leaders["d1"]
+    await of_world._look()
+    assert "d1" not in of_world._devices
+    keeping.cancel()
 
 
 async def test_a_device_that_refuses_ends_the_attempt_with_its_reason(world: World) -> None:

@@ -1,0 +1,127 @@
+"""Leads a group: forms it of this process and others, and serves it as a worker of the mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+
+import structlog
+
+from spotwise.core.group_messages import FormGroup
+from spotwise.core.members import DevicePlace, MemberKind
+from spotwise.core.record import KvShare
+from spotwise.engine.errors import ModelError
+from spotwise.engine.part_sizes import PartSizes
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.group_engine import GroupEngine
+from spotwise.worker.groups.group_kv import GroupKvTransport
+from spotwise.worker.groups.process import DeviceProcess
+from spotwise.worker.model_config import engine_config
+from spotwise.worker.serving import started_worker
+from spotwise.worker.settings import WorkerSettings
+
+_log = structlog.get_logger(__name__)
+
+
+async def lead_worker(
+    view: RuntimeView, process: DeviceProcess, settings: WorkerSettings, kind: MemberKind, device_ids: tuple[str, ...]
+) -> bool:
+    """Join the mesh as a worker, and serve with this process's group until the worker leaves.
+
+    Args:
+        view: shows the worker to engine control.
+        process: leads.
+        settings: of the worker: its id, its pool, P and M.
+        kind: of the worker.
+        device_ids: of the other processes, by position; empty: those that register with the worker's id.
+
+    Returns:
+        Whether the group's processes stay in the mesh.
+
+    Raises:
+        MeshError: the model cannot be cut like this, a process refuses its part, or the worker failed.
+    """
+    async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
+        host.introduce(pool=settings.pool, model=settings.served_name)
+        formation, engine = await stack.enter_async_context(_formed_group(process, settings, host, device_ids))
+        memory = engine.engine.kv
+        own_share = partial(KvShare, host.id, host.member.incarnation, part=memory.part)
+        runtime = await started_worker(
+            settings,
+            host,
+            engine,
+            view,
+            stack,
+            lambda of_this_process, on_handoff: GroupKvTransport(
+                of_this_process, own_share, engine, on_handoff, memory.num_layers
+            ),
+        )
+        process.serves()
+        await host.serve()
+        await formation.leave(devices_stay=runtime.devices_stay)  # not after an error: it may be started again
+        return runtime.devices_stay
+
+
+@contextlib.asynccontextmanager
+async def _formed_group(
+    process: DeviceProcess, settings: WorkerSettings, host: ServiceHost, device_ids: tuple[str, ...]
+) -> AsyncIterator[tuple[GroupFormation, GroupEngine]]:
+    """Wait for the devices and form the group, again whenever it is broken."""
+    try:
+        sizes = PartSizes.of(engine_config(settings), settings.stages, settings.shards)
+    except (ModelError, ValueError) as error:
+        raise MeshError(f"the model cannot be served: {error}") from error
+
+    def place_changed(place: DevicePlace | None) -> None:
+        if place is None:
+            process.left(host.id)
+        else:
+            process.entered(host.id, place)
+
+    async with process.part_of(host.id) as part:
+        engine = GroupEngine(part, settings.stages, settings.shards)
+        formation = GroupFormation(
+            host,
+            part,
+            engine,
+            _form(settings, host, sizes),
+            process.offer,
+            settings.group_exchange,
+            device_ids,
+            place_changed,
+        )
+        try:
+            _log.info("waiting_for_devices", devices=settings.group_size - 1)
+            offers = await formation.offers()
+            num_blocks = sizes.blocks([offer.kv_cache_bytes for offer in offers])
+            host_blocks = sizes.blocks([offer.kv_host_bytes for offer in offers])
+            if num_blocks < 1:
+                raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")
+            await formation.form(num_blocks, host_blocks if settings.swaps else 0)
+            host.spawn(formation.keep(), "keep_group")
+            yield formation, engine
+        finally:
+            await formation.close()
+            await part.leave()
+
+
+def _form(settings: WorkerSettings, host: ServiceHost, sizes: PartSizes) -> FormGroup:
+    """Return the order to form the group, but for what its devices decide."""
+    return FormGroup(
+        epoch=0,
+        leader_id=host.id,
+        stages=settings.stages,
+        shards=settings.shards,
+        stage=0,
+        shard=0,
+        exchange="",
+        num_blocks=0,
+        host_blocks=0,
+        block_size=settings.kv_block_size,
+        dtype=sizes.dtype,
+        model_digest=sizes.digest,
+    )

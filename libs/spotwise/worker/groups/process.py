@@ -1,0 +1,224 @@
+"""A process of groups: one device of the mesh, the parts that it computes, and the workers that it leads.
+
+The device outlives its groups. Of each leader it has a part at most; of the workers that it leads, each is a member of the mesh
+of its own, for as long as its group serves. Parts of leaders that are gone are kept until another part is needed, since a
+leader that is started again forms the same group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+import structlog
+
+from spotwise.core import messages as m
+from spotwise.core.group_messages import DeviceOffered, GroupOrder
+from spotwise.core.members import DevicePlace, MemberKind, Pool
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.engine.part_sizes import model_shape
+from spotwise.mesh.group_sockets import GroupSockets
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.service_group import ServiceGroup
+from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.wire import subjects
+from spotwise.worker.groups.device import DeviceSession, Report
+from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.machine import free_memory_bytes, machine_id
+from spotwise.worker.model_config import engine_config
+from spotwise.worker.settings import WorkerSettings
+
+_log = structlog.get_logger(__name__)
+
+#: Serves a worker whose group this process leads, until it leaves; returns whether the devices stay.
+Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, tuple[str, ...]], Awaitable[bool]]
+
+
+class DeviceProcess:
+    """One process.
+
+    Args:
+        members: its connections to the mesh.
+        host: its device.
+        settings: of the device; `settings.pool` and P x M are those of its first worker, if it leads one.
+        sockets: for exchanges with other machines.
+        lead: serves a worker.
+    """
+
+    def __init__(
+        self, members: ServiceGroup, host: ServiceHost, settings: WorkerSettings, sockets: GroupSockets, lead: Lead
+    ) -> None:
+        self.members = members
+        self.host = host
+        self.settings = settings
+        self.offer = DeviceOffered(
+            host.id,
+            settings.kv_cache_bytes,
+            settings.host_bytes(free_memory_bytes()),
+            machine_id(),
+            sockets.address,
+        )
+        self._sockets = sockets
+        self._lead = lead
+        self._config = engine_config(settings)
+        self._parts: dict[str, GroupPart] = {}
+        self._in_use: set[str] = set()
+        self._places: dict[str, DevicePlace] = {}
+        self._first_leader_id = host.member.leader_id
+        self._led: dict[str, asyncio.Task[None]] = {}
+        self._is_starting = False
+        self._latest = (0, 0)  # change and term of the last order to lead
+        host.describe_with(self._described)
+        self._shape: asyncio.Future[ModelShape] | None = None
+
+    async def follow(self, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
+        """Carry out the orders of one leader's stream."""
+        report(self.offer)
+        async with self.part_of(leader_id) as part:
+            await DeviceSession(self, leader_id, part, report).follow(orders)
+
+    @contextlib.asynccontextmanager
+    async def part_of(self, leader_id: str) -> AsyncIterator[GroupPart]:
+        """Have this process's part in groups of a leader."""
+        for other in [other for other in self._parts if other not in (*self._in_use, leader_id)]:
+            await self._parts.pop(other).close()
+        part = self._parts.get(leader_id)
+        if part is None:
+            part = GroupPart(self._config, self.settings.niceness, self._sockets, self.settings.group_patience_s)
+            self._parts[leader_id] = part
+        self._in_use.add(leader_id)
+        try:
+            yield part
+        finally:
+            self._in_use.discard(leader_id)
+
+    async def free_part(self, leader_id: str) -> None:
+        """Give back what a part takes: its leader forms no further group."""
+        part = self._parts.pop(leader_id, None)
+        if part is not None:
+            await part.close()
+
+    @property
+    def newest_part(self) -> GroupPart | None:
+        """The part in the newest group; `None`: it is in none."""
+        return None if self._newest is None else self._parts.get(self._newest)
+
+    @property
+    def _newest(self) -> str | None:
+        return max(self._places, key=lambda leader_id: self._places[leader_id].epoch, default=None)
+
+    def entered(self, leader_id: str, place: DevicePlace) -> None:
+        """Note the device's place in a leader's group."""
+        self._places[leader_id] = place
+        self._show_place()
+
+    def left(self, leader_id: str) -> None:
+        """Note that the device is in no group of this leader; idempotent."""
+        if self._places.pop(leader_id, None) is not None:
+            self._show_place()
+
+    def _show_place(self) -> None:
+        """Report the place in the newest group."""
+        newest = self._newest
+        self.host.introduce(
+            place=None if newest is None else self._places[newest],
+            leader_id=self._first_leader_id if newest is None else newest,
+        )
+        self.host.beat_soon()
+
+    async def serve(self, first: str | None) -> None:
+        """Serve until a stop signal. `first`: the worker that it leads from the start, unless another deployment is planned.
+
+        Raises:
+            MeshError: the first worker cannot be served, or one failed.
+        """
+        call_on_stop_signals(self.members.leave, self.members.stop)
+        self.host.leave = self._leave_last
+        await self.host.listen(subjects.inbox(self.host.id), self._on_message)
+        if first is not None:
+            self._is_starting = True
+            settings = self.settings.model_copy(update={"service_id": first})
+            self._led[first] = asyncio.create_task(self._serve_worker(settings, (), is_first=True), name=first)
+        await self.host.serve()
+
+    async def close(self) -> None:
+        """Leave every group; the workers that it leads have ended then."""
+        led = list(self._led.values())
+        for task in led:
+            task.cancel()
+        await asyncio.gather(*led, return_exceptions=True)
+        for leader_id in list(self._parts):
+            await self.free_part(leader_id)
+
+    def serves(self) -> None:
+        """Note that a worker that this process leads serves."""
+        if self._is_starting:
+            self._is_starting = False
+            self.host.beat_soon()
+
+    def _described(self, member: m.Member) -> m.Member:
+        """A process that leads from its start has started once its worker serves."""
+        return replace(member, state=m.MemberState.STARTING) if self._is_starting else member
+
+    def _leave_last(self) -> None:
+        """Leave once the workers that this process leads have left; at once where its first one does not serve yet."""
+        if self._is_starting or not self._led:
+            self.host.stop()
+
+    async def _on_message(self, message: m.Message, raw: BusMessage) -> None:
+        match message:
+            case m.SurveyDevice():
+                self.host.spawn(self._answer(message), "survey")
+            case m.LeadGroup():
+                self._lead_group(message)
+
+    async def _answer(self, survey: m.SurveyDevice) -> None:
+        if self._shape is None:
+            self._shape = asyncio.get_running_loop().run_in_executor(None, model_shape, self._config)
+        shape = replace(await self._shape, name=self.settings.served_name)
+        groups = tuple(m.GroupMembership(*each) for each in sorted(self._places.items()))
+        member = self.host.member
+        surveyed = m.DeviceSurveyed(member.id, member.incarnation, survey.number, shape, groups)
+        self.host.send(survey.sender_id, surveyed)
+
+    def _lead_group(self, order: m.LeadGroup) -> None:
+        if order.device_ids[:1] != (self.host.id,) or (order.change, order.term) < self._latest:
+            _log.warning("order_refused", worker=order.worker_id, change=order.change, term=order.term)
+            return
+        self._latest = (order.change, order.term)
+        if order.worker_id in self._led:
+            return
+        _log.info("leading", worker=order.worker_id, change=order.change, stages=order.stages, shards=order.shards)
+        settings = self.settings.model_copy(
+            update={
+                "service_id": order.worker_id,
+                "pool": order.pool,
+                "stages": order.stages,
+                "shards": order.shards,
+                "transfer_port": 0,  # the first worker's may still be in use
+            }
+        )
+        work = self._serve_worker(settings, order.device_ids[1:])
+        self._led[order.worker_id] = asyncio.create_task(work, name=order.worker_id)
+
+    async def _serve_worker(self, settings: WorkerSettings, others: tuple[str, ...], *, is_first: bool = False) -> None:
+        worker_id = settings.service_id
+        structlog.contextvars.bind_contextvars(member=worker_id)
+        kind = MemberKind.PROMPT_WORKER if settings.pool is Pool.PROMPT else MemberKind.TOKEN_WORKER
+        devices_stay = True
+        try:
+            devices_stay = await self._lead(self, settings, kind, others)
+        except MeshError as error:
+            if is_first:
+                self.host.fail(str(error))
+            else:
+                _log.error("cannot_lead", reason=str(error))
+        finally:
+            self.left(worker_id)
+            await self.free_part(worker_id)
+            del self._led[worker_id]
+        if not devices_stay:
+            self.host.stop()

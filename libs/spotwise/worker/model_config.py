@@ -1,0 +1,20 @@
+"""How a worker's process loads its model."""
+
+from __future__ import annotations
+
+from spotwise.engine.loading import EngineConfig
+from spotwise.worker.settings import WorkerSettings
+
+
+def engine_config(settings: WorkerSettings) -> EngineConfig:
+    """Return how a worker's process loads its model."""
+    return EngineConfig(
+        model_dir=settings.model_dir,
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        block_size=settings.kv_block_size,
+        threads=settings.threads,
+        decode_graphs=settings.decode_graphs,
+        shared_weights=settings.shared_weights,
+    )

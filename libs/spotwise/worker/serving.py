@@ -1,0 +1,86 @@
+"""Makes a member of the mesh that has an engine a worker: its KV transport, its costs, its role."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from spotwise.core.worker.policy import Discipline
+from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.group_engine import GroupEngine
+from spotwise.worker.other_weights import warn_of_other_weights
+from spotwise.worker.own_profile import own_profile
+from spotwise.worker.runtime import WorkerRuntime
+from spotwise.worker.settings import Cost, WorkerSettings
+from spotwise.worker.transfer_memory import transfer_memory
+
+#: Makes a worker's transport from that of this process, which takes what to call when a hand-off has arrived.
+MakeTransport = Callable[[Callable[[HandoffHandler], UcxKvTransport], HandoffHandler], KvTransport]
+
+
+async def started_worker(
+    settings: WorkerSettings,
+    host: ServiceHost,
+    engine: EngineThread | GroupEngine,
+    view: RuntimeView,
+    stack: contextlib.AsyncExitStack,
+    make_transport: MakeTransport = lambda of_this_process, on_handoff: of_this_process(on_handoff),
+) -> WorkerRuntime:
+    """Start the worker's role, which ends with the stack. The host reports READY once it serves.
+
+    Raises:
+        MeshError: the KV listener's port is taken, or the costs of iterations could not be measured.
+    """
+    runtime: WorkerRuntime | None = None
+    host.introduce(model_digest=engine.engine.model_digest)
+    await warn_of_other_weights(host)
+    memory, payloads = transfer_memory(engine.engine.kv)
+
+    def of_this_process(on_arrival: HandoffHandler) -> UcxKvTransport:
+        return UcxKvTransport(
+            memory=memory,
+            worker_id=host.id,
+            incarnation=host.member.incarnation,
+            on_handoff=on_arrival,
+            host=settings.peer_host,
+            port=settings.transfer_port,
+            push_timeout_s=settings.push_timeout_s,
+            payloads=payloads,
+            model_digest=engine.engine.model_digest,
+        )
+
+    transport = make_transport(
+        of_this_process,
+        lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
+    )
+    await transport.start()
+    stack.push_async_callback(transport.close)
+    host.introduce(transfer_address=transport.address)
+    policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
+    policy = replace(policy, max_in_flight=engine.max_in_flight)
+    runtime = WorkerRuntime(host, engine, transport, policy)
+    view.add(host.id, runtime)
+    stack.callback(view.remove, host.id)
+    await runtime.start()
+    runtime.drain_on_stop(settings.stop_grace_s)
+    return runtime
+
+
+async def _iteration_cost(engine: EngineThread | GroupEngine, settings: WorkerSettings) -> Cost | None:
+    """Return the iteration cost that the worker's policy needs, if any, read or measured; `MeshError` where
+    measuring failed.
+    """
+    if settings.policy != Discipline.MLFQ:
+        return None
+    try:
+        profile = settings.cost_profile() or await own_profile(engine, settings)
+    except (OSError, ValueError) as error:
+        raise MeshError(
+            f"what iterations cost could not be measured: {error}; SPOTWISE_PROFILE may name a file of `spotwise profile`"
+        ) from error
+    return profile.iteration

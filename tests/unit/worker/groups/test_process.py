@@ -1,0 +1,169 @@
+"""A process leads the workers that it is told to, once each, and says what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.members import DevicePlace, MemberKind, Pool
+from spotwise.mesh.ports import MeshError
+from spotwise.worker.groups import process as module
+from spotwise.worker.groups.process import DeviceProcess
+from spotwise.worker.settings import WorkerSettings
+from tests.unit.core.parallel.builders import MODEL
+
+PLACE = DevicePlace(7, 1, 2, 0, 1, (0, 4), (2, 4))
+
+
+class Host:
+    """A device's membership."""
+
+    id = "d0"
+
+    def __init__(self) -> None:
+        self.member: Any = SimpleNamespace(id="d0", incarnation=3, leader_id="")
+        self.introduced: list[dict[str, Any]] = []
+        self.sent: list[tuple[str, m.Message]] = []
+        self.failures: list[str] = []
+        self.stopped = False
+
+    def introduce(self, **fields: Any) -> None:
+        self.introduced.append(fields)
+
+    def describe_with(self, describe: Any) -> None: ...
+
+    def beat_soon(self) -> None: ...
+
+    def send(self, recipient_id: str, message: m.Message) -> None:
+        self.sent.append((recipient_id, message))
+
+    def spawn(self, work: Any, name: str) -> None:
+        self.work = asyncio.ensure_future(work)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def fail(self, reason: str) -> None:
+        self.failures.append(reason)
+
+
+class Lead:
+    """Serves workers until a test ends them."""
+
+    def __init__(self) -> None:
+        self.led: list[tuple[WorkerSettings, MemberKind, tuple[str, ...]]] = []
+        self.ends: dict[str, asyncio.Future[bool]] = {}
+
+    async def __call__(
+        self, process: DeviceProcess, settings: WorkerSettings, kind: MemberKind, device_ids: tuple[str, ...]
+    ) -> bool:
+        self.led.append((settings, kind, device_ids))
+        self.ends[settings.service_id] = asyncio.get_running_loop().create_future()
+        return await self.ends[settings.service_id]
+
+
+@pytest.fixture
+async def lead() -> Lead:
+    return Lead()
+
+
+@pytest.fixture
+async def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+async def process(
+    lead: Lead, host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> AsyncIterator[DeviceProcess]:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(module, "model_shape", lambda config: MODEL)
+    settings = WorkerSettings(service_id="d0", model_dir=tmp_path, model_name="tiny", transfer_port=7000)
+    sockets: Any = SimpleNamespace(address="d0:1")
+    made = DeviceProcess(cast(Any, None), cast(Any, host), settings, sockets, lead)
+    yield made
+    await made.close()
+
+
+def order(**changes: Any) -> m.LeadGroup:
+    return replace(m.LeadGroup("mixed-c2-0", Pool.PROMPT, 2, 1, ("d0", "d1"), term=4, change=2), **changes)
+
+
+async def _receive(process: DeviceProcess, *messages: m.Message) -> None:
+    for message in messages:
+        await process._on_message(message, cast(Any, None))
+        await asyncio.sleep(0)
+
+
+async def test_it_leads_a_worker_once_however_often_it_is_told(process: DeviceProcess, lead: Lead, host: Host) -> None:
+    """With the worker's id, pool and shape, and a KV listener of its own."""
+    await _receive(process, order(), order(), order(term=5))
+    ((settings, kind, device_ids),) = lead.led
+    assert (settings.service_id, settings.pool, settings.stages, settings.shards) == ("mixed-c2-0", Pool.PROMPT, 2, 1)
+    assert (settings.transfer_port, kind, device_ids) == (0, MemberKind.PROMPT_WORKER, ("d1",))
+    assert not host.stopped
+
+
+@pytest.mark.parametrize(
+    "refused", [order(change=1), order(term=3), order(device_ids=("d1", "d0"))], ids=["change", "term", "addressee"]
+)
+async def test_old_and_misdirected_orders_are_refused(refused: m.LeadGroup, process: DeviceProcess, lead: Lead) -> None:
+    await _receive(process, order(), replace(refused, worker_id="other"))
+    assert [settings.service_id for settings, _, _ in lead.led] == ["mixed-c2-0"]
+
+
+@pytest.mark.parametrize("devices_stay", [True, False])
+async def test_the_process_ends_with_a_worker_whose_machine_goes(
+    devices_stay: bool, process: DeviceProcess, lead: Lead, host: Host
+) -> None:
+    """A re-shape ends the worker only, which may be led again."""
+    await _receive(process, order())
+    lead.ends["mixed-c2-0"].set_result(devices_stay)
+    await _until(lambda: not process._led)
+    assert host.stopped != devices_stay
+    await _receive(process, order())
+    assert len(lead.led) == 2
+
+
+async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
+    process: DeviceProcess, lead: Lead, host: Host
+) -> None:
+    await _receive(process, order())
+    lead.ends["mixed-c2-0"].set_exception(MeshError("the model cannot be cut into 2 x 5"))
+    await _until(lambda: not process._led)
+    assert (host.stopped, host.failures) == (False, [])
+
+
+async def test_it_reports_its_places_and_the_newest_in_its_heartbeat(process: DeviceProcess, host: Host) -> None:
+    """A device may be in an old group and a new one."""
+    newer = replace(PLACE, epoch=9, shard=0)
+    process.entered("old", PLACE)
+    process.entered("new", newer)
+    assert host.introduced[-1] == {"place": newer, "leader_id": "new"}
+    await _receive(process, m.SurveyDevice("planner-0", 5))
+    await host.work
+    ((recipient_id, report),) = host.sent
+    assert recipient_id == "planner-0"
+    assert report == m.DeviceSurveyed(
+        "d0",
+        3,
+        5,
+        replace(MODEL, name="tiny"),
+        (m.GroupMembership("new", newer), m.GroupMembership("old", PLACE)),
+    )
+    process.left("new")
+    assert host.introduced[-1] == {"place": PLACE, "leader_id": "old"}
+    process.left("old")
+    assert host.introduced[-1] == {"place": None, "leader_id": ""}
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(2.0):
+        while not is_so():  # noqa: ASYNC110 - of a fake without events
+            await asyncio.sleep(0.01)
