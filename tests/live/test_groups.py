@@ -111,7 +111,7 @@ def survives_loss(mesh: LiveMesh, service_id: str, sign: signal.Signals, process
 
 
 def _is_whole(mesh: LiveMesh, processes: int) -> bool:
-    places = [status.member_now.place for status in mesh.members() if status.member.id.startswith("mixed-0")]
+    places = [status.member_now.place for status in mesh.members() if status.member.id.startswith("mixed-0-device")]
     epochs = {place.epoch if place else None for place in places}
     return len(places) == processes and len(epochs) == 1 and None not in epochs
 

@@ -19,6 +19,7 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.status import MemberStatus, gather_status
+from spotwise.core.members import MemberKind
 
 SIGNALS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 #: A stopped process goes on after so long.
@@ -135,8 +136,8 @@ async def _fault(
 
 
 async def _places(endpoint: MeshEndpoint) -> dict[tuple[int, int], MemberStatus]:
-    """Return the members of the mesh's group by position; not all while it is not whole."""
-    statuses = await gather_status(endpoint.redis_url)
+    """Return the members of the mesh's group by position, its worker at the first; not all while it is not whole."""
+    statuses = sorted(await gather_status(endpoint.redis_url), key=lambda s: s.member.kind is not MemberKind.DEVICE)
     placed = [(status, status.member_now.place) for status in statuses if status.serving]
     epochs = {place.epoch for _, place in placed if place is not None}
     if len(epochs) != 1:

@@ -28,6 +28,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
 from spotwise.cli.status import gather_status
 from spotwise.core.group_messages import GroupExchange
+from spotwise.core.members import MemberKind
 from spotwise.core.percentile import percentile
 from spotwise.mesh.grpc_control import GroupTimes
 
@@ -129,6 +130,8 @@ def _name(shape: Shape) -> str:
 
 
 def _arguments(shape: Shape) -> tuple[str, ...]:
+    if shape == _ONE:
+        return ("--mixed-workers", "1")
     return ("--parallel", f"1,{shape[0]},{shape[1]}")
 
 
@@ -150,9 +153,10 @@ async def _measure(endpoint: MeshEndpoint, load: StreamShape) -> Measured:
 
 
 async def _times(endpoint: MeshEndpoint) -> dict[str, GroupTimes]:
-    """Return what the members of the mesh's group have spent, by id; nothing of one process."""
+    """Return what the devices of the mesh's group have spent, by id; nothing of one process."""
     statuses = await gather_status(endpoint.redis_url)
-    engines = {status.member.id: status.engine for status in statuses if status.engine is not None}
+    devices = [status for status in statuses if status.member.kind is MemberKind.DEVICE]
+    engines = {status.member.id: status.engine for status in devices if status.engine is not None}
     return {name: engine.times for name, engine in engines.items() if engine.times is not None}
 
 

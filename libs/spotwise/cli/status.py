@@ -184,10 +184,10 @@ def _links_of_groups(members: list[MemberStatus]) -> list[str]:
     """Say which links the processes of each group use, and for what."""
     groups: dict[str, dict[tuple[int, int], str]] = {}
     exchanges: dict[str, str] = {}
-    for member, place in ((s.member, s.member_now.place) for s in members):
-        if place is not None:
-            exchanges[member.leader_id or member.id] = place.exchange or "shared memory"
-            groups.setdefault(member.leader_id or member.id, {})[place.stage, place.shard] = member.id
+    for member, place in ((s.member_now, s.member_now.place) for s in members):
+        if place is not None and member.kind is MemberKind.DEVICE and place.stages * place.shards > 1:
+            exchanges[member.leader_id] = place.exchange or "shared memory"
+            groups.setdefault(member.leader_id, {})[place.stage, place.shard] = member.id
     lines = []
     for leader_id, names in sorted(groups.items()):
         stages = [

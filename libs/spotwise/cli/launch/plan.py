@@ -147,7 +147,8 @@ def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Loca
         niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
         shape = options.shape_of(pool)
         if shape.size > 1 or options.reshapable:
-            workers += _group(options, common, pool, f"{pool}-{number}", kv_cache_bytes, niceness)
+            group_threads = 1 if shape.size > 1 else threads
+            workers += _group(options, common, pool, f"{pool}-{number}", kv_cache_bytes, niceness, group_threads)
             continue
         workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores, niceness))
     env = _worker(options, common, "mixed", "", options.threads or 1, kv_cache_bytes).env
@@ -155,13 +156,19 @@ def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Loca
 
 
 def _group(
-    options: MeshOptions, common: Mapping[str, str], pool: str, worker_id: str, kv_cache_bytes: int, niceness: int
+    options: MeshOptions,
+    common: Mapping[str, str],
+    pool: str,
+    worker_id: str,
+    kv_cache_bytes: int,
+    niceness: int,
+    threads: int,
 ) -> list[ServiceProcess]:
     """Plan a leader and its devices: they wait for one another at every step, so that each has one thread, and all the same
     niceness, unless the user says otherwise.
     """
     shape = options.shape_of(pool)
-    leader = _worker(options, common, pool, worker_id, options.threads or 1, kv_cache_bytes, niceness=niceness)
+    leader = _worker(options, common, pool, worker_id, options.threads or threads, kv_cache_bytes, niceness=niceness)
     shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
     if options.reshapable:
         shaped["SPOTWISE_RESHAPABLE"] = "true"
