@@ -1,0 +1,119 @@
+"""A mesh takes another shape while it answers: clients get the tokens of an undisturbed run, and no process restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.oracle import greedy, mixed_prompts
+
+#: Long enough that all are still decoding when the mesh has its other shape.
+NEW_TOKENS = 160
+BEGUN = 8
+PROMPTS = mixed_prompts(4, 200)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    """One worker of one process, and five devices that wait."""
+    with LiveMesh(tmp_path_factory.mktemp("reshapes"), "--parallel", "1,1,1", "--devices", "6") as live:
+        yield live
+
+
+@dataclass
+class Streamed:
+    """What a client got, by choice; it `has_begun` once the first has some tokens."""
+
+    request_id: str = ""
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Greedy; seeded with two choices and log-probabilities; penalties."""
+    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 2, "logprobs": 1}
+    penalties = {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.3}
+    kinds: list[dict[str, Any]] = [{"temperature": 0}, seeded, penalties]
+    return [
+        {"prompt": [*prompt], "max_tokens": NEW_TOKENS, **kind} for prompt, kind in zip(PROMPTS, kinds, strict=False)
+    ]
+
+
+async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
+    """Stream a completion by the real client, which repeats nothing."""
+    chunks = await client.completions.create(
+        model=MODEL, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
+    )
+    async for chunk in chunks:
+        into.request_id = chunk.id
+        for choice in chunk.choices:
+            into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
+            if choice.logprobs is not None:
+                into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+        if len(into.token_ids.get(0, ())) >= BEGUN:
+            into.has_begun.set()
+
+
+async def streamed(mesh: LiveMesh, reshape: str | None = None) -> tuple[list[Streamed], str]:
+    """Run the streams side by side, and re-shape the mesh in the midst of them; what they got, and what the command said."""
+    answers = [Streamed() for _ in bodies()]
+    said = ""
+    async with mesh.async_client() as client:
+        streams = [
+            asyncio.create_task(stream(client, body, into)) for body, into in zip(bodies(), answers, strict=True)
+        ]
+        if reshape is not None:
+            await asyncio.gather(*(each.has_begun.wait() for each in answers))
+            done = await asyncio.to_thread(mesh.command, "reshape", reshape)
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said
+        await asyncio.gather(*streams)
+    return answers, said
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mesh: LiveMesh) -> list[Streamed]:
+    """What the streams give where nothing happens."""
+    answers, _ = asyncio.run(streamed(mesh))
+    assert tuple(answers[0].token_ids[0]) == greedy(PROMPTS[0], NEW_TOKENS)
+    return answers
+
+
+def shapes(mesh: LiveMesh) -> dict[str, tuple[int, int]]:
+    """P and M of each group that serves, by worker."""
+    places = [status.member_now for status in mesh.members() if status.member_now.load is not None]
+    return {member.id: (member.place.stages, member.place.shards) for member in places if member.place is not None}
+
+
+@pytest.mark.parametrize("config", ["1,2,1", "1,2,3", "2,1,3", "1,3,1", "1,1,1"])
+def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undisturbed: list[Streamed]) -> None:
+    """Each in one attempt, with its KV; the processes are those of before, and only the new groups are left."""
+    before = {name: mesh.pid(name) for name in mesh.state.services}
+    answers, said = asyncio.run(streamed(mesh, config))
+    for answer, expected in zip(answers, undisturbed, strict=True):
+        assert answer.token_ids == expected.token_ids, said
+        assert answer.logprobs == expected.logprobs
+        facts = mesh.ledger(answer.request_id, "completed")
+        assert facts["completed"]["attempts"] == 1, said
+        assert "moved" in facts
+    data, stages, shards = map(int, config.split(","))
+    wait_for(lambda: len(shapes(mesh)) == data, lambda: f"{data} groups, not {shapes(mesh)}")
+    assert set(shapes(mesh).values()) == {(stages, shards)}
+    assert {name: mesh.pid(name) for name in mesh.state.services} == before
+    assert mesh.command("status").returncode == 0
+    mesh.wait_until_idle()
+
+
+def test_a_shape_that_cannot_be_is_refused(mesh: LiveMesh) -> None:
+    """With what can be; nothing changes."""
+    now = shapes(mesh)
+    for config, reason in (("1,1,2", "KV heads"), ("7,1,1", "6"), ("1,40,1", "layers")):
+        done = mesh.command("reshape", config)
+        assert done.returncode == 1 and reason in done.stderr, done.stdout + done.stderr
+    assert shapes(mesh) == now
