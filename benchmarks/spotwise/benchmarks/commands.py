@@ -9,6 +9,7 @@ COMMANDS = {
     "batching": "spotwise.benchmarks.batching:batching",
     "moves": "spotwise.benchmarks.moves:moves",
     "groups": "spotwise.benchmarks.groups:groups",
+    "reshape": "spotwise.benchmarks.reshape:reshape",
     "large-model": "spotwise.benchmarks.large_model:large_model",
     "memory": "spotwise.benchmarks.memory:memory",
     "transfer": "spotwise.benchmarks.transfer:transfer",

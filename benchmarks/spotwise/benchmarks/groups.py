@@ -88,7 +88,7 @@ def groups(
         task = progress.add_task("shapes", total=rounds * len(all_shapes) * len(counts))
         for number in range(1, rounds + 1):
             for shape in in_order_of_round(number, all_shapes):
-                progress.update(task, description=f"round {number}: {_name(shape)}")
+                progress.update(task, description=f"round {number}: {shape_name(shape)}")
                 with running_mesh((*_arguments(shape), *extra), env) as endpoint:
                     if shape == _ONE and not expected:
                         expected = uvloop.run(undisturbed(endpoint, prompts, tokens))
@@ -97,7 +97,9 @@ def groups(
                         measured.setdefault((shape, count), []).append(uvloop.run(_measure(endpoint, own)))
                         progress.advance(task)
         for shape in fault_shapes:
-            task = progress.add_task(f"losing processes of {_name(shape)}", total=shape[0] * shape[1] * len(SIGNALS))
+            task = progress.add_task(
+                f"losing processes of {shape_name(shape)}", total=shape[0] * shape[1] * len(SIGNALS)
+            )
             with running_mesh((*_arguments(shape), *extra), env) as endpoint:
                 lost[shape] = uvloop.run(run_faults(endpoint, prompts, expected, partial(progress.advance, task)))
     rows = [row for shape in measured_shapes for count in counts for row in _rows(measured, shape, count)]
@@ -105,10 +107,10 @@ def groups(
         name = f"a gather of {4 * COLUMNS:,} bytes among {shards} processes that do nothing else, us"
         rows.append(ReportRow(name, gather_us(shards, exchange)))
     for shape, of_shape in lost.items():
-        rows += fault_rows(_name(shape), of_shape)
+        rows += fault_rows(shape_name(shape), of_shape)
     settings = {"streams": counts, "input_tokens": input_tokens, "output_tokens": output_tokens, "requests": requests}
     about = environment(**settings, exchange=str(exchange), rounds=rounds, seed=seed, tokens=tokens, up_args=up_args)
-    figures = {_name(shape): [fault.as_dict() for fault in of_shape] for shape, of_shape in lost.items()}
+    figures = {shape_name(shape): [fault.as_dict() for fault in of_shape] for shape, of_shape in lost.items()}
     write_report(rows, about, json, console, lambda figure: f"{figure:,.2f}", faults=figures)
     if any(fault.lost or fault.doubled or fault.wrong for of_shape in lost.values() for fault in of_shape):
         raise typer.Exit(1)
@@ -125,7 +127,8 @@ def parse_shapes(text: str, option: str) -> list[Shape]:
     return shapes
 
 
-def _name(shape: Shape) -> str:
+def shape_name(shape: Shape) -> str:
+    """Return P x M, like `2x3`."""
     return f"{shape[0]}x{shape[1]}"
 
 
@@ -171,7 +174,7 @@ def _difference(after: GroupTimes, before: GroupTimes) -> GroupTimes:
 
 def _rows(measured: dict[tuple[Shape, int], list[Measured]], shape: Shape, count: int) -> list[ReportRow]:
     ours, theirs = measured[shape, count], measured[_ONE, count]
-    what = f"{_name(shape)}, {count} streams"
+    what = f"{shape_name(shape)}, {count} streams"
     rows = [
         row_of_rounds(
             f"{what}: {figure}",

@@ -94,11 +94,7 @@ async def run_way(
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
             tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
-            while not all(len(stream.token_ids) >= _BEGUN for stream in streams):
-                if failed := [task for task in tasks if task.done()]:
-                    await asyncio.gather(*failed)
-                    raise CommandError("a stream ended before the worker left; give it more --tokens")
-                await asyncio.sleep(0.02)
+            await all_begun(streams, tasks)
             store = await RedisStore.connect(endpoint.redis_url)
             try:
                 holders = [_holder(await store.get_ledger(stream.request_id)) for stream in streams]
@@ -107,7 +103,7 @@ async def run_way(
                     for index, stream in enumerate(streams):
                         if holders[index] == leaving:
                             tasks[index].cancel()
-                            tasks[index] = asyncio.create_task(_restart(client, endpoint.model, stream, tokens))
+                            tasks[index] = asyncio.create_task(send_anew(client, endpoint.model, stream, tokens))
                 else:
                     await send_notice(running_state(endpoint.name).nats_url, leaving, NOTICE_S[way])
                 await asyncio.gather(*tasks)
@@ -116,6 +112,15 @@ async def run_way(
             finally:
                 await store.close()
     return WayResult(interrupted, [tuple(stream.token_ids) for stream in streams])
+
+
+async def all_begun(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until each stream has some tokens; raises `CommandError` where one ends before."""
+    while not all(len(stream.token_ids) >= _BEGUN for stream in streams):
+        if failed := [task for task in tasks if task.done()]:
+            await asyncio.gather(*failed)
+            raise CommandError("a stream ended before all had begun; give it more --tokens")
+        await asyncio.sleep(0.02)
 
 
 async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
@@ -144,7 +149,8 @@ async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, toke
         raise CommandError(f"a stream brought {count} tokens where {tokens} were requested")
 
 
-async def _restart(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int) -> None:
+async def send_anew(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int) -> None:
+    """Send a stream's request once more, as its client has to where the server has forgotten it."""
     known = len(stream.token_ids)
     stream.repeated = len(stream.prompt) + known
     await run_stream(client, model, stream, tokens, known)
@@ -157,22 +163,37 @@ def _holder(ledger: Sequence[LedgerEntry]) -> str:
     return next(iter(received[-1:] or assigned[-1:]), "")
 
 
-async def _interrupted(store: RedisStore, way: Way, stream: Stream, left_s: float) -> Interrupted:
+async def completed_ledger(store: RedisStore, request_id: str) -> list[LedgerEntry]:
+    """Return a request's ledger once it says that the request has ended, or as it is after a while."""
     ledger: list[LedgerEntry] = []
     ends_s = time.monotonic() + _LEDGER_S
     while time.monotonic() < ends_s:
-        ledger = await store.get_ledger(stream.request_id)
+        ledger = await store.get_ledger(request_id)
         if any(entry.stage == "completed" for entry in ledger):
             break
         await asyncio.sleep(0.1)
+    return ledger
+
+
+def computed_again(ledger: Sequence[LedgerEntry]) -> int:
+    """Return the tokens, of prompt and output, that later attempts of a request computed again."""
     prefills = [dict(entry.facts) for entry in ledger if entry.stage == "prefilled" and entry.epoch > 1]
-    again = sum(int(facts["prompt_tokens"]) - int(facts["cached_tokens"]) for facts in prefills)
-    moves = [dict(entry.facts) for entry in ledger if entry.stage == "moved"]
+    return sum(int(facts["prompt_tokens"]) - int(facts["cached_tokens"]) for facts in prefills)
+
+
+def moves_of(ledger: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
+    """Return the facts of a request's moves."""
+    return [dict(entry.facts) for entry in ledger if entry.stage == "moved"]
+
+
+async def _interrupted(store: RedisStore, way: Way, stream: Stream, left_s: float) -> Interrupted:
+    ledger = await completed_ledger(store, stream.request_id)
+    moves = moves_of(ledger)
     return Interrupted(
         way,
         len(stream.prompt),
         stream.longest_gap_s(left_s),
         stream.usual_gap_s(left_s),
-        stream.repeated + again,
+        stream.repeated + computed_again(ledger),
         moves[-1] if moves else None,
     )

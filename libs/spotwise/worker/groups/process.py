@@ -19,6 +19,7 @@ from spotwise.core.group_messages import DeviceOffered, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.part_sizes import model_shape
+from spotwise.engine.weight_memory import give_back_freed_memory
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
@@ -100,6 +101,7 @@ class DeviceProcess:
         part = self._parts.pop(leader_id, None)
         if part is not None:
             await part.close()
+            give_back_freed_memory()
 
     @property
     def newest_part(self) -> GroupPart | None:
@@ -138,7 +140,7 @@ class DeviceProcess:
         call_on_stop_signals(self.members.leave, self.members.stop)
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
-        if first is not None:
+        if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
             self._led[first] = asyncio.create_task(self._serve_worker(settings, (), is_first=True), name=first)
@@ -152,6 +154,11 @@ class DeviceProcess:
         await asyncio.gather(*led, return_exceptions=True)
         for leader_id in list(self._parts):
             await self.free_part(leader_id)
+
+    async def _is_deployed_otherwise(self) -> bool:
+        """Whether a planner has decided which groups there are: then it says what this process leads."""
+        plan = await self.members.store.get_plan()
+        return plan is not None and plan.deployment is not None
 
     def serves(self) -> None:
         """Note that a worker that this process leads serves."""

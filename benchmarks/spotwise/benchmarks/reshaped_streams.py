@@ -1,0 +1,170 @@
+"""Streams of a mesh that takes another shape under them: re-shaped, or stopped and started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, fields
+
+from spotwise.benchmarks.moved_streams import (
+    Stream,
+    all_begun,
+    completed_ledger,
+    computed_again,
+    moves_of,
+    run_stream,
+    send_anew,
+)
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client
+from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
+from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import running_state
+from spotwise.core.messages import PredictedReshape, ReshapeMesh, ReshapeReply
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+
+_REPLY_S = 10.0
+_OVER_S = 180.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """One re-shape under streams.
+
+    Attributes:
+        pair: the shapes before and after, like `1x1 > 2x3`.
+        gaps_s: the longest time without a token, of each stream; `usual_gap_s`: the median between tokens before.
+        pauses_s: of each move, by the ledger.
+        seconds: of the whole re-shape, and `forming_s` of it until the new groups served.
+        kv_bytes: moved; `predicted_s` and `predicted_bytes`: the planner's, of a request's pause and of weights.
+        given_back, recomputed: requests, and their tokens that were computed again.
+        wrong: tokens that differ from those of an undisturbed run, lost and doubled ones among them.
+    """
+
+    pair: str
+    gaps_s: tuple[float, ...]
+    usual_gap_s: float
+    pauses_s: tuple[float, ...]
+    seconds: float
+    forming_s: float
+    kv_bytes: int
+    predicted_s: float
+    predicted_forming_s: float
+    given_back: int
+    recomputed: int
+    wrong: int
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+async def reshaped(
+    endpoint: MeshEndpoint, pair: str, config: ParallelConfig, prompts: Sequence[list[int]], expected: list[list[int]]
+) -> Reshaped:
+    """Re-shape the mesh once all streams have begun.
+
+    Raises:
+        CommandError: it is refused or abandoned, or a stream fails.
+    """
+    streams = [Stream(prompt) for prompt in prompts]
+    tokens = len(expected[0])
+    with http_errors_as_command_errors(endpoint.url):
+        async with open_client(endpoint.url) as client:
+            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
+            await all_begun(streams, tasks)
+            store = await RedisStore.connect(endpoint.redis_url)
+            try:
+                ordered_s = time.perf_counter()
+                prediction = await _order(running_state(endpoint.name).nats_url, config)
+                deployment, forming_s = await _until_over(store, config)
+                await asyncio.gather(*tasks)
+                ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
+            finally:
+                await store.close()
+    moves = [facts for ledger in ledgers for facts in moves_of(ledger)]
+    usual = sorted(stream.usual_gap_s(ordered_s) for stream in streams)
+    return Reshaped(
+        pair,
+        tuple(stream.longest_gap_s(ordered_s) for stream in streams),
+        usual[len(usual) // 2],
+        tuple(facts["pause_s"] for facts in moves),
+        (deployment.ended_s or deployment.began_s) - deployment.began_s,
+        forming_s,
+        sum(facts["kv_bytes"] for facts in moves),
+        prediction.pause_s,
+        prediction.forming_s,
+        deployment.given_back,
+        sum(map(computed_again, ledgers)),
+        sum(_differences(stream.token_ids, want) for stream, want in zip(streams, expected, strict=True)),
+    )
+
+
+async def _order(nats_url: str, config: ParallelConfig) -> PredictedReshape:
+    bus = await NatsBus.connect(nats_url, "spotwise-bench-reshape")
+    try:
+        reply = decode(await bus.request(subjects.RESHAPE, encode(ReshapeMesh(config)), _REPLY_S))
+    finally:
+        await bus.close()
+    if not isinstance(reply, ReshapeReply) or not reply.accepted or reply.prediction is None:
+        raise CommandError(f"the re-shape was refused: {reply.detail if isinstance(reply, ReshapeReply) else reply}")
+    return reply.prediction
+
+
+async def _until_over(store: RedisStore, config: ParallelConfig) -> tuple[PlannedDeployment, float]:
+    """Wait for the end of the re-shape that was ordered; return it, and the seconds that forming the groups took."""
+    began_s = time.perf_counter()
+    forming_s = 0.0
+    while time.perf_counter() - began_s < _OVER_S:
+        plan = await store.get_plan()
+        deployment = None if plan is None else plan.deployment
+        if deployment is not None:
+            if deployment.stage is ReshapeStage.FORMING:
+                forming_s = time.perf_counter() - began_s
+            elif deployment.stage is ReshapeStage.ABANDONED:
+                raise CommandError(f"the re-shape to {config} was abandoned: {deployment.reason}")
+            elif deployment.stage is ReshapeStage.DONE:
+                return deployment, forming_s
+        await asyncio.sleep(_POLL_S)
+    raise CommandError(f"the re-shape to {config} has not ended after {_OVER_S:g} s")
+
+
+async def restarted(
+    before: Sequence[str], after: Sequence[str], prompts: Sequence[list[int]], tokens: int
+) -> tuple[float, ...]:
+    """Stop a mesh under its streams and start another one; clients send their requests anew. Return each stream's longest gap,
+    in seconds.
+    """
+    streams = [Stream(prompt) for prompt in prompts]
+    async with contextlib.AsyncExitStack() as clients:
+        async with _mesh(before) as endpoint:
+            client = await clients.enter_async_context(open_client(endpoint.url))
+            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
+            await all_begun(streams, tasks)
+            stopped_s = time.perf_counter()
+        await asyncio.gather(*tasks, return_exceptions=True)  # cut off
+    async with _mesh(after) as endpoint, open_client(endpoint.url) as client:
+        cut_off = [stream for stream in streams if len(stream.token_ids) < tokens]
+        await asyncio.gather(*(send_anew(client, endpoint.model, stream, tokens) for stream in cut_off))
+    return tuple(stream.longest_gap_s(stopped_s) for stream in streams)
+
+
+@contextlib.asynccontextmanager
+async def _mesh(arguments: Sequence[str]) -> AsyncIterator[MeshEndpoint]:
+    mesh = running_mesh(arguments)
+    endpoint = await asyncio.to_thread(mesh.__enter__)
+    try:
+        yield endpoint
+    finally:
+        await asyncio.to_thread(mesh.__exit__, None, None, None)
+
+
+def _differences(got: Sequence[int], want: Sequence[int]) -> int:
+    return abs(len(got) - len(want)) + sum(a != b for a, b in zip(got, want, strict=False))
