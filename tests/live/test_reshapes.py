@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
@@ -60,8 +64,12 @@ async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
             into.has_begun.set()
 
 
-async def streamed(mesh: LiveMesh, reshape: str | None = None) -> tuple[list[Streamed], str]:
-    """Run the streams side by side, and re-shape the mesh in the midst of them; what they got, and what the command said."""
+async def streamed(
+    mesh: LiveMesh, reshape: str | None = None, kill: tuple[ReshapeStage, str] | None = None
+) -> tuple[list[Streamed], str]:
+    """Run the streams side by side, and re-shape the mesh in the midst of them, and kill a process when that has come so far;
+    what they got, and what the command said.
+    """
     answers = [Streamed() for _ in bodies()]
     said = ""
     async with mesh.async_client() as client:
@@ -70,11 +78,58 @@ async def streamed(mesh: LiveMesh, reshape: str | None = None) -> tuple[list[Str
         ]
         if reshape is not None:
             await asyncio.gather(*(each.has_begun.wait() for each in answers))
-            done = await asyncio.to_thread(mesh.command, "reshape", reshape)
+            known = await asyncio.to_thread(planned, mesh)
+            change = 0 if known is None else known.change
+            command = asyncio.create_task(asyncio.to_thread(mesh.command, "reshape", reshape))
+            if kill is not None:
+                await asyncio.to_thread(kill_at, mesh, change, *kill)
+            done = await command
             said = done.stdout + done.stderr
-            assert done.returncode == 0, said
+            assert done.returncode == 0 or kill is not None, said
         await asyncio.gather(*streams)
     return answers, said
+
+
+def planned(mesh: LiveMesh) -> PlannedDeployment | None:
+    """The deployment of the last re-shape."""
+
+    async def read() -> PlannedDeployment | None:
+        store = await RedisStore.connect(mesh.state.redis_url)
+        try:
+            plan = await store.get_plan()
+        finally:
+            await store.close()
+        return None if plan is None else plan.deployment
+
+    return asyncio.run(read())
+
+
+def deployment_of(mesh: LiveMesh) -> PlannedDeployment:
+    """The same, of a mesh that was re-shaped."""
+    deployment = planned(mesh)
+    assert deployment is not None
+    return deployment
+
+
+def kill_at(mesh: LiveMesh, change: int, stage: ReshapeStage, victim: str) -> None:
+    """Kill a process once a later re-shape than `change` has come to a stage, or past it."""
+
+    def has_come_there() -> bool:
+        deployment = planned(mesh)
+        if deployment is None or deployment.change == change:
+            return False
+        return deployment.stage is stage or deployment.stage.is_over
+
+    wait_for(has_come_there, lambda: f"{stage} of a re-shape after {change}")
+    deployment = deployment_of(mesh)
+    leaders = {"new leader": deployment.new, "old leader": deployment.retiring}
+    if victim == "planner":
+        service_id = "planner-0"
+    elif victim == "other device":
+        service_id = deployment.new[0].device_ids[-1]
+    else:
+        service_id = leaders[victim][0].device_ids[0]
+    os.kill(mesh.pid("mixed-0" if service_id == "mixed-0-device-0" else service_id), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +162,31 @@ def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undist
     assert set(shapes(mesh).values()) == {(stages, shards)}
     assert {name: mesh.pid(name) for name in mesh.state.services} == before
     assert mesh.command("status").returncode == 0
+    mesh.wait_until_idle()
+
+
+@pytest.mark.parametrize(
+    ("stage", "victim", "config"),
+    [
+        (ReshapeStage.FORMING, "planner", "1,2,1"),
+        (ReshapeStage.FORMING, "new leader", "1,1,3"),
+        (ReshapeStage.FORMING, "other device", "1,2,3"),
+        (ReshapeStage.MOVING, "planner", "1,1,1"),
+        (ReshapeStage.MOVING, "new leader", "1,3,1"),
+        (ReshapeStage.MOVING, "old leader", "1,1,3"),
+    ],
+)
+def test_a_process_that_dies_in_the_midst_of_it_costs_a_pause(
+    stage: ReshapeStage, victim: str, config: str, mesh: LiveMesh, undisturbed: list[Streamed]
+) -> None:
+    """The re-shape goes on, or the old groups do: the same tokens either way, and nothing is left behind."""
+    answers, _ = asyncio.run(streamed(mesh, config, kill=(stage, victim)))
+    assert [answer.token_ids for answer in answers] == [expected.token_ids for expected in undisturbed]
+    wait_for(lambda: deployment_of(mesh).stage.is_over, lambda: f"the end of {deployment_of(mesh)}", 90.0)
+    groups = {group.worker_id: (group.stages, group.shards) for group in deployment_of(mesh).groups}
+    if groups:
+        wait_for(lambda: shapes(mesh) == groups, lambda: f"{groups}, not {shapes(mesh)}", 90.0)
+    wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh", 60.0)
     mesh.wait_until_idle()
 
 
