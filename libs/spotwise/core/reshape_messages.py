@@ -31,6 +31,11 @@ class DeviceGroup:
     shards: int
     device_ids: tuple[str, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every position has a device."""
+        return 0 < len(self.device_ids) == self.stages * self.shards
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedReshape:
