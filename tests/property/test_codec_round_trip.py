@@ -23,6 +23,7 @@ U64 = st.integers(0, 2**64 - 1)
 PRIORITIES = st.integers(-(2**31), 2**31 - 1)
 EPOCHS = st.integers(1, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 NUMBERS = st.floats(allow_nan=False)
 IDS = st.lists(U32, max_size=8).map(tuple)
 
@@ -152,7 +153,23 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.builds(ParallelConfig, FEW, FEW, FEW, prompt_data=st.integers(0, 2**32 - 1)),
         st.booleans(),
     ),
-    m.ReshapeReply: st.builds(m.ReshapeReply, st.booleans(), TEXT, U64),
+    m.ReshapeReply: st.builds(
+        m.ReshapeReply,
+        st.booleans(),
+        TEXT,
+        U64,
+        st.none()
+        | st.builds(
+            m.PredictedReshape,
+            st.lists(st.builds(m.DeviceGroup, TEXT, st.sampled_from(m.Pool), U32, U32, TEXTS), max_size=3).map(tuple),
+            TEXTS,
+            TEXTS,
+            U64,
+            U64,
+            NUMBERS,
+            NUMBERS,
+        ),
+    ),
     m.SurveyDevice: st.builds(m.SurveyDevice, TEXT, U64),
     m.DeviceSurveyed: st.builds(
         m.DeviceSurveyed,

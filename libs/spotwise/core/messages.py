@@ -17,9 +17,11 @@ from spotwise.core.members import Pool as Pool
 from spotwise.core.members import QuarantinedPair as QuarantinedPair
 from spotwise.core.members import WorkerLoad as WorkerLoad
 from spotwise.core.request import FinishReason
+from spotwise.core.reshape_messages import DeviceGroup as DeviceGroup
 from spotwise.core.reshape_messages import DeviceSurveyed as DeviceSurveyed
 from spotwise.core.reshape_messages import GroupMembership as GroupMembership
 from spotwise.core.reshape_messages import LeadGroup as LeadGroup
+from spotwise.core.reshape_messages import PredictedReshape as PredictedReshape
 from spotwise.core.reshape_messages import ReshapeMesh as ReshapeMesh
 from spotwise.core.reshape_messages import ReshapeReply as ReshapeReply
 from spotwise.core.reshape_messages import SurveyDevice as SurveyDevice

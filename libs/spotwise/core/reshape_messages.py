@@ -22,17 +22,56 @@ class ReshapeMesh:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """A group of P stages of M shards that serves as a worker; its devices by position, stage by stage, the leader first."""
+
+    worker_id: str
+    pool: Pool
+    stages: int
+    shards: int
+    device_ids: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every position has a device."""
+        return 0 < len(self.device_ids) == self.stages * self.shards
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedReshape:
+    """What a re-shape changes, and what it is expected to cost.
+
+    Attributes:
+        groups: all that serve afterwards, those that go on as they are first.
+        new_ids: workers of the groups that are formed; `retiring_ids`: workers that leave.
+        kept_bytes: weights that are on their device already; `moved_bytes`: those that a device has to get.
+        forming_s: until the new groups have their weights; the old ones serve meanwhile.
+        pause_s: of each request that moves.
+    """
+
+    groups: tuple[DeviceGroup, ...]
+    new_ids: tuple[str, ...]
+    retiring_ids: tuple[str, ...]
+    kept_bytes: int
+    moved_bytes: int
+    forming_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReshapeReply:
     """The planner's answer to `ReshapeMesh`.
 
     Attributes:
         detail: why it was refused; else what is planned, for people.
         change: number of the change that carries it out, which the plan in the store has, too; 0: none.
+        prediction: where it was accepted, or would be.
     """
 
     accepted: bool
     detail: str
     change: int = 0
+    prediction: PredictedReshape | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),
     (m.DrainReply, "drain_reply", *codec_of(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),
     (m.ReshapeMesh, "reshape_mesh", codec_reshape.mesh_to, codec_reshape.mesh_from),
-    (m.ReshapeReply, "reshape_reply", *codec_reshape.REPLY),
+    (m.ReshapeReply, "reshape_reply", codec_reshape.reply_to, codec_reshape.reply_from),
     (m.SurveyDevice, "survey_device", *codec_reshape.SURVEY),
     (m.DeviceSurveyed, "device_surveyed", *codec_reshape.SURVEYED),
     (m.LeadGroup, "lead_group", *codec_reshape.LEAD),

@@ -20,6 +20,21 @@ _PARTITION = codec_of(
     matrices=(lambda matrices: [*map(_MATRIX[0], matrices)], lambda protos: tuple(map(_MATRIX[1], protos))),
 )
 _GROUP = codec_of(m.GroupMembership, reshape.GroupMembership, "worker_id", place=PLACE)
+_DEVICES = codec_of(
+    m.DeviceGroup,
+    reshape.DeviceGroup,
+    *("worker_id", "stages", "shards"),
+    pool=(same, m.Pool),
+    device_ids=(same, tuple),
+)
+_PREDICTION = codec_of(
+    m.PredictedReshape,
+    reshape.PredictedReshape,
+    *("kept_bytes", "moved_bytes", "forming_s", "pause_s"),
+    groups=(lambda groups: [*map(_DEVICES[0], groups)], lambda protos: tuple(map(_DEVICES[1], protos))),
+    new_ids=(same, tuple),
+    retiring_ids=(same, tuple),
+)
 _SHAPE_FIELDS = (
     *("name", "layers", "hidden_size", "layer_bytes", "embedding_bytes", "head_bytes"),
     *("kv_layer_token_bytes", "value_bytes"),
@@ -54,7 +69,20 @@ def mesh_from(proto: reshape.ReshapeMesh) -> m.ReshapeMesh:
     return m.ReshapeMesh(config, proto.dry_run)
 
 
-REPLY: Codec = codec_of(m.ReshapeReply, reshape.ReshapeReply, "accepted", "detail", "change")
+def reply_to(message: m.ReshapeReply) -> reshape.ReshapeReply:
+    """Return the protobuf message."""
+    prediction = None if message.prediction is None else _PREDICTION[0](message.prediction)
+    return reshape.ReshapeReply(
+        accepted=message.accepted, detail=message.detail, change=message.change, prediction=prediction
+    )
+
+
+def reply_from(proto: reshape.ReshapeReply) -> m.ReshapeReply:
+    """Return the answer that `reply_to` turned into `proto`."""
+    prediction = _PREDICTION[1](proto.prediction) if proto.HasField("prediction") else None
+    return m.ReshapeReply(proto.accepted, proto.detail, proto.change, prediction)
+
+
 SURVEY: Codec = codec_of(m.SurveyDevice, reshape.SurveyDevice, "sender_id", "number")
 SURVEYED: Codec = codec_of(
     m.DeviceSurveyed,

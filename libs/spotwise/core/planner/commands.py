@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotwise.core import messages as m
-from spotwise.core.planner.plan import Plan
+from spotwise.core.planner.plan import Plan, ReshapeStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,25 @@ class PlanStored:
     stored: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class ReshapeRequested:
+    """An operator orders a re-shape; `AnswerOperator` with this `number` answers it, where the planner has the lease."""
+
+    number: int
+    order: m.ReshapeMesh
+
+
 PlannerEvent = (
-    m.Member | m.InterruptionReported | m.WorkerSurveyed | m.MoveEnded | m.Tick | TermHeld | TermLost | PlanStored
+    m.Member
+    | m.InterruptionReported
+    | m.WorkerSurveyed
+    | m.DeviceSurveyed
+    | m.MoveEnded
+    | m.Tick
+    | TermHeld
+    | TermLost
+    | PlanStored
+    | ReshapeRequested
 )
 
 
@@ -51,4 +68,30 @@ class ReportChange:
     outcome: str
 
 
-PlannerCommand = m.Send | StorePlan | ReportChange
+@dataclass(frozen=True, slots=True)
+class AnswerOperator:
+    """Answer the `ReshapeRequested` of this number."""
+
+    number: int
+    reply: m.ReshapeReply
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDrain:
+    """Publish the drain of a worker that retires, to all workers and devices."""
+
+    drain: m.Drain
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReshape:
+    """Log that a re-shape began (`FORMING`), that its groups serve (`MOVING`), or how it ended, `seconds` after it began."""
+
+    change: int
+    config: str
+    stage: ReshapeStage
+    seconds: float
+    reason: str = ""
+
+
+PlannerCommand = m.Send | StorePlan | ReportChange | AnswerOperator | PublishDrain | ReportReshape

@@ -5,6 +5,7 @@ a lost message, a refusal or a longer output costs one interval. What is on its 
 A request finishes where that is possible by the deadline, else it decodes here until its copy has to start. A target is chosen
 then. Without one, or without time for its copy, it is given back at the last moment at which it can be; where computing again
 is sooner, at once. Prompts that are still computed, and KV that cannot be read now, are waited for until then.
+Where the worker leaves for a re-shape (`at_once`), no request waits that could move.
 Source: just-in-time arrangement, SpotServe, section 4.1; by request instead of by batch.
 """
 
@@ -55,6 +56,7 @@ class Evacuation:
     incarnation: int
     deadline_s: float
     margin_s: float
+    at_once: bool = False  #: nothing waits for the deadline that could move now
     is_empty: bool = False
     _survey: int = 0
     _surveyed_s: float = 0.0
@@ -142,6 +144,7 @@ class Evacuation:
             ),
             margin_s=self.margin_s,
             pre_copies=True,
+            at_once=self.at_once,
         )
 
     def choose_targets(self, targets: Targets, leaving: frozenset[str], until_s: float, now: float) -> None:
@@ -216,7 +219,9 @@ class Evacuation:
             self._forget(key)
 
 
-def evacuation(worker: m.Member, deadline_s: float, policy: PlannerPolicy, now: float) -> Evacuation:
+def evacuation(
+    worker: m.Member, deadline_s: float, policy: PlannerPolicy, now: float, *, at_once: bool = False
+) -> Evacuation:
     """Return the evacuation of a worker that was noticed now."""
     margin_s = min(policy.margin_s, max(deadline_s - now, 0.0) / 4)
-    return Evacuation(worker.id, worker.incarnation, deadline_s, margin_s)
+    return Evacuation(worker.id, worker.incarnation, deadline_s, margin_s, at_once)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from spotwise.core.migration.interruption.arrangement import Arrangement
+from spotwise.core.reshape_messages import DeviceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,73 @@ class PlannedLeave:
     requests: tuple[PlannedRequest, ...]
 
 
+class ReshapeStage(StrEnum):
+    """How far a re-shape is."""
+
+    FORMING = "forming"  #: new groups are formed, and the old ones serve on
+    MOVING = "moving"  #: the new groups serve, and requests move to them
+    DONE = "done"
+    ABANDONED = "abandoned"  #: the old groups serve on, and new ones leave
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the re-shape has ended."""
+        return self in (ReshapeStage.DONE, ReshapeStage.ABANDONED)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDeployment:
+    """The groups of devices that are to serve, by the last re-shape.
+
+    Attributes:
+        change: number of the re-shape; `config` is the configuration that it was ordered with, `D,P,M`.
+        groups: those that are to be.
+        new_ids: workers of `groups` that the re-shape forms.
+        retiring: groups that are not to be any more.
+        began_s, ended_s: Unix time of the re-shape's beginning and end; `None` before its end.
+        form_until_s: Unix time at which new groups that do not serve yet abandon it.
+        moved, given_back: requests of retiring workers, so far.
+        reason: why it was abandoned.
+    """
+
+    change: int
+    config: str
+    stage: ReshapeStage
+    groups: tuple[DeviceGroup, ...]
+    new_ids: tuple[str, ...]
+    retiring: tuple[DeviceGroup, ...]
+    began_s: float
+    form_until_s: float
+    ended_s: float | None = None
+    moved: int = 0
+    given_back: int = 0
+    reason: str = ""
+
+    @property
+    def new(self) -> tuple[DeviceGroup, ...]:
+        """The groups that the re-shape forms."""
+        return tuple(group for group in self.groups if group.worker_id in self.new_ids)
+
+    @property
+    def retiring_ids(self) -> frozenset[str]:
+        """The workers that are not to be any more."""
+        return frozenset(group.worker_id for group in self.retiring)
+
+    def orders_the_same(self, other: PlannedDeployment | None) -> bool:
+        """Tell whether the orders that follow from another one are those of this one."""
+        return other is not None and (self.change, self.stage, self.groups, self.retiring) == (
+            *(other.change, other.stage, other.groups, other.retiring),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a change; `term` is the planner's, `version` counts its plans of that term."""
+    """The plan of a change; `term` is the planner's, `version` counts its plans of that term. `deployment`: of the last
+    re-shape, also after its end; `None` where there was none.
+    """
 
     term: int
     change: int
     version: int
     leaves: tuple[PlannedLeave, ...] = ()
+    deployment: PlannedDeployment | None = None

@@ -18,6 +18,8 @@ class PlannerPolicy:
         move_latency_s: of a move, whatever its tokens; `kv_token_s` is added for each, until moves were measured.
         prompt_token_s: of a prompt token, until a worker has measured it.
         reserve_s: a notice with less time left after the end of the change under way than this ends that change.
+        form_s: a re-shape whose new groups do not serve after this is abandoned.
+        reshape_drain_s: deadline of the drain of workers that retire; what has not moved by then is computed again.
     """
 
     moves: bool = True
@@ -29,9 +31,13 @@ class PlannerPolicy:
     kv_token_s: float = 1e-4
     prompt_token_s: float = 1e-3
     reserve_s: float = 5.0
+    form_s: float = 60.0
+    reshape_drain_s: float = 120.0
 
     def __post_init__(self) -> None:
         if min(self.survey_s, self.member_timeout_s, self.kv_token_s, self.prompt_token_s) <= 0:
             raise ValueError(f"survey_s, member_timeout_s, kv_token_s and prompt_token_s must be above 0: {self}")
+        if min(self.form_s, self.reshape_drain_s) <= 0:
+            raise ValueError(f"form_s and reshape_drain_s must be above 0: {self}")
         if min(self.margin_s, self.move_latency_s, self.reserve_s) < 0:
             raise ValueError(f"margin_s, move_latency_s and reserve_s must be at least 0: {self}")

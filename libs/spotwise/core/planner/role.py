@@ -1,4 +1,4 @@
-"""The migration planner: moves the requests of workers that leave, or run out of KV blocks, to other workers.
+"""The migration planner: moves the requests of workers that leave, or run out of KV blocks, and changes which groups serve.
 
 Law: only the planner with the lease acts (`TermHeld`), and on no plan that is not in the store. Its orders carry its term.
 A worker leaves where a watcher reports its notice, or its own heartbeats show a deadline: each of the two is enough.
@@ -41,11 +41,13 @@ class PlannerRole:
             m.Member: self._heartbeat,
             m.InterruptionReported: self._interruption,
             m.WorkerSurveyed: self._surveyed,
+            m.DeviceSurveyed: self._device_surveyed,
             m.MoveEnded: self._move_ended,
             m.Tick: self._tick,
             c.TermHeld: self._term_held,
             c.TermLost: self._term_lost,
             c.PlanStored: self._plan_stored,
+            c.ReshapeRequested: self._reshape_requested,
         }
 
     @property
@@ -121,6 +123,17 @@ class PlannerRole:
         if self._tenure is not None:
             self._tenure.surveyed(report, now)
 
+    def _device_surveyed(self, report: m.DeviceSurveyed, now: float) -> None:
+        if self._tenure is not None:
+            self._tenure.reshaping.surveyed(report)
+
+    def _reshape_requested(self, event: c.ReshapeRequested, now: float) -> None:
+        if not self.policy.moves:
+            refused = m.ReshapeReply(False, "moves are switched off (SPOTWISE_MOVES); a re-shape needs them")
+            self._commands.append(c.AnswerOperator(event.number, refused))
+        elif self._tenure is not None and now < self._term_ends_s:
+            self._tenure.reshaping.requested(event)
+
     def _move_ended(self, report: m.MoveEnded, now: float) -> None:
         self._cost.learn(report)
         if self._tenure is not None:
@@ -136,7 +149,7 @@ class PlannerRole:
         if not self.policy.moves or self.term == event.term:
             return
         self._tenure = Tenure(
-            self.planner_id, event.term, self.policy, self._membership, self._targets, self._cost, event.plan
+            self.planner_id, event.term, self.policy, self._membership, self._targets, self._cost, event.plan, now
         )
         for member in self._membership.workers():
             deadline_s = self._deadlines.get(name_of(member))

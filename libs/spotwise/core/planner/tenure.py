@@ -17,7 +17,11 @@ from spotwise.core.planner.move_cost import MoveCost
 from spotwise.core.planner.plan import Plan, PlannedLeave
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.relief import Relief
+from spotwise.core.planner.reshaping import Reshaping
 from spotwise.core.planner.targets import Targets
+
+#: A deployment is written again after so long, in case that the store has lost its data.
+STORE_AGAIN_S = 60.0
 
 
 def name_of(member: m.Member) -> str:
@@ -37,6 +41,7 @@ class Tenure:
         targets: Targets,
         cost: MoveCost,
         last_plan: Plan | None,
+        now: float,
     ) -> None:
         self.term = term
         self.relief = Relief(planner_id, term, policy, targets, cost)
@@ -48,6 +53,7 @@ class Tenure:
         last_plan = last_plan or Plan(term, 0, 0)
         self._earlier = {f"{leave.worker_id}/{leave.incarnation}": leave for leave in last_plan.leaves}
         self._changes = FleetChanges(FleetLimits(reserve_s=policy.reserve_s), last_plan.change + 1)
+        self.reshaping = Reshaping(planner_id, term, policy, membership, cost, self._changes, last_plan.deployment, now)
         self._change: f.BeginChange | None = None
         self._evacuations: dict[str, Evacuation] = {}
         self._version = 0
@@ -55,10 +61,16 @@ class Tenure:
         self._stored: Plan | None = None
         self._awaits_store = False
         self._store_from_s = 0.0
+        self._written_s = 0.0
         self._commands: list[c.PlannerCommand] = []
 
     def feed(self, event: f.FleetChangeEvent, now: float) -> None:
         """Let the fleet's changes know, and follow their commands."""
+        match event:
+            case f.InstanceNoticed(name, _):
+                self.reshaping.interrupted(_worker_of(name), "has to leave", now, is_lost=False)
+            case f.InstanceLost(name):
+                self.reshaping.interrupted(_worker_of(name), "is gone", now, is_lost=True)
         for command in self._changes.handle(event, now):
             match command:
                 case f.BeginChange():
@@ -94,7 +106,8 @@ class Tenure:
             return
         known = self._evacuations.get(name)
         if known is None:
-            known = self._evacuations[name] = evacuation(member, deadline_s, self._policy, now)
+            at_once = member.id in self.reshaping.retiring
+            known = self._evacuations[name] = evacuation(member, deadline_s, self._policy, now, at_once=at_once)
             if name in self._earlier:
                 known.take_up(self._earlier[name])
         known.deadline_s = deadline_s
@@ -114,7 +127,7 @@ class Tenure:
 
     def _report(self, outcome: str) -> None:
         if self._change is not None:
-            workers = tuple(each.instance.rpartition("/")[0] for each in self._change.leaving)
+            workers = tuple(_worker_of(each.instance) for each in self._change.leaving)
             self._commands.append(c.ReportChange(self._change.change, workers, outcome))
 
     def surveyed(self, report: m.WorkerSurveyed, now: float) -> None:
@@ -128,6 +141,7 @@ class Tenure:
     def move_ended(self, report: m.MoveEnded, now: float) -> None:
         """Let the evacuation or the relief of its source know."""
         self.relief.ended(report)
+        self.reshaping.moved(report)
         for each in self._evacuations.values():
             if each.worker_id == report.worker_id:
                 each.ended(report, now)
@@ -137,14 +151,20 @@ class Tenure:
         self._awaits_store = False
         if not answer.stored:
             self._store_from_s = now + self._policy.survey_s
+            self.reshaping.not_stored()
         if self._written is not None and answer.stored and answer.version == self._written.version:
             self._stored = self._written
 
     def drive(self, now: float) -> list[c.PlannerCommand]:
         """Return the surveys, plans and orders that are due."""
         self.feed(f.FleetTick(), now)
+        self._commands += self.reshaping.advance(now)
         if self._change is not None:
             self._evacuate(now)
+        self._store(now)
+        if self._change is not None:
+            self._order(now)
+        self._commands += self.reshaping.orders(None if self._stored is None else self._stored.deployment, now)
         self._commands += self.relief.surveys(now)
         commands, self._commands = self._commands, []
         return commands
@@ -156,10 +176,13 @@ class Tenure:
             if number is not None:
                 self._commands.append(m.Send(each.worker_id, m.SurveyWorker(self._planner_id, number)))
             each.choose_targets(self._targets, leaving, now + self._policy.survey_s, now)
-        self._store(now)
+
+    def _order(self, now: float) -> None:
         for each in self._evacuations.values():
             if (stored := self._stored_leave(each)) is not None:
-                self._commands += each.due(stored, self._planner_id, self.term, now)
+                orders = each.due(stored, self._planner_id, self.term, now)
+                self._commands += orders
+                self.reshaping.sent(orders)
         if self._change is not None and all(self._is_over(each) for each in self._evacuations.values()):
             self._end(self._change.change, now, done=True)
 
@@ -175,22 +198,33 @@ class Tenure:
         return evacuation.is_empty and member.state is MemberState.DRAINING
 
     def _leaving(self) -> frozenset[str]:
-        """The workers under notice: also those whose change has not begun, which drain in a moment."""
-        noticed = (each.instance.rpartition("/")[0] for each in self._changes.unsettled if not each.lost)
-        return frozenset([*(each.worker_id for each in self._evacuations.values()), *noticed])
+        """The workers under notice: also those whose change has not begun, which drain in a moment, and those that retire."""
+        noticed = (_worker_of(each.instance) for each in self._changes.unsettled if not each.lost)
+        return frozenset([*(each.worker_id for each in self._evacuations.values()), *noticed, *self.reshaping.retiring])
 
     def _store(self, now: float) -> None:
-        assert self._change is not None
+        """Write the plan where it says something else than the last one, or the store may have lost it."""
+        deployment, written = self.reshaping.deployment, self._written
         if self._awaits_store or now < self._store_from_s:
             return
-        leaves = tuple(each.planned() for each in self._evacuations.values())
-        written = self._written
-        if written is not None and written is self._stored and _gist(written.leaves) == _gist(leaves):
+        says_nothing = self._change is None and deployment is None
+        if says_nothing and (written is None or written.deployment is None):
             return
+        leaves = tuple(each.planned() for each in self._evacuations.values())
+        if written is not None and written is self._stored and written.deployment == deployment:
+            is_fresh = deployment is None or now - self._written_s < STORE_AGAIN_S
+            if is_fresh and _gist(written.leaves) == _gist(leaves):
+                return
         self._version += 1
-        self._written = Plan(self.term, self._change.change, self._version, leaves)
+        self._written = Plan(self.term, self._changes.next_change - 1, self._version, leaves, deployment)
+        self._written_s = now
         self._awaits_store = True
         self._commands.append(c.StorePlan(self._written))
+
+
+def _worker_of(name: str) -> str:
+    """Return the worker that `name_of` named."""
+    return name.rpartition("/")[0]
 
 
 def _gist(leaves: tuple[PlannedLeave, ...]) -> list[tuple[str, float, list[tuple[str, str, str]]]]:

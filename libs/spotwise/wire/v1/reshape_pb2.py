@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from spotwise.wire.v1 import cluster_pb2 as spotwise_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/reshape.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"a\n\x0bReshapeMesh\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\r\x12\x0e\n\x06stages\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12\x13\n\x0bprompt_data\x18\x04 \x01(\r\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"@\n\x0cReshapeReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06\x63hange\x18\x03 \x01(\x04\"1\n\x0cSurveyDevice\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"?\n\x0bLayerMatrix\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\r\x12\x0e\n\x06inputs\x18\x02 \x01(\r\x12\x0f\n\x07gathers\x18\x03 \x01(\x08\"\x93\x02\n\x0eModelPartition\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x13\n\x0bquery_heads\x18\x02 \x01(\r\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x0f\n\x07key_dim\x18\x04 \x01(\r\x12\x11\n\tvalue_dim\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\ninner_size\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x13\n\x0bhead_layers\x18\t \x01(\x01\x12*\n\x08matrices\x18\n \x03(\x0b\x32\x18.spotwise.v1.LayerMatrix\x12\x18\n\x0bstays_whole\x18\x0b \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_stays_whole\"\xe4\x01\n\nModelShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x04 \x01(\x04\x12\x17\n\x0f\x65mbedding_bytes\x18\x05 \x01(\x04\x12\x12\n\nhead_bytes\x18\x06 \x01(\x04\x12\x1c\n\x14kv_layer_token_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bvalue_bytes\x18\x08 \x01(\r\x12.\n\tpartition\x18\t \x01(\x0b\x32\x1b.spotwise.v1.ModelPartition\"M\n\x0fGroupMembership\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x05place\x18\x02 \x01(\x0b\x32\x18.spotwise.v1.DevicePlace\"\x9e\x01\n\x0e\x44\x65viceSurveyed\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12&\n\x05model\x18\x04 \x01(\x0b\x32\x17.spotwise.v1.ModelShape\x12,\n\x06groups\x18\x05 \x03(\x0b\x32\x1c.spotwise.v1.GroupMembership\"~\n\tLeadGroup\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\x12\n\ndevice_ids\x18\x05 \x03(\t\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x0e\n\x06\x63hange\x18\x07 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/reshape.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/cluster.proto\"a\n\x0bReshapeMesh\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\r\x12\x0e\n\x06stages\x18\x02 \x01(\r\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12\x13\n\x0bprompt_data\x18\x04 \x01(\r\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\"b\n\x0b\x44\x65viceGroup\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\x12\n\ndevice_ids\x18\x05 \x03(\t\"\xb0\x01\n\x10PredictedReshape\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.spotwise.v1.DeviceGroup\x12\x0f\n\x07new_ids\x18\x02 \x03(\t\x12\x14\n\x0cretiring_ids\x18\x03 \x03(\t\x12\x12\n\nkept_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bmoved_bytes\x18\x05 \x01(\x04\x12\x11\n\tforming_s\x18\x06 \x01(\x01\x12\x0f\n\x07pause_s\x18\x07 \x01(\x01\"s\n\x0cReshapeReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06\x63hange\x18\x03 \x01(\x04\x12\x31\n\nprediction\x18\x04 \x01(\x0b\x32\x1d.spotwise.v1.PredictedReshape\"1\n\x0cSurveyDevice\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"?\n\x0bLayerMatrix\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\r\x12\x0e\n\x06inputs\x18\x02 \x01(\r\x12\x0f\n\x07gathers\x18\x03 \x01(\x08\"\x93\x02\n\x0eModelPartition\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x13\n\x0bquery_heads\x18\x02 \x01(\r\x12\x10\n\x08kv_heads\x18\x03 \x01(\r\x12\x0f\n\x07key_dim\x18\x04 \x01(\r\x12\x11\n\tvalue_dim\x18\x05 \x01(\r\x12\x13\n\x0bhidden_size\x18\x06 \x01(\r\x12\x12\n\ninner_size\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x13\n\x0bhead_layers\x18\t \x01(\x01\x12*\n\x08matrices\x18\n \x03(\x0b\x32\x18.spotwise.v1.LayerMatrix\x12\x18\n\x0bstays_whole\x18\x0b \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_stays_whole\"\xe4\x01\n\nModelShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x04 \x01(\x04\x12\x17\n\x0f\x65mbedding_bytes\x18\x05 \x01(\x04\x12\x12\n\nhead_bytes\x18\x06 \x01(\x04\x12\x1c\n\x14kv_layer_token_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bvalue_bytes\x18\x08 \x01(\r\x12.\n\tpartition\x18\t \x01(\x0b\x32\x1b.spotwise.v1.ModelPartition\"M\n\x0fGroupMembership\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x05place\x18\x02 \x01(\x0b\x32\x18.spotwise.v1.DevicePlace\"\x9e\x01\n\x0e\x44\x65viceSurveyed\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12&\n\x05model\x18\x04 \x01(\x0b\x32\x17.spotwise.v1.ModelShape\x12,\n\x06groups\x18\x05 \x03(\x0b\x32\x1c.spotwise.v1.GroupMembership\"~\n\tLeadGroup\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\x12\n\ndevice_ids\x18\x05 \x03(\t\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x0e\n\x06\x63hange\x18\x07 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,20 +34,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESHAPEMESH']._serialized_start=69
   _globals['_RESHAPEMESH']._serialized_end=166
-  _globals['_RESHAPEREPLY']._serialized_start=168
-  _globals['_RESHAPEREPLY']._serialized_end=232
-  _globals['_SURVEYDEVICE']._serialized_start=234
-  _globals['_SURVEYDEVICE']._serialized_end=283
-  _globals['_LAYERMATRIX']._serialized_start=285
-  _globals['_LAYERMATRIX']._serialized_end=348
-  _globals['_MODELPARTITION']._serialized_start=351
-  _globals['_MODELPARTITION']._serialized_end=626
-  _globals['_MODELSHAPE']._serialized_start=629
-  _globals['_MODELSHAPE']._serialized_end=857
-  _globals['_GROUPMEMBERSHIP']._serialized_start=859
-  _globals['_GROUPMEMBERSHIP']._serialized_end=936
-  _globals['_DEVICESURVEYED']._serialized_start=939
-  _globals['_DEVICESURVEYED']._serialized_end=1097
-  _globals['_LEADGROUP']._serialized_start=1099
-  _globals['_LEADGROUP']._serialized_end=1225
+  _globals['_DEVICEGROUP']._serialized_start=168
+  _globals['_DEVICEGROUP']._serialized_end=266
+  _globals['_PREDICTEDRESHAPE']._serialized_start=269
+  _globals['_PREDICTEDRESHAPE']._serialized_end=445
+  _globals['_RESHAPEREPLY']._serialized_start=447
+  _globals['_RESHAPEREPLY']._serialized_end=562
+  _globals['_SURVEYDEVICE']._serialized_start=564
+  _globals['_SURVEYDEVICE']._serialized_end=613
+  _globals['_LAYERMATRIX']._serialized_start=615
+  _globals['_LAYERMATRIX']._serialized_end=678
+  _globals['_MODELPARTITION']._serialized_start=681
+  _globals['_MODELPARTITION']._serialized_end=956
+  _globals['_MODELSHAPE']._serialized_start=959
+  _globals['_MODELSHAPE']._serialized_end=1187
+  _globals['_GROUPMEMBERSHIP']._serialized_start=1189
+  _globals['_GROUPMEMBERSHIP']._serialized_end=1266
+  _globals['_DEVICESURVEYED']._serialized_start=1269
+  _globals['_DEVICESURVEYED']._serialized_end=1427
+  _globals['_LEADGROUP']._serialized_start=1429
+  _globals['_LEADGROUP']._serialized_end=1555
 # @@protoc_insertion_point(module_scope)

@@ -53,25 +53,103 @@ class ReshapeMesh(_message.Message):
 Global___ReshapeMesh: _TypeAlias = ReshapeMesh  # noqa: Y015
 
 @_typing.final
+class DeviceGroup(_message.Message):
+    """A worker of several devices, by position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    pool: _builtins.str
+    stages: _builtins.int
+    shards: _builtins.int
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        stages: _builtins.int = ...,
+        shards: _builtins.int = ...,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "pool", b"pool", "shards", b"shards", "stages", b"stages", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceGroup: _TypeAlias = DeviceGroup  # noqa: Y015
+
+@_typing.final
+class PredictedReshape(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    NEW_IDS_FIELD_NUMBER: _builtins.int
+    RETIRING_IDS_FIELD_NUMBER: _builtins.int
+    KEPT_BYTES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    FORMING_S_FIELD_NUMBER: _builtins.int
+    PAUSE_S_FIELD_NUMBER: _builtins.int
+    kept_bytes: _builtins.int
+    moved_bytes: _builtins.int
+    forming_s: _builtins.float
+    pause_s: _builtins.float
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceGroup]: ...
+    @_builtins.property
+    def new_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def retiring_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___DeviceGroup] | None = ...,
+        new_ids: _abc.Iterable[_builtins.str] | None = ...,
+        retiring_ids: _abc.Iterable[_builtins.str] | None = ...,
+        kept_bytes: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
+        forming_s: _builtins.float = ...,
+        pause_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forming_s", b"forming_s", "groups", b"groups", "kept_bytes", b"kept_bytes", "moved_bytes", b"moved_bytes", "new_ids", b"new_ids", "pause_s", b"pause_s", "retiring_ids", b"retiring_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictedReshape: _TypeAlias = PredictedReshape  # noqa: Y015
+
+@_typing.final
 class ReshapeReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     accepted: _builtins.bool
     detail: _builtins.str
     change: _builtins.int
+    @_builtins.property
+    def prediction(self) -> Global___PredictedReshape: ...
     def __init__(
         self,
         *,
         accepted: _builtins.bool = ...,
         detail: _builtins.str = ...,
         change: _builtins.int = ...,
+        prediction: Global___PredictedReshape | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "change", b"change", "detail", b"detail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "change", b"change", "detail", b"detail", "prediction", b"prediction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,8 @@ class PlannerBench:
     Attributes:
         sent: all that it sent, with the times.
         held: what the surveyed workers hold.
+        devices: reports of the devices that answer surveys.
+        answers, drains, reshapes: to operators, of workers that retire, and what was logged of re-shapes.
     """
 
     def __init__(self, policy: PlannerPolicy | None = None, *, term: int | None = 5, plan: Plan | None = None) -> None:
@@ -44,6 +46,10 @@ class PlannerBench:
         self.changes: list[c.ReportChange] = []
         self.plans: list[Plan] = []
         self.held: dict[str, list[m.SurveyedSequence]] = {}
+        self.devices: dict[str, m.DeviceSurveyed] = {}
+        self.answers: list[c.AnswerOperator] = []
+        self.drains: list[tuple[float, m.Drain]] = []
+        self.reshapes: list[c.ReportReshape] = []
         self.stores = True
         self.term = term
         for member in self.workers.values():
@@ -59,6 +65,9 @@ class PlannerBench:
                     surveyed = m.WorkerSurveyed(worker_id, number, 0.02, tuple(self.held.get(worker_id, ())))
                     if worker_id in self.held:
                         self.feed(surveyed)
+                case m.Send(device_id, m.SurveyDevice(_, number)):
+                    if device_id in self.devices:
+                        self.feed(replace(self.devices[device_id], number=number))
                 case m.Send():
                     self.sent.append((self.now, command))
                 case c.StorePlan(plan):
@@ -66,6 +75,12 @@ class PlannerBench:
                     self.feed(c.PlanStored(plan.version, self.stores))
                 case c.ReportChange():
                     self.changes.append(command)
+                case c.AnswerOperator():
+                    self.answers.append(command)
+                case c.PublishDrain(drain):
+                    self.drains.append((self.now, drain))
+                case c.ReportReshape():
+                    self.reshapes.append(command)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, with a tick ten times a second, and heartbeats of all workers."""

@@ -75,6 +75,21 @@ class FleetChanges:
         """Interruptions that no change has settled yet, by deadline."""
         return _by_deadline(self._interruptions)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no change is under way, and none is about to begin for an instance that leaves."""
+        return self.under_way is None and not self._interruptions
+
+    @property
+    def next_change(self) -> int:
+        """The number of the next change."""
+        return self._next_change
+
+    def number_change(self) -> int:
+        """Return the number of a change that is carried out without this machine, such as a re-shape that was ordered."""
+        self._next_change += 1
+        return self._next_change - 1
+
     def handle(self, event: e.FleetChangeEvent, now_s: float) -> list[e.FleetCommand]:
         """Process one event at time `now_s` and return the commands, in order."""
         self._handlers[type(event)](event, now_s)

@@ -5,6 +5,7 @@ wait for a slot; recomputing costs its queue and the prompt time of all its toke
 Where KV is copied while the request decodes on (pre-copy), a move costs its user the wait alone.
 One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
 Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
+Where an instance does not leave for a deadline (`at_once`), all requests with KV move now.
 Without time left all requests are recomputed.
 Source: SpotServe, section 4.1, stops a whole batch; the choice for each request is ours.
 """
@@ -80,7 +81,7 @@ class RemoteHolder:
 @dataclass(frozen=True, slots=True)
 class Notice:
     """An instance's notice; `deadline_s` is absolute, copies end `margin_s` before it, one at a time over `link`. `pre_copies`:
-    requests decode while they are copied.
+    requests decode while they are copied. `at_once`: every request with KV moves, and all copies begin now.
     """
 
     deadline_s: float
@@ -90,6 +91,7 @@ class Notice:
     remote: RemoteHolder
     margin_s: float = 0.0
     pre_copies: bool = False
+    at_once: bool = False
 
     def copy_s(self, tokens: int) -> float:
         """Return the seconds to copy the KV of so many tokens."""
@@ -110,6 +112,8 @@ def arrange(
     """
     if len({request.id for request in requests}) != len(requests):
         raise ValueError("two requests have the same id; give each once")
+    if notice.at_once:
+        return tuple(_move_now(now_s, notice, request) for request in requests)
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     left_s = notice.deadline_s - now_s - notice.margin_s - _ROUNDING_S
     free_s = max(boundary_s, 0.0 if link_free_s is None else link_free_s - now_s)
@@ -181,6 +185,11 @@ def _moves(
             request.id, Disposition.MOVE, steps, now_s + stop_s, now_s + start_s, now_s + free_s, wait_s
         )
     return moves
+
+
+def _move_now(now_s: float, notice: Notice, request: RunningRequest) -> Arrangement:
+    end_s = now_s + notice.copy_s(request.tokens)
+    return Arrangement(request.id, Disposition.MOVE, 0, now_s, now_s, end_s, notice.remote.resume_s)
 
 
 def _recompute(now_s: float, notice: Notice, request: RunningRequest, left_s: float) -> Arrangement:

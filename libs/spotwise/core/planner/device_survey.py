@@ -1,0 +1,54 @@
+"""What all devices hold, as they report it.
+
+Law: each device is asked at once, and again after `DEVICE_SILENT_S`. One that answers none of
+`SURVEYS` questions counts as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spotwise.core import messages as m
+
+#: Silence after which a device is asked again.
+DEVICE_SILENT_S = 0.5
+#: Questions to each device.
+SURVEYS = 3
+
+
+class DeviceSurvey:
+    """One survey; `number` tells its answers from those of others."""
+
+    def __init__(self, planner_id: str, number: int, device_ids: Iterable[str]) -> None:
+        self._question = m.SurveyDevice(planner_id, number)
+        self._device_ids = tuple(device_ids)
+        self._reports: dict[str, m.DeviceSurveyed] = {}
+        self._asked = 0
+        self._asked_s = 0.0
+
+    @property
+    def reports(self) -> tuple[m.DeviceSurveyed, ...]:
+        """The answers so far, in order of id."""
+        return tuple(self._reports[device_id] for device_id in sorted(self._reports))
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The devices that have not answered."""
+        return tuple(device_id for device_id in self._device_ids if device_id not in self._reports)
+
+    def answered(self, report: m.DeviceSurveyed) -> None:
+        """Take an answer, unless it is to another survey."""
+        if report.number == self._question.number and report.device_id in self._device_ids:
+            self._reports[report.device_id] = report
+
+    def is_over(self, now: float) -> bool:
+        """Tell whether no answer is waited for any more."""
+        return not self.silent or (self._asked == SURVEYS and now - self._asked_s >= DEVICE_SILENT_S)
+
+    def due(self, now: float) -> list[m.Send]:
+        """Return the questions that are due."""
+        if self._asked == SURVEYS or (self._asked and now - self._asked_s < DEVICE_SILENT_S):
+            return []
+        self._asked += 1
+        self._asked_s = now
+        return [m.Send(device_id, self._question) for device_id in self.silent]

@@ -1,0 +1,165 @@
+"""Which groups another configuration has: on which devices, beside which that stay, in place of which.
+
+Law: devices keep as many bytes of weights as they can (`map_devices`, SpotServe, section 4.2). A group whose devices, positions
+and pool stay goes on as the worker that it is; every other one is new, and has an id that no worker had before.
+Pipelines are numbered by workers: the prompt pool first, then the others, by id. Groups of unequal shapes are no
+`ParallelConfig`: from those nothing is known to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.migration.deployment import Deployment, Device, Instance
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.planner import plan_migration
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.planner.move_cost import MoveCost
+
+#: Bytes a second at which a device loads weights that no other device has.
+STORAGE_BYTES_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChoice:
+    """The groups of a re-shape: those that `go_on`, `new` ones, and those that retire; what that costs."""
+
+    go_on: tuple[m.DeviceGroup, ...]
+    new: tuple[m.DeviceGroup, ...]
+    retiring: tuple[m.DeviceGroup, ...]
+    prediction: m.PredictedReshape
+
+
+def written(config: ParallelConfig) -> str:
+    """Return a configuration as an operator writes it, without the batch size."""
+    return str(config).rpartition(",")[0]
+
+
+def choose_groups(
+    config: ParallelConfig,
+    reports: Sequence[m.DeviceSurveyed],
+    workers: Sequence[m.Member],
+    change: int,
+    cost: MoveCost,
+) -> GroupChoice | str:
+    """Return the groups of a configuration, or why it cannot be.
+
+    Args:
+        reports: of all devices, in order of id.
+        workers: of the mesh.
+        change: number of the re-shape.
+        cost: of moves, from which the bandwidth between devices follows.
+    """
+    old = [_group_of(worker, reports) for worker in sorted(workers, key=_in_order)]
+    if (reason := _why_not(config, reports, old)) is not None:
+        return reason
+    model = reports[0].model
+    before = _deployment(old, reports, config)
+    device_map = map_devices(before, config, model)
+    groups = _groups(device_map, old, change)
+    go_on = tuple(group for group in groups if group in [each.group for each in old])
+    new = tuple(group for group in groups if group not in go_on)
+    retiring = tuple(each.group for each in old if each.group not in go_on)
+    if not new and not retiring:
+        return f"the mesh has the configuration {written(config)} already"
+    bytes_per_s = model.kv_token_bytes / cost.token_s
+    plan = plan_migration(device_map, model, Links(bytes_per_s, bytes_per_s, STORAGE_BYTES_PER_S))
+    prediction = m.PredictedReshape(
+        (*go_on, *new),
+        tuple(group.worker_id for group in new),
+        tuple(group.worker_id for group in retiring),
+        plan.kept_bytes,
+        plan.moved_bytes + plan.storage_bytes,
+        plan.done_s,
+        cost.latency_s if retiring else 0.0,
+    )
+    return GroupChoice(go_on, new, retiring, prediction)
+
+
+@dataclass(frozen=True, slots=True)
+class _OldGroup:
+    """A worker's group, whether it `serves`, and the position of each device that reports one in it, in order of positions."""
+
+    group: m.DeviceGroup
+    serves: bool
+    places: Mapping[str, DevicePlace]
+
+
+def _in_order(worker: m.Member) -> tuple[bool, str]:
+    """The prompt pool's workers come first."""
+    return worker.pool is not Pool.PROMPT, worker.id
+
+
+def _group_of(worker: m.Member, reports: Sequence[m.DeviceSurveyed]) -> _OldGroup:
+    held = [(each.device_id, group.place) for each in reports for group in each.groups if group.worker_id == worker.id]
+    latest = max((place.epoch for _, place in held), default=0)
+    by_position = {(place.stage, place.shard): (id_, place) for id_, place in held if place.epoch == latest}
+    places = dict(by_position[position] for position in sorted(by_position))
+    stages, shards = next(((place.stages, place.shards) for place in places.values()), (0, 0))
+    assert worker.pool is not None
+    group = m.DeviceGroup(worker.id, worker.pool, stages, shards, tuple(places))
+    return _OldGroup(group, worker.state is m.MemberState.READY, places)
+
+
+def _why_not(config: ParallelConfig, reports: Sequence[m.DeviceSurveyed], old: Sequence[_OldGroup]) -> str | None:
+    if not reports:
+        return "no device answers; start the mesh with --parallel D,P,M"
+    strangers = [each.group.worker_id for each in old if each.serves and not each.places]
+    if strangers:
+        return (
+            f"no device reports a position in {', '.join(strangers)}: only groups of devices can be re-shaped; "
+            "start the mesh with --parallel D,P,M, or drain workers that were started otherwise"
+        )
+    model = reports[0].model
+    others = [each.device_id for each in reports if each.model != model]
+    if others:
+        return (
+            f"{', '.join(others)} and {reports[0].device_id} have different models; end the devices with the wrong one"
+        )
+    if (reason := model.why_not(config.pipeline, config.tensor)) is not None:
+        return f"{model.name} cannot be cut into {config.pipeline} stages of {config.tensor} shards: {reason}"
+    if len(reports) < config.devices:
+        return (
+            f"{written(config)} needs {config.devices} devices, and {len(reports)} answer; "
+            "choose a smaller configuration, or start more devices"
+        )
+    return None
+
+
+def _deployment(old: Sequence[_OldGroup], reports: Sequence[m.DeviceSurveyed], config: ParallelConfig) -> Deployment:
+    """Return the deployment before; without positions where its groups are not all of one shape."""
+    instances = tuple(Instance(report.device_id, 1) for report in reports)
+    prompts = sum(each.group.pool is Pool.PROMPT for each in old)
+    shapes = {(each.group.stages, each.group.shards) for each in old if each.places}
+    if len(shapes) != 1 or prompts == len(old):
+        return Deployment(config, instances)
+    ((stages, shards),) = shapes
+    positions: dict[Device, Position] = {}
+    for number, each in enumerate(old):
+        for device_id, place in each.places.items():
+            positions.setdefault(Device(device_id, 0), Position(number, place.stage, place.shard))
+    before = ParallelConfig(len(old) - prompts, stages, shards, config.max_batch, prompts)
+    return Deployment(before, instances, positions)
+
+
+def _groups(device_map: DeviceMap, old: Sequence[_OldGroup], change: int) -> list[m.DeviceGroup]:
+    """Return the group of each pipeline: the old one that it is, or a new one."""
+    config = device_map.config
+    by_pipeline: dict[int, list[str]] = {number: [] for number in range(config.pipelines)}
+    for device, position in sorted(device_map.positions.items(), key=lambda entry: entry[1]):
+        by_pipeline[position.pipeline].append(device.instance)
+    groups = []
+    for number, device_ids in by_pipeline.items():
+        pool = Pool.PROMPT if number < config.prompt_data else Pool.TOKEN if config.is_split else Pool.MIXED
+        kept = device_map.running_on.get(number)
+        if kept is not None and old[kept].group.pool is pool:
+            groups.append(old[kept].group)
+        else:
+            worker_id = f"{pool.value}-c{change}-{number}"
+            groups.append(m.DeviceGroup(worker_id, pool, config.pipeline, config.tensor, tuple(device_ids)))
+    return groups

@@ -1,0 +1,114 @@
+"""An operator's order of a re-shape, from the survey of the devices to its answer.
+
+Law: one order at a time, and one answer to each. An order is accepted once its plan is in the store; a dry run, once it is
+planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.membership import Membership
+from spotwise.core.planner import commands as c
+from spotwise.core.planner.device_survey import DeviceSurvey
+from spotwise.core.planner.group_choice import GroupChoice, choose_groups, written
+from spotwise.core.planner.move_cost import MoveCost
+
+
+@dataclass(slots=True)
+class _Order:
+    """An order, with the survey for it; `accepted` is the answer once its plan is in the store."""
+
+    number: int
+    order: m.ReshapeMesh
+    survey: DeviceSurvey
+    accepted: m.ReshapeReply | None = None
+
+
+class ReshapeRequests:
+    """The order that is being planned, if any."""
+
+    def __init__(self, planner_id: str, membership: Membership, cost: MoveCost) -> None:
+        self._planner_id = planner_id
+        self._membership = membership
+        self._cost = cost
+        self._order: _Order | None = None
+        self._surveys = 0
+        self._commands: list[c.PlannerCommand] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an order is being planned or stored."""
+        return self._order is not None
+
+    @property
+    def awaits_store(self) -> bool:
+        """Whether an order is planned, and not in the store yet."""
+        return self._order is not None and self._order.accepted is not None
+
+    def take(self, event: c.ReshapeRequested) -> None:
+        """Survey all devices for an order."""
+        devices = self._membership.all(MemberKind.DEVICE)
+        ready = [device.id for device in devices if device.state is MemberState.READY]
+        self._surveys += 1
+        self._order = _Order(event.number, event.order, DeviceSurvey(self._planner_id, self._surveys, ready))
+
+    def surveyed(self, report: m.DeviceSurveyed) -> None:
+        """Take a device's answer."""
+        if self._order is not None:
+            self._order.survey.answered(report)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Answer that an order is not carried out."""
+        self._commands.append(c.AnswerOperator(number, m.ReshapeReply(False, reason)))
+
+    def refuse_pending(self, reason: str) -> None:
+        """Refuse the order that is being planned, if any."""
+        if self._order is not None:
+            self.refuse(self._order.number, reason)
+            self._order = None
+
+    def planned(self, change: int, now: float) -> tuple[str, GroupChoice] | None:
+        """Return the configuration and the groups of an order that can be carried out, once its devices have answered; `change`
+        will be its number.
+        """
+        order = self._order
+        if order is None or self.awaits_store:
+            return None
+        self._commands += order.survey.due(now)
+        if not order.survey.is_over(now):
+            return None
+        config = order.order.config
+        workers = [worker for worker in self._membership.workers() if worker.pool is not None]
+        choice = choose_groups(config, order.survey.reports, workers, change, self._cost)
+        silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
+        if isinstance(choice, str):
+            self.refuse_pending(choice + silent)
+            return None
+        detail = (
+            f"{written(config)}: {_count(choice.new, 'is', 'are')} formed, {_count(choice.go_on, 'goes', 'go')} on, "
+            f"{_count(choice.retiring, 'retires', 'retire')}{silent}"
+        )
+        dry_run = order.order.dry_run
+        order.accepted = m.ReshapeReply(True, detail, 0 if dry_run else change, choice.prediction)
+        if dry_run:
+            self.stored()
+            return None
+        return written(config), choice
+
+    def stored(self) -> None:
+        """Answer that the order is carried out."""
+        if self._order is not None and self._order.accepted is not None:
+            self._commands.append(c.AnswerOperator(self._order.number, self._order.accepted))
+            self._order = None
+
+    def commands(self) -> list[c.PlannerCommand]:
+        """Return the questions and answers that are due."""
+        commands, self._commands = self._commands, []
+        return commands
+
+
+def _count(groups: tuple[m.DeviceGroup, ...], one: str, several: str) -> str:
+    return f"{len(groups)} group {one}" if len(groups) == 1 else f"{len(groups)} groups {several}"
