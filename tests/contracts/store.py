@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages import DeviceGroup, LedgerEntry
 from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
-from spotwise.core.planner.plan import Plan, PlannedLeave, PlannedRequest
+from spotwise.core.planner.plan import Plan, PlannedDeployment, PlannedLeave, PlannedRequest, ReshapeStage
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -57,6 +57,17 @@ PLAN = Plan(
                 PlannedRequest(Arrangement("cmpl-2@1", Disposition.RECOMPUTE, 0, 999.5)),
             ),
         ),
+    ),
+    PlannedDeployment(
+        3,
+        "1,2,1",
+        ReshapeStage.MOVING,
+        (DeviceGroup("mixed-c3-0", Pool.MIXED, 2, 1, ("d0", "d1")),),
+        ("mixed-c3-0",),
+        (DeviceGroup("token-1", Pool.TOKEN, 1, 2, ("d0", "d1")),),
+        990.0,
+        1050.0,
+        moved=3,
     ),
 )
 

@@ -26,6 +26,7 @@ app = typer.Typer(
             "join": "spotwise.cli.join:join",
             "drain": "spotwise.cli.drain:drain",
             "move": "spotwise.cli.move:move",
+            "reshape": "spotwise.cli.reshape:reshape",
             "explain": "spotwise.cli.explain:explain",
             "profile": "spotwise.cli.profile:profile",
             "replay": "spotwise.cli.replay:replay_command",

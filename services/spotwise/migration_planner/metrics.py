@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from spotwise.core.messages import Send
+from spotwise.core.planner.commands import ReportReshape
 from spotwise.core.worker_messages import GiveBackRequest, MoveEnded
 
 
@@ -31,6 +32,13 @@ class PlannerMetrics:
             "spotwise_planner_changes_total", "Changes of the fleet.", ("outcome",), registry=self.registry
         )
 
+        self._reshapes = Counter(
+            "spotwise_planner_reshapes_total", "Re-shapes of the mesh, ended.", ("outcome",), registry=self.registry
+        )
+        self._reshape_s = Gauge(
+            "spotwise_planner_last_reshape_seconds", "Seconds of the last re-shape that ended.", registry=self.registry
+        )
+
     def sent(self, command: Send) -> None:
         """Count an order."""
         if isinstance(command.message, GiveBackRequest):
@@ -40,3 +48,9 @@ class PlannerMetrics:
         """Count the end of a move."""
         self._moves.labels(report.outcome.value).inc()
         self._moved_tokens.inc(report.tokens)
+
+    def reshaped(self, report: ReportReshape) -> None:
+        """Count the end of a re-shape."""
+        if report.stage.is_over:
+            self._reshapes.labels(report.stage.value).inc()
+            self._reshape_s.set(report.seconds)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
 
-from spotwise.core.messages import Send
+from spotwise.core.messages import ReshapeMesh, Send
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.role import PlannerRole
 from spotwise.core.worker_messages import MoveEnded
+from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.migration_planner.metrics import PlannerMetrics
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.wire import subjects
+from spotwise.wire.codec import encode
 
 _log = structlog.get_logger(__name__)
 
@@ -24,6 +28,8 @@ _log = structlog.get_logger(__name__)
 TICK_S = 0.1
 #: The lease is extended so many times before it would end.
 _RENEWALS = 3
+#: Operators that still wait for an answer; of more the oldest get none.
+_MOST_WAITING = 16
 
 
 class Planner:
@@ -36,6 +42,8 @@ class Planner:
         self._holder = f"{host.id}/{host.member.incarnation}"
         self._term: int | None = None
         self._is_closing = False
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Callable[[bytes], Awaitable[None]]] = {}
         role, journal = host.make_role(PlannerRole, host.id, settings.policy)
         self._loop = RoleLoop(
             role,
@@ -44,15 +52,19 @@ class Planner:
                 Send: self._send,
                 c.StorePlan: lambda command: host.spawn(self._store(command), "store_plan"),
                 c.ReportChange: self._report,
+                c.ReportReshape: self._report_reshape,
+                c.AnswerOperator: lambda command: host.spawn(self._answer(command), "answer_operator"),
+                c.PublishDrain: self._publish_drain,
             },
             journal,
         )
 
     async def start(self) -> None:
-        """Subscribe to heartbeats, reports and answers, start the ticks, and compete for the lease."""
+        """Subscribe to heartbeats, reports, answers and operators' orders, start the ticks, and compete for the lease."""
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.INTERRUPTIONS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.RESHAPE, self._reshape)
         self._host.keep_time(TICK_S, self._loop.feed)
         self._host.spawn(self._hold_term(), "term")
 
@@ -69,6 +81,21 @@ class Planner:
         if isinstance(message, MoveEnded):
             self._metrics.ended(message)
         self._loop.feed(message)
+
+    async def _reshape(self, order: ReshapeMesh, raw: BusMessage) -> None:
+        number = next(self._numbers)
+        if raw.respond is not None:
+            self._waiting[number] = raw.respond
+        while len(self._waiting) > _MOST_WAITING:  # without the lease none is answered
+            del self._waiting[next(iter(self._waiting))]
+        self._loop.feed(c.ReshapeRequested(number, order))
+
+    async def _answer(self, command: c.AnswerOperator) -> None:
+        _log.info("reshape_answered", accepted=command.reply.accepted, detail=command.reply.detail)
+        respond = self._waiting.pop(command.number, None)
+        if respond is not None:
+            with LoggedErrors("answer_operator"):
+                await respond(encode(command.reply))
 
     async def _hold_term(self) -> None:
         while not self._is_closing:
@@ -115,3 +142,19 @@ class Planner:
     def _report(self, command: c.ReportChange) -> None:
         self._metrics.changes.labels(command.outcome).inc()
         _log.info("change", number=command.change, workers=",".join(command.workers), outcome=command.outcome)
+
+    def _publish_drain(self, command: c.PublishDrain) -> None:
+        drain = command.drain
+        self._host.post(subjects.NOTICES, drain)
+        _log.info("drain", worker=drain.worker_id, deadline_s=drain.deadline_s, reason=drain.reason)
+
+    def _report_reshape(self, command: c.ReportReshape) -> None:
+        self._metrics.reshaped(command)
+        _log.info(
+            "reshape",
+            change=command.change,
+            config=command.config,
+            stage=command.stage.value,
+            seconds=round(command.seconds, 3),
+            **({"reason": command.reason} if command.reason else {}),
+        )

@@ -24,6 +24,15 @@ class PlannerSettings(ServiceSettings):
     planner_lease_s: float = Field(
         1.5, ge=0.3, le=30, description="silence of the planner after which another one takes over"
     )
+    form_s: float = Field(
+        60.0, gt=0, le=3600, description="a re-shape whose new groups do not serve after so many seconds is abandoned"
+    )
+    reshape_drain_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="requests that have not left a group that retires after so long are computed again",
+    )
     planner_metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
     )
@@ -36,4 +45,6 @@ class PlannerSettings(ServiceSettings):
             rebalances=self.rebalances,
             margin_s=self.move_margin_s,
             member_timeout_s=self.member_timeout_s,
+            form_s=self.form_s,
+            reshape_drain_s=self.reshape_drain_s,
         )

@@ -8,6 +8,7 @@ from itertools import groupby
 from rich.table import Table
 
 from spotwise.cli.plan.scenario import Scenario
+from spotwise.cli.quantities import bytes_text, seconds_text
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer, paper_migration_s
@@ -22,13 +23,15 @@ def summary_table(change: Scenario, device_map: DeviceMap, plan: MigrationPlan, 
     decoding = sum(len(requests) for requests in change.before.running.values())
     moves = plan.moved_bytes + plan.storage_bytes
     table = _table(_title(change), ["", ">this plan", ">restart"])
-    table.add_row("stays on its device", _bytes(plan.kept_bytes), "0 B")
-    table.add_row("from device to device", _bytes(plan.moved_bytes), "0 B")
-    table.add_row("from storage", _bytes(plan.storage_bytes), _bytes(restart.storage_bytes))
+    table.add_row("stays on its device", bytes_text(plan.kept_bytes), "0 B")
+    table.add_row("from device to device", bytes_text(plan.moved_bytes), "0 B")
+    table.add_row("from storage", bytes_text(plan.storage_bytes), bytes_text(restart.storage_bytes))
     table.add_row("moved or loaded, of a restart's bytes", f"{moves / max(1, plan.naive_bytes):.0%}", "100%")
-    table.add_row("longest pause of a pipeline", _seconds(plan.longest_pause_s), _seconds(restart.longest_pause_s))
-    table.add_row("all of it", _seconds(plan.done_s), _seconds(restart.done_s))
-    table.add_row("T_mig by the paper's formula", _seconds(paper_migration_s(plan)), "")
+    table.add_row(
+        "longest pause of a pipeline", seconds_text(plan.longest_pause_s), seconds_text(restart.longest_pause_s)
+    )
+    table.add_row("all of it", seconds_text(plan.done_s), seconds_text(restart.done_s))
+    table.add_row("T_mig by the paper's formula", seconds_text(paper_migration_s(plan)), "")
     table.add_row("pipelines that keep running", str(len(device_map.running_on)), "0")
     table.add_row("requests that resume with their KV", str(running - len(plan.recomputed)), "0")
     table.add_row(
@@ -36,8 +39,8 @@ def summary_table(change: Scenario, device_map: DeviceMap, plan: MigrationPlan, 
     )
     largest = max(plan.peak_buffer_bytes.values(), default=0)
     limit = plan.policy.buffer_bytes
-    bound = "no limit" if limit is None else f"limit {_bytes(limit)}"
-    table.add_row(f"largest receive buffer of an instance ({bound})", _bytes(largest), "")
+    bound = "no limit" if limit is None else f"limit {bytes_text(limit)}"
+    table.add_row(f"largest receive buffer of an instance ({bound})", bytes_text(largest), "")
     return table
 
 
@@ -69,12 +72,12 @@ def order_table(plan: MigrationPlan, rows: int) -> Table:
         table.add_row(
             str(step),
             _what(transfers),
-            _bytes(sum(each.byte_count for each in transfers)),
+            bytes_text(sum(each.byte_count for each in transfers)),
             str(len(transfers)),
             _names([each.source.instance if each.source is not None else "storage" for each in transfers]),
             _names([each.target.instance for each in transfers]),
-            _seconds(min(each.start_s for each in transfers)),
-            _seconds(max(each.end_s for each in transfers)),
+            seconds_text(min(each.start_s for each in transfers)),
+            seconds_text(max(each.end_s for each in transfers)),
         )
     return table
 
@@ -82,11 +85,11 @@ def order_table(plan: MigrationPlan, rows: int) -> Table:
 def stages_table(plan: MigrationPlan) -> Table:
     """When each stage may start, with a bar of the time until then."""
     table = _table("when stages may start", [">pipeline", ">stage", ">may start"])
-    table.add_column(f"0 to {_seconds(plan.done_s)}", no_wrap=True)
+    table.add_column(f"0 to {seconds_text(plan.done_s)}", no_wrap=True)
     for (pipeline, stage), start_s in sorted(plan.stage_start_s.items()):
         waits = round(_BAR * start_s / plan.done_s) if plan.done_s else 0
         bar = f"[dim]{'░' * waits}[/][green]{'█' * (_BAR - waits)}[/]"
-        table.add_row(str(pipeline), str(stage), _seconds(start_s), bar)
+        table.add_row(str(pipeline), str(stage), seconds_text(start_s), bar)
     return table
 
 
@@ -136,15 +139,3 @@ def _part(part: Part) -> str:
 def _names(names: Sequence[str], most: int = 4) -> str:
     each = list(dict.fromkeys(names))
     return " ".join(each[:most]) + (f" +{len(each) - most}" if len(each) > most else "")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.2f} TiB"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1000 * seconds:,.0f} ms" if seconds < 1 else f"{seconds:,.2f} s"
