@@ -82,7 +82,10 @@ async def streamed(
             change = 0 if known is None else known.change
             command = asyncio.create_task(asyncio.to_thread(mesh.command, "reshape", reshape))
             if kill is not None:
-                await asyncio.to_thread(kill_at, mesh, change, *kill)
+                killing = asyncio.create_task(asyncio.to_thread(kill_at, mesh, change, *kill))
+                await asyncio.wait([command, killing], return_when=asyncio.FIRST_COMPLETED)
+                assert killing.done(), (await command).stderr
+                killing.result()
             done = await command
             said = done.stdout + done.stderr
             assert done.returncode == 0 or kill is not None, said
