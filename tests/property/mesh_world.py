@@ -41,6 +41,7 @@ from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
 if TYPE_CHECKING:
+    from tests.property.devices import Devices
     from tests.property.planners import Planners
 
 HEARTBEAT_S = 0.25
@@ -51,11 +52,13 @@ LOSABLE = (
     *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
     *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
     *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest, m.InterruptionReported),
+    *(m.SurveyDevice, m.DeviceSurveyed, m.LeadGroup),
 )
 #: What a mesh that repeats messages delivers once more, seconds later.
 REPEATABLE = (
     *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
     *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest),
+    *(m.SurveyDevice, m.DeviceSurveyed, m.LeadGroup),
 )
 #: Messages that a request, or an attempt, is over.
 ENDINGS = (m.CloseRequest, m.CancelRequest)
@@ -86,6 +89,7 @@ class MeshWorld:
         self.loss = 0.0
         self.repeats = 0.0
         self.planners: Planners | None = None
+        self.devices: Devices | None = None
         self.ending_loss = 0.0
         self.submissions_wait_s = 0.0
         self.iteration_s = iteration_s
@@ -409,6 +413,8 @@ class MeshWorld:
             self.moves_ended.append(message)
         elif self.planners is not None and recipient in self.planners.roles:
             self.transmit(sender, recipient, partial(self.planners.feed, recipient, message))
+        elif self.devices is not None and recipient in self.devices.incarnations:
+            self.transmit(sender, recipient, partial(self.devices.receive, recipient, message))
         else:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
 

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
-from spotwise.core.planner.plan import Plan
+from spotwise.core.planner.plan import Plan, PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.role import PlannerRole
 from tests.property.mesh_world import MeshWorld
@@ -23,6 +24,8 @@ class Planners:
     Attributes:
         roles: the planners that run.
         orders: moves and requests given back that they ordered.
+        answers: to orders of re-shapes.
+        reshapes: what they logged of re-shapes.
         store_away_until_s: until then the store answers nobody.
     """
 
@@ -32,6 +35,8 @@ class Planners:
         self.roles: dict[str, PlannerRole] = {}
         self.orders: list[m.Send] = []
         self.changes: list[c.ReportChange] = []
+        self.answers: list[c.AnswerOperator] = []
+        self.reshapes: list[c.ReportReshape] = []
         self.store_away_until_s = 0.0
         self._holder = ""
         self._lease_ends_s = 0.0
@@ -72,7 +77,16 @@ class Planners:
                     if isinstance(message, m.MoveRequest | m.GiveBackRequest):
                         self.orders.append(command)
                         self._assert_planned(role, command)
+                    if isinstance(message, m.LeadGroup):
+                        self._assert_to_be(message)
                     self.world.send(planner_id, command)
+                case c.PublishDrain(drain):
+                    assert self.deployment is not None and drain.worker_id in self.deployment.retiring_ids
+                    self._publish(drain)
+                case c.AnswerOperator():
+                    self.answers.append(command)
+                case c.ReportReshape():
+                    self.reshapes.append(command)
                 case c.StorePlan(plan):
                     self.world.at(self.world.delay(0.2), partial(self._store, planner_id, role, plan))
                 case c.ReportChange():
@@ -83,6 +97,25 @@ class Planners:
         if order.recipient_id in role.leaving:
             assert self._plan is not None
             assert order.recipient_id in [leave.worker_id for leave in self._plan.leaves], "not planned"
+
+    def _assert_to_be(self, order: m.LeadGroup) -> None:
+        """A group that a device is told to lead is in the store before."""
+        assert self.deployment is not None
+        assert order.worker_id in [group.worker_id for group in self.deployment.groups], "not planned"
+
+    @property
+    def deployment(self) -> PlannedDeployment | None:
+        """As the store has it."""
+        return None if self._plan is None else self._plan.deployment
+
+    def reshape(self, number: int, config: ParallelConfig) -> None:
+        """An operator orders a configuration; all planners receive that."""
+        for planner_id in list(self.roles):
+            self.feed(planner_id, c.ReshapeRequested(number, m.ReshapeMesh(config)))
+
+    def _publish(self, drain: m.Drain) -> None:
+        if self.world.rng.random() >= self.world.loss:
+            self.world.transmit("planner", drain.worker_id, partial(self._drain, drain.worker_id, drain))
 
     def _is_away(self) -> bool:
         return self.world.now < self.store_away_until_s

@@ -1,0 +1,126 @@
+"""The devices of a whole mesh in one process: they report their places, form groups when they are told, and die and come back.
+
+A worker is a group of devices, and lives while all of them do. Before the first re-shape each group leads itself, as processes
+do by their settings; later only planners say which groups there are. A device that comes back is in no group.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.parallel.model_shape import ModelShape
+from tests.property.mesh_world import HEARTBEAT_S, MeshWorld
+from tests.property.planners import Planners
+
+MODEL = ModelShape("six", 6, 64, 6_000, 3_000, 3_000, 256)
+
+
+class Devices:
+    """Devices, and the groups that they are in.
+
+    Attributes:
+        incarnations: of each device, as it is now; `None` while it is dead.
+        slowest_s: a group takes so long to form, at most.
+        fail_rate: share of orders to lead that come to nothing.
+    """
+
+    def __init__(self, world: MeshWorld, planners: Planners, shards: int, spare: int) -> None:
+        self._world = world
+        self._planners = planners
+        self.incarnations: dict[str, int | None] = {}
+        self.slowest_s = 1.0
+        self.fail_rate = 0.0
+        self._groups: dict[str, m.DeviceGroup] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._forming: set[str] = set()
+        self._at_first: list[m.DeviceGroup] = []
+        world.devices = self
+        for worker_id, worker in world.workers.items():
+            assert worker.member.pool is not None
+            ids = tuple(f"{worker_id}-d{number}" for number in range(shards))
+            self._at_first.append(m.DeviceGroup(worker_id, worker.member.pool, 1, shards, ids))
+            self._groups[worker_id] = self._at_first[-1]
+        for device_id in [*(each for group in self._at_first for each in group.device_ids), *_named("spare", spare)]:
+            self.incarnations[device_id] = None
+            self._start(device_id)
+
+    def receive(self, device_id: str, message: Any) -> None:
+        """Answer a survey, or form a group."""
+        incarnation = self.incarnations[device_id]
+        if incarnation is None:
+            return
+        match message:
+            case m.SurveyDevice(sender_id, number):
+                report = m.DeviceSurveyed(device_id, incarnation, number, MODEL, self._places(device_id))
+                self._world.send(device_id, m.Send(sender_id, report))
+            case m.LeadGroup():
+                self._lead(device_id, message)
+
+    def kill(self, device_id: str, back_s: float) -> None:
+        """End a device, and with it the workers that it computes for; it comes back after a while."""
+        if self.incarnations.get(device_id) is None:
+            return
+        self.incarnations[device_id] = None
+        self._newest.pop(device_id, None)
+        for worker_id, group in list(self._groups.items()):
+            if device_id in group.device_ids and worker_id in self._world.workers:
+                self._world.kill(worker_id)
+        self._world.at(back_s, partial(self._start, device_id))
+
+    def _start(self, device_id: str) -> None:
+        if self.incarnations[device_id] is None:
+            self.incarnations[device_id] = incarnation = int(self._world.now * 1000)
+            self._beat(device_id, incarnation)
+            if self._planners.deployment is None:
+                for group in self._at_first:
+                    if device_id in group.device_ids and group.worker_id not in self._world.workers:
+                        self._form(group)
+
+    def _beat(self, device_id: str, incarnation: int) -> None:
+        if self.incarnations[device_id] == incarnation:
+            member = m.Member(device_id, m.MemberKind.DEVICE, incarnation, m.MemberState.READY, "host", 1, "")
+            self._planners.receive_all(device_id, member)
+            self._world.at(HEARTBEAT_S, partial(self._beat, device_id, incarnation))
+
+    def _places(self, device_id: str) -> tuple[m.GroupMembership, ...]:
+        places = []
+        for worker_id, group in self._groups.items():
+            if device_id in group.device_ids and worker_id in self._world.workers:
+                stage, shard = divmod(group.device_ids.index(device_id), group.shards)
+                place = DevicePlace(1, group.stages, group.shards, stage, shard, (0, 1), (0, 1))
+                places.append(m.GroupMembership(worker_id, place))
+        return tuple(places)
+
+    def _lead(self, device_id: str, order: m.LeadGroup) -> None:
+        assert order.device_ids[0] == device_id
+        if (order.change, order.term) < self._newest.get(device_id, (0, 0)):
+            return
+        self._newest[device_id] = (order.change, order.term)
+        if order.worker_id in self._forming or order.worker_id in self._world.workers:
+            return
+        if self._world.rng.random() >= self.fail_rate:
+            self._forming.add(order.worker_id)
+            group = m.DeviceGroup(order.worker_id, order.pool, order.stages, order.shards, order.device_ids)
+            self._world.at(self._world.rng.uniform(0.05, self.slowest_s), partial(self._form, group))
+
+    def _form(self, group: m.DeviceGroup) -> None:
+        self._forming.discard(group.worker_id)
+        if group.worker_id not in self._world.workers and all(self.incarnations[each] for each in group.device_ids):
+            self._groups[group.worker_id] = group
+            self._world.start_worker(group.worker_id, group.pool)
+
+
+def _named(what: str, count: int) -> list[str]:
+    return [f"{what}-{number}" for number in range(count)]
+
+
+#: Pools of the workers at first.
+POOLS = (
+    [Pool.MIXED],
+    [Pool.MIXED, Pool.MIXED],
+    [Pool.PROMPT, Pool.TOKEN],
+    [Pool.PROMPT, Pool.TOKEN, Pool.TOKEN],
+)

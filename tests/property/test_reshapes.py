@@ -1,0 +1,142 @@
+"""Groups of devices change while they serve: no client gets another token, or one twice, for it, and every re-shape ends."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.planner.policy import PlannerPolicy
+from tests.property.devices import POOLS, Devices
+from tests.property.mesh_world import MeshWorld
+from tests.property.planners import Planners
+from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
+
+#: Requests run for seconds: re-shapes find them.
+PACES = st.sampled_from([(0.3, 0.1), (0.5, 0.5), (1.5, 0.1)])
+CONFIGS = ("1,1,2", "2,1,2", "1,2,1", "2,2,1", "1+1,1,1", "1+1,1,2", "1+2,1,1", "3,1,1", "1,3,1", "4,1,1")
+SHAPES = st.sampled_from(CONFIGS).map(ParallelConfig.parse)
+POLICY = PlannerPolicy(
+    survey_s=0.2, margin_s=0.3, move_latency_s=0.01, kv_token_s=1e-5, form_s=6.0, reshape_drain_s=20.0
+)
+WITHIN_S = 300.0
+MOST_ORDERS = 3
+LAST_ORDER_S = 20.0
+#: The longest way of a re-shape to its end: a survey, groups that form, a drain, and planners that take over.
+ENDS_WITHIN_S = 60.0
+
+
+def reshapable(case: MeshCase, spare: int) -> tuple[MeshWorld, Planners, Devices]:
+    """A mesh whose workers are groups of two shards, with spare devices."""
+    world = case.world()
+    planners = Planners(world, policy=POLICY)
+    return world, planners, Devices(world, planners, 2, spare)
+
+
+def order_some(world: MeshWorld, planners: Planners, configs: list[ParallelConfig]) -> None:
+    """Order these configurations at random times, one after the other."""
+    at_s = 0.0
+    for number, config in enumerate(configs, start=1):
+        at_s += world.rng.uniform(0.5, LAST_ORDER_S / MOST_ORDERS)
+        world.at(at_s, partial(planners.reshape, number, config))
+
+
+def assert_over(world: MeshWorld, planners: Planners) -> None:
+    """The last re-shape has ended, the groups that are to be serve, and none of those that retire is left."""
+
+    def is_over() -> bool:
+        deployment, workers = planners.deployment, set(world.workers)
+        return deployment is None or (
+            deployment.stage.is_over
+            and {group.worker_id for group in deployment.groups} <= workers
+            and not deployment.retiring_ids & workers
+        )
+
+    world.run_until(world.now + ENDS_WITHIN_S, is_over)
+    assert is_over(), f"{planners.deployment} with {sorted(world.workers)}"
+    event(f"ends: {'never began' if planners.deployment is None else planners.deployment.stage.value}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
+    st.integers(0, 3),
+    st.lists(SHAPES, min_size=1, max_size=MOST_ORDERS),
+)
+def test_re_shapes_cost_no_token(case: MeshCase, spare: int, configs: list[ParallelConfig]) -> None:
+    """Undisturbed, every request gets every token, and in the end the mesh has the last re-shape's groups and no others."""
+    world, planners, _ = reshapable(case, spare)
+    order_some(world, planners, configs)
+    world.run_until(world.now + LAST_ORDER_S)
+    settle(world, case.count, WITHIN_S)
+    assert_over(world, planners)
+    assert set(world.ended.values()) == {"length"}
+    assert [answer.number for answer in planners.answers] == list(range(1, len(configs) + 1))
+    if planners.deployment is not None:
+        assert planners.deployment.stage.value == "done"
+        assert set(world.workers) == {group.worker_id for group in planners.deployment.groups}
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
+    st.integers(0, 3),
+    st.lists(SHAPES, min_size=1, max_size=MOST_ORDERS),
+    st.integers(0, 3),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_re_shapes_in_the_rain_cost_no_token(
+    case: MeshCase, spare: int, configs: list[ParallelConfig], kills: int, loss: float
+) -> None:
+    """Devices and planners die and come back, groups do not form, workers get notices, messages are lost, repeated and old."""
+    world, planners, devices = reshapable(case, spare)
+    rng = world.rng
+    world.loss, world.repeats = loss, rng.choice([0.0, 0.3])
+    devices.slowest_s, devices.fail_rate = rng.choice([0.5, 3.0, 9.0]), rng.choice([0.0, 0.3, 0.9])
+    world.at(LAST_ORDER_S, partial(_calm_down, world, devices))
+    order_some(world, planners, configs)
+    for _ in range(rng.randint(0, 3)):
+        planner_id, at_s = f"planner-{rng.randrange(2)}", rng.uniform(0.2, 15.0)
+        world.at(at_s, partial(planners.kill, planner_id))
+        world.at(at_s + rng.uniform(0.1, 4.0), partial(planners.start, planner_id))
+    if rng.random() < 0.3:
+        world.at(rng.uniform(0.2, 10.0), lambda: setattr(planners, "store_away_until_s", world.now + 2.0))
+    for _ in range(kills):
+        world.at(
+            rng.uniform(0.5, 15.0), partial(devices.kill, rng.choice(list(devices.incarnations)), rng.uniform(0.05, 5))
+        )
+        world.at(rng.uniform(0.5, 15.0), partial(_stall_one, world, rng.uniform(0.1, 4)))
+    if rng.random() < 0.3:
+        world.at(rng.uniform(0.5, 12.0), partial(_notice_one, world, planners, rng.choice([1.5, 5.0, 20.0])))
+    world.run_until(world.now + LAST_ORDER_S)
+    _order_where_nothing_serves(world, planners, len(configs) + 1)
+    settle(world, case.count, WITHIN_S)
+    assert_over(world, planners)
+    assert_served(world, *(["fells_workers"] if kills >= 2 else []))
+    world.run_until(world.now + 15.0)
+    assert_nothing_held(world)
+
+
+def _calm_down(world: MeshWorld, devices: Devices) -> None:
+    world.loss = devices.fail_rate = 0.0
+
+
+def _order_where_nothing_serves(world: MeshWorld, planners: Planners, number: int) -> None:
+    """An operator's answer to a notice that took the last group."""
+    if not world.workers:
+        planners.reshape(number, ParallelConfig(1, 1, 2))
+    world.at(5.0, partial(_order_where_nothing_serves, world, planners, number + 1))
+
+
+def _stall_one(world: MeshWorld, seconds: float) -> None:
+    if world.workers:
+        world.stall(world.rng.choice(sorted(world.workers)), seconds)
+
+
+def _notice_one(world: MeshWorld, planners: Planners, seconds: float) -> None:
+    if world.workers:
+        planners.notice(world.rng.choice(sorted(world.workers)), seconds)
