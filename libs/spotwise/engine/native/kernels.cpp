@@ -1,6 +1,8 @@
 // The C interface, which the engine calls through ctypes. Functions take a number format (0: float32, 1: bfloat16), arrays and
-// sizes. The caller has checked shapes; one thread calls at a time.
+// sizes. The caller has checked shapes. Each calling thread has a team and workspaces of its own, so that several engines of one
+// process compute at the same time, without locks: a layer waits in its gathers for other processes.
 
+#include <atomic>
 #include <memory>
 
 #include "layer.h"
@@ -12,11 +14,19 @@ using namespace spotwise;
 
 namespace {
 
-std::unique_ptr<Team> team;
+// What a thread gets that has not set its number of threads: an engine may be loaded by one thread and run by another.
+std::atomic<int> latest_threads{1};
+thread_local std::unique_ptr<Team> own_team;
+
+// The calling thread's team. Pieces of an operation, which helpers compute, must not ask for it.
+Team& team() {
+  if (!own_team) own_team = std::make_unique<Team>(latest_threads.load(std::memory_order_relaxed));
+  return *own_team;
+}
 
 template <class Format>
 Workspace<Format>& workspace() {
-  static Workspace<Format> instance;
+  thread_local Workspace<Format> instance;
   return instance;
 }
 
@@ -35,10 +45,11 @@ extern "C" {
 
 // A fused decoder layer, or one shard of it; untyped pointers refer to values of its format. Heads are the shard's, `hidden` and
 // `intermediate` the whole layer's; of the columns of the attention output, the residual stream and the gated activation the
-// shard has `own_*`, from `first_*` on.
+// shard has `own_*`, from `first_*` on. `qkv` points into the whole layer's panels, of which the shard's queries, keys and values are
+// three ranges: the gaps are the panels between them.
 struct LayerFields {
   int32_t format, heads, kv_heads, key_dim, value_dim, window, hidden, intermediate, rotary_dim, activation;
-  int32_t attended, first_attended, own_hidden, first_hidden, own_inner, first_inner;
+  int32_t attended, first_attended, own_hidden, first_hidden, own_inner, first_inner, key_gap, value_gap;
   float scale, softcap, epsilon;
   const float *slopes, *sinks;
   const void *input_norm, *post_norm, *query_norm, *key_norm, *qkv_bias, *output_bias;
@@ -64,9 +75,11 @@ struct RowFields {
   const int32_t *tables, *row_of_token;
 };
 
-// Sets the number of threads; must be called before any other function, and again only while nothing runs.
+// Sets the number of threads that compute what the calling thread asks for, itself included. Helpers inherit its priority and
+// cores, and end with it.
 void sw_set_threads(int threads) {
-  if (!team || team->size() != threads) team = std::make_unique<Team>(threads);
+  latest_threads.store(threads, std::memory_order_relaxed);
+  if (!own_team || own_team->size() != threads) own_team = std::make_unique<Team>(threads);
 }
 
 // Packs weights [outputs, inputs]; `rows[column]` is the source row of an output column.
@@ -85,11 +98,11 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, const vo
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
-    const Packed<Format> weights{(const Value*)packed, outputs, inputs};
+    const Packed<Format> weights{(const Value*)packed, outputs, inputs, {}};
     if (as_floats) {
-      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, out_stride, outputs});
+      multiply<Format>(team(), (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, out_stride, outputs});
     } else {
-      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights,
+      multiply<Format>(team(), (const Value*)a, row_stride, rows, weights,
                        StoreRows<Format>{(Value*)out, out_stride, outputs, (const Value*)bias});
     }
   });
@@ -104,7 +117,8 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
     typedef typename Format::Value Value;
     const LayerFields& l = *fields;
     const long key_stride = l.kv_blocks * kBlock * l.key_dim, value_stride = l.kv_blocks * kBlock * l.value_dim;
-    const int qkv_width = (l.heads + l.kv_heads) * l.key_dim + l.kv_heads * l.value_dim;
+    const int key_column = l.heads * l.key_dim, value_column = key_column + l.kv_heads * l.key_dim;
+    const int qkv_width = value_column + l.kv_heads * l.value_dim;
     const Layer<Format> layer{
         {l.heads, l.kv_heads, l.key_dim, l.value_dim, l.scale, l.window, l.softcap, l.slopes, l.sinks},
         l.hidden,
@@ -118,10 +132,10 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
         (const Value*)l.key_norm,
         (const Value*)l.qkv_bias,
         (const Value*)l.output_bias,
-        {(const Value*)l.qkv, qkv_width, l.hidden},
-        {(const Value*)l.output, l.own_hidden, l.attended},
-        {(const Value*)l.gate_up, 2 * l.own_inner, l.hidden},
-        {(const Value*)l.down, l.own_hidden, l.intermediate},
+        {(const Value*)l.qkv, qkv_width, l.hidden, {{key_column / kPanel, l.key_gap}, {value_column / kPanel, l.value_gap}}},
+        {(const Value*)l.output, l.own_hidden, l.attended, {}},
+        {(const Value*)l.gate_up, 2 * l.own_inner, l.hidden, {}},
+        {(const Value*)l.down, l.own_hidden, l.intermediate, {}},
         {(Value*)l.keys, (Value*)l.values, key_stride, value_stride},
         l.attended,
         l.intermediate,
@@ -132,7 +146,7 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
     };
     const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
                     row_fields->table_start, row_fields->tables, row_fields->row_of_token};
-    is_whole = compute_layer<Format>(*team, workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine,
+    is_whole = compute_layer<Format>(team(), workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine,
                                      (const Value*)sine, last_only != 0);
   });
   return is_whole;
@@ -154,17 +168,17 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
     const Heads<Format> q{(const Value*)queries, query_token_stride, query_head_stride};
     const Heads<Format> k{(const Value*)keys, key_token_stride, key_head_stride};
     const Heads<Format> v{(const Value*)values, value_token_stride, value_head_stride};
-    team->each((rows.tokens + 15) / 16, [&](int piece, int) {
+    team().each((rows.tokens + 15) / 16, [&](int piece, int) {
       for (int token = piece * 16; token < std::min(rows.tokens, piece * 16 + 16); token++)
         write_kv<Format>(shape, rows, layer, token, k, v);
     });
-    attend<Format>(*team, shape, rows, layer, q, (Value*)out, long(a.heads) * a.value_dim, workspace<Format>().scratch, false);
+    attend<Format>(team(), shape, rows, layer, q, (Value*)out, long(a.heads) * a.value_dim, workspace<Format>().scratch, false);
   });
 }
 
 // Picks a token for each row of float32 logits [rows, vocabulary]: the most likely one at temperature 0, else a drawn one.
 void sw_pick(const float* logits, int rows, int vocabulary, const Draw* draws, int64_t* tokens) {
-  team->each(rows, [&](int row, int) {
+  team().each(rows, [&](int row, int) {
     thread_local DrawScratch scratch;
     tokens[row] = pick(logits + int64_t(row) * vocabulary, vocabulary, draws[row], scratch);
   });

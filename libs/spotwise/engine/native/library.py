@@ -1,7 +1,8 @@
 """The kernels' C interface.
 
-Shapes and types are checked in Python; the C++ side checks nothing. One thread calls at a time. Structures hold addresses
-only: their owner keeps the tensors alive.
+Shapes and types are checked in Python; the C++ side checks nothing. Each calling thread has threads of its own to compute with,
+as many as it has set (`set_threads`), else as many as were set last. Structures hold addresses only: their owner keeps the
+tensors alive.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class LayerFields(ctypes.Structure):
         *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window", "hidden")),
         *((name, c_int32) for name in ("intermediate", "rotary_dim", "activation", "attended", "first_attended")),
         *((name, c_int32) for name in ("own_hidden", "first_hidden", "own_inner", "first_inner")),
+        *((name, c_int32) for name in ("key_gap", "value_gap")),
         *((name, c_float) for name in ("scale", "softcap", "epsilon")),
         *((name, c_void_p) for name in ("slopes", "sinks", "input_norm", "post_norm", "query_norm", "key_norm")),
         *(

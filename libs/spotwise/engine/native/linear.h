@@ -17,14 +17,23 @@ constexpr int kPanel = 2 * kLanes;
 constexpr long kBlockBytes = 384 * 1024;  // activations of a block, which stay in the L2 cache
 constexpr long kFetchBytes = 64 * 1024;   // largest panel that is prefetched
 
+// Panels of a whole matrix that are left out, before panel `before` of a shard's.
+struct PanelGap {
+  int before, panels;
+};
+
 template <class Format>
 struct Packed {
-  const typename Format::Value* data = nullptr;
-  int outputs = 0;
-  int inputs = 0;
+  const typename Format::Value* data;
+  int outputs, inputs;
+  PanelGap gaps[2];
 
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
-  const typename Format::Value* panel(int index) const { return data + long(index) * kPanel * inputs; }
+  const typename Format::Value* panel(int index) const {
+    int place = index;
+    for (const PanelGap& gap : gaps) place += index >= gap.before ? gap.panels : 0;
+    return data + long(place) * kPanel * inputs;
+  }
 };
 
 // Packs row-major weights [outputs, inputs]; columns beyond `outputs` are zero. `source_row(column)` returns the source row of
