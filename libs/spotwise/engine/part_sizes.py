@@ -12,10 +12,12 @@ from spotwise.engine.loading import EngineConfig, warn_of_limits
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions
 from spotwise.engine.sketch import sketch_model
+from spotwise.engine.weight_store import WeightStore
 
 
 def model_partition(config: EngineConfig) -> ModelDimensions:
-    """Return where the model of `config.model_dir` can be cut, without loading it; raises as `PartSizes.of`."""
+    """Return where the model of `config.model_dir` can be cut, without loading it; raises `ModelError`, and
+    `UnsupportedModelError` where it cannot be cut at all."""
     sketch = sketch_model(config)
     return dimensions(sketch.model, sketch.facts)
 
@@ -35,22 +37,22 @@ class PartSizes:
     digest: str | None
 
     @classmethod
-    def of(cls, config: EngineConfig, stages: int, shards: int) -> Self:
-        """Cut the model of `config.model_dir`, without loading it.
+    def of(cls, store: WeightStore, stages: int, shards: int) -> Self:
+        """Cut the model of a store, without loading it.
 
         Raises:
             ModelError: the folder cannot be read.
             UnsupportedModelError: the model cannot be cut like this.
             ValueError: no group can compute on the device.
         """
-        require_cpu(config)
-        sketch = sketch_model(config)
+        require_cpu(store.config)
+        sketch = store.structure.sketch
         warn_of_limits(sketch.facts)
         sizes = []
         for stage in range(stages):
             for index in range(shards):
                 share = GroupPlace(Shard(index, shards, stage), stages).share_of(sketch)
-                sizes.append(share.block_elements(config.block_size) * sketch.facts.kv_dtype.itemsize)
+                sizes.append(share.block_elements(store.config.block_size) * sketch.facts.kv_dtype.itemsize)
         return cls(tuple(sizes), str(sketch.model.dtype).removeprefix("torch."), sketch.facts.digest)
 
     def blocks(self, member_bytes: Sequence[int]) -> int:

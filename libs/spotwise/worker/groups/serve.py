@@ -13,6 +13,7 @@ from spotwise.core.members import MemberKind
 from spotwise.engine.errors import ModelError
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.part_sizes import PartSizes
+from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.device_control import device_handler
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import MeshError
@@ -41,7 +42,7 @@ async def serve_device(settings: DeviceSettings) -> None:
 
     async with contextlib.AsyncExitStack() as stack:
         sockets = await stack.enter_async_context(_sockets(settings))
-        part = GroupPart(engine_config(settings), settings.niceness, sockets, settings.group_patience_s)
+        part = GroupPart(WeightStore(engine_config(settings)), settings.niceness, sockets, settings.group_patience_s)
         handler = device_handler(follow)
         view = DeviceView(part)
         host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.DEVICE, view, handler))
@@ -57,13 +58,13 @@ async def leading_group(settings: WorkerSettings, host: ServiceHost) -> AsyncIte
     """Wait for the devices of this worker's group and form it, again whenever it is broken; raises `MeshError` where the model
     cannot be served, or cannot be cut like this.
     """
-    config = engine_config(settings)
+    store = WeightStore(engine_config(settings))
     try:
-        sizes = PartSizes.of(config, settings.stages, settings.shards)
+        sizes = PartSizes.of(store, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
     async with _sockets(settings) as sockets:
-        part = GroupPart(config, settings.niceness, sockets, settings.group_patience_s)
+        part = GroupPart(store, settings.niceness, sockets, settings.group_patience_s)
         engine = GroupEngine(part, settings.stages, settings.shards)
         offer = _offer(settings, host, sockets)
         formation = GroupFormation(host, part, engine, _form(settings, host, sizes), offer, settings.group_exchange)
