@@ -13,7 +13,9 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -75,10 +77,30 @@ class Member:
         self._ours.close()
 
 
-class _Served:
-    """What runs in a member's process."""
+class MemberOnThread(Member):
+    """A member on a thread of this process, which has a store of weights in common with others."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Any) -> None:
+        self._served = _Served(store)
+        self._thread = ThreadPoolExecutor(1)
+        self._calls: deque[Future[Any]] = deque()
+        self.process = multiprocessing.current_process()
+
+    def begin(self, call: str, *args: Any) -> None:
+        self._calls.append(self._thread.submit(getattr(self._served, call), *args))
+
+    def end(self, timeout_s: float = _ANSWER_S) -> Any:
+        return self._calls.popleft().result(timeout_s)
+
+    def stop(self) -> None:
+        self._thread.shutdown()
+
+
+class _Served:
+    """What runs in a member's process, or on its thread."""
+
+    def __init__(self, store: Any = None) -> None:
+        self._store = store
         self._engine: Any = None
         self._exchange: Any = None
         self._shard: Any = None
@@ -90,11 +112,14 @@ class _Served:
         from spotwise.engine.engine import Engine
         from spotwise.engine.group_place import GroupPlace
         from spotwise.engine.shard import Shard
+        from spotwise.engine.weight_store import WeightStore
         from tests.unit.engine.watched_engine import note_logits
 
         self._engine = None
         self._shard = Shard(index, count, stage)
-        self._engine = Engine.load_part(config, GroupPlace(self._shard, stages), num_blocks)
+        if self._store is None or self._store.config != config:
+            self._store = WeightStore(config)
+        self._engine = Engine.load_part(self._store, GroupPlace(self._shard, stages), num_blocks)
         self._logits = note_logits(self._engine)
         return int(self._engine.num_blocks)
 

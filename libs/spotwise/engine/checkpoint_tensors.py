@@ -19,6 +19,10 @@ from spotwise.engine.checkpoint import Checkpoint, StoredTensor
 from spotwise.engine.completeness import named_conversion_errors, one_line
 from spotwise.engine.errors import ModelError
 
+_CACHE_LINE = 64
+# Names that safetensors gives to torch's dtypes.
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
 # The tensors of which a parameter is made, each with the pattern by which a converter knows it; `None`: it is the parameter.
 _Sources = list[tuple[StoredTensor, str | None]]
 
@@ -68,6 +72,15 @@ class CheckpointTensors:
         if tuple(value.shape) != shape:
             raise self._error(f"{name} is made {tuple(value.shape)} instead of {shape}")
         return (value if rows is None else value[rows]).to(dtype)
+
+    def alignment(self, name: str) -> int:
+        """Return at how many bytes behind a cache line `read` returns a whole parameter, which may be mapped from its file."""
+        sources = self._sources.get(name) or self._sources.get(self._tied.get(name, "")) or []
+        if len(sources) != 1 or sources[0][1] is not None:
+            return 0
+        stored = sources[0][0]
+        is_converted = _DTYPES.get(stored.dtype) is not self._shapes[name][1]
+        return 0 if is_converted else stored.start % _CACHE_LINE
 
     def fill(self, path: str, module: torch.nn.Module) -> None:
         """Give a module at `path` of the model, and all within it, its parameters on the CPU; raises `ModelError` as `read`."""

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.attention_interface import set_attention_context
@@ -35,10 +36,10 @@ from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import sample_sequences
 from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
-from spotwise.engine.sketch import sketch_model
 from spotwise.engine.stage import PipelineStage
 from spotwise.engine.stage_loading import load_stage
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
+from spotwise.engine.weight_store import WeightStore
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -136,11 +137,13 @@ class Engine:
         return engine
 
     @classmethod
-    def load_part(cls, config: EngineConfig, place: GroupPlace, num_blocks: int | None = None) -> Self:
-        """Load what one member of a group computes with, and allocate its part of the KV cache.
+    def load_part(cls, store: WeightStore, place: GroupPlace, num_blocks: int | None = None) -> Self:
+        """Load what one member of a group computes with and the process lacks, and allocate its part of the KV cache.
+
+        The calling thread is the one that computes, with threads of its own.
 
         Args:
-            config: of the whole model; `kv_cache_bytes` is this member's.
+            store: of the process's weights; its config is of the whole model, `kv_cache_bytes` is this member's.
             place: of the member, in which it joins the group's exchange.
             num_blocks: of the KV cache, the same for all members; `None`: as many as this member can hold.
 
@@ -149,18 +152,17 @@ class Engine:
             UnsupportedModelError: the model would not be computed exactly, or cannot be cut like this.
             ValueError: the configuration is wrong, or `kv_cache_bytes` too small.
         """
-        require_cpu(config)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        sketch = sketch_model(config)
-        share = place.share_of(sketch)
-        facts = sketch.facts.of_heads(slice(share.query_heads.start, share.query_heads.stop))
-        cache = part_cache(config, sketch.facts, share, num_blocks)
-        kernels = load_kernels() if config.native and can_attend(cache) and sketch.model.dtype is cache.dtype else None
-        if kernels is not None:
-            kernels.set_threads(config.threads or torch.get_num_threads())
+        require_cpu(store.config)
+        structure = store.structure
+        share = place.share_of(structure.sketch)
+        facts = structure.sketch.facts.of_heads(slice(share.query_heads.start, share.query_heads.stop))
+        cache = part_cache(store.config, structure.sketch.facts, share, num_blocks)
+        if structure.kernels is not None:
+            structure.kernels.set_threads(store.threads)
             torch.set_num_threads(1)
-        engine = cls(sketch.model, facts, cache, kernels, part=partial(load_stage, sketch, share, place.shard))
+        model = structure.skeleton()
+        part = partial(load_stage, store, model, share, place.shard)
+        engine = cls(model, facts, cache, structure.kernels, part=part)
         give_back_freed_memory()
         return engine
 
@@ -173,6 +175,11 @@ class Engine:
     def samples(self) -> bool:
         """Whether iterations return tokens here: not in all members of a group."""
         return self._stage is None or self._stage.samples
+
+    @property
+    def share(self) -> ModelShare | None:
+        """The part of the model that it computes, in a group; `None`: all of it, in none."""
+        return None if self._stage is None else self._stage.share
 
     @property
     def num_blocks(self) -> int:

@@ -7,9 +7,8 @@ two residuals. `rewriting.py` tries whether a layer really computes it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
 from spotwise.engine.native_attention import NativeAttention
 from spotwise.engine.packed import PackedWeight, can_pack, interleaved
 from spotwise.engine.shard import WHOLE, Shard
-from spotwise.engine.weight_memory import WeightMemory
+from spotwise.engine.weight_memory import PRIVATE, WeightMemory
 
 _ACTIVATIONS = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1, "PytorchGELUTanh": 1}
 
@@ -94,17 +93,48 @@ def find_parts(layer: torch.nn.Module) -> LayerParts | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The packed weights of a layer of the common form, or of one shard of it.
+
+    Attributes:
+        qkv: query, key and value projections, stacked.
+        output: the attention's output projection.
+        gate_up: gate and up projections, 16 columns of each in turn.
+        down: the MLP's second projection.
+    """
+
+    qkv: PackedWeight
+    output: PackedWeight
+    gate_up: PackedWeight
+    down: PackedWeight
+
+    @classmethod
+    def of(cls, kernels: Kernels, parts: LayerParts, memory: WeightMemory = PRIVATE, name: str = "") -> Self:
+        """Pack a whole layer's weights into `memory`, named `name` and a suffix each."""
+
+        def pack(part: str, *linears: torch.nn.Linear, order: np.ndarray | None = None) -> PackedWeight:
+            weights = [linear.weight for linear in linears]
+            return PackedWeight.of(kernels, weights, order, memory=memory, name=f"{name}.{part}")
+
+        return cls(
+            pack("qkv", parts.query, parts.key, parts.value),
+            pack("output", parts.output),
+            pack("gate_up", parts.gate, parts.up, order=interleaved(parts.gate.out_features)),
+            pack("down", parts.down),
+        )
+
+
 class FusedDecoderLayer(torch.nn.Module):
     """Replaces a decoder layer by one native call that updates `[1, tokens, hidden]` in place and returns it.
 
     Args:
         kernels: compute it.
-        parts: of the original layer.
+        parts: of the original layer; weights of its linear layers are not read.
+        weights: of the shard.
         attention: what the layer's attention computes, for the shard's heads.
         context: holds the plan of the rows, and the cache.
         is_last: whether it is the model's last layer, which with `NativePlan.last_only` computes only each row's last token.
-        memory: holds its packed weights.
-        name: prefix of their names in `memory`.
         shard: of the layer that this process computes.
     """
 
@@ -112,12 +142,11 @@ class FusedDecoderLayer(torch.nn.Module):
         self,
         kernels: Kernels,
         parts: LayerParts,
+        weights: LayerWeights,
         attention: LayerAttention,
         context: NativeAttention,
         *,
         is_last: bool,
-        memory: WeightMemory,
-        name: str,
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
@@ -126,7 +155,7 @@ class FusedDecoderLayer(torch.nn.Module):
         self._context = context
         self._is_last = is_last
         self._index = parts.index
-        self._kept: list[Any] = []
+        self._kept: list[torch.Tensor] = []
         cache = context.cache
         geometry = cache.geometry
         self._dtype = parts.query.weight.dtype
@@ -137,10 +166,6 @@ class FusedDecoderLayer(torch.nn.Module):
         key_rows, value_rows = shard.heads(parts.key.out_features), shard.heads(parts.value.out_features)
         qkv = [(parts.query, query_rows), (parts.key, key_rows), (parts.value, value_rows)]
         hidden_columns, inner_columns = shard.columns(hidden), shard.columns(intermediate)
-
-        def packed(part: str, linears: Sequence[tuple[torch.nn.Linear, slice]], order: np.ndarray | None = None) -> int:
-            weights = [linear.weight[rows] for linear, rows in linears]
-            return self._keep(PackedWeight(kernels, weights, order, memory=memory, name=f"{name}.{part}").data)
 
         self._fields = LayerFields(
             format=FORMATS[self._dtype],
@@ -159,6 +184,8 @@ class FusedDecoderLayer(torch.nn.Module):
             first_hidden=hidden_columns.start,
             own_inner=inner_columns.stop - inner_columns.start,
             first_inner=inner_columns.start,
+            key_gap=weights.qkv.gaps[0],
+            value_gap=weights.qkv.gaps[1],
             scale=attention.scaling,
             softcap=attention.softcap or 0.0,
             epsilon=_epsilon(parts.input_norm),
@@ -172,14 +199,10 @@ class FusedDecoderLayer(torch.nn.Module):
             if parts.query.bias is None
             else self._keep(torch.cat([linear.bias[rows] for linear, rows in qkv])),
             output_bias=None if parts.output.bias is None else self._keep(parts.output.bias[hidden_columns]),
-            qkv=packed("qkv", qkv),
-            output=packed("output", [(parts.output, hidden_columns)]),
-            gate_up=packed(
-                "gate_up",
-                [(parts.gate, inner_columns), (parts.up, inner_columns)],
-                interleaved(inner_columns.stop - inner_columns.start),
-            ),
-            down=packed("down", [(parts.down, hidden_columns)]),
+            qkv=self._keep(weights.qkv.data),
+            output=self._keep(weights.output.data),
+            gate_up=self._keep(weights.gate_up.data),
+            down=self._keep(weights.down.data),
             keys=cache.layer_keys(parts.index).data_ptr(),
             values=cache.layer_values(parts.index).data_ptr(),
             kv_blocks=cache.num_blocks,

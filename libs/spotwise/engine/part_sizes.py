@@ -15,17 +15,19 @@ from spotwise.engine.loading import EngineConfig, warn_of_limits
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions, find_layers
 from spotwise.engine.sketch import sketch_model
+from spotwise.engine.weight_store import WeightStore
 
 
 def model_partition(config: EngineConfig) -> ModelDimensions:
-    """Return where the model of `config.model_dir` can be cut, without loading it; raises as `PartSizes.of`."""
+    """Return where the model of `config.model_dir` can be cut, without loading it; raises `ModelError`, and
+    `UnsupportedModelError` where it cannot be cut at all."""
     sketch = sketch_model(config)
     return dimensions(sketch.model, sketch.facts)
 
 
-def model_shape(config: EngineConfig) -> ModelShape:
-    """Return how large the parts of the model of `config.model_dir` are, without loading it; raises as `PartSizes.of`."""
-    sketch = sketch_model(config)
+def model_shape(store: WeightStore) -> ModelShape:
+    """Return how large the parts of a store's model are, without loading any; raises as `WeightStore.structure`."""
+    sketch = store.structure.sketch
     model, parts = sketch.model, dimensions(sketch.model, sketch.facts)
     _, layers = find_layers(model, sketch.facts)
     layer_bytes = max(map(_bytes_of, layers))
@@ -36,7 +38,7 @@ def model_shape(config: EngineConfig) -> ModelShape:
     is_tied = head is not None and head.weight is model.get_input_embeddings().weight
     geometry = sketch.facts.geometry
     return ModelShape(
-        config.model_dir.name,
+        store.config.model_dir.name,
         geometry.num_layers,
         parts.hidden_size,
         layer_bytes,
@@ -67,22 +69,22 @@ class PartSizes:
     digest: str | None
 
     @classmethod
-    def of(cls, config: EngineConfig, stages: int, shards: int) -> Self:
-        """Cut the model of `config.model_dir`, without loading it.
+    def of(cls, store: WeightStore, stages: int, shards: int) -> Self:
+        """Cut the model of a store, without loading it.
 
         Raises:
             ModelError: the folder cannot be read.
             UnsupportedModelError: the model cannot be cut like this.
             ValueError: no group can compute on the device.
         """
-        require_cpu(config)
-        sketch = sketch_model(config)
+        require_cpu(store.config)
+        sketch = store.structure.sketch
         warn_of_limits(sketch.facts)
         sizes = []
         for stage in range(stages):
             for index in range(shards):
                 share = GroupPlace(Shard(index, shards, stage), stages).share_of(sketch)
-                sizes.append(share.block_elements(config.block_size) * sketch.facts.kv_dtype.itemsize)
+                sizes.append(share.block_elements(store.config.block_size) * sketch.facts.kv_dtype.itemsize)
         return cls(tuple(sizes), str(sketch.model.dtype).removeprefix("torch."), sketch.facts.digest)
 
     def blocks(self, member_bytes: Sequence[int]) -> int:

@@ -13,14 +13,44 @@ import torch
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
-def reserved_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros on the CPU that may exceed its memory, as long as what is written does not.
+class ReservedMemory:
+    """Zeros on the CPU that may exceed its memory, as long as what is written and not given back does not.
 
     torch.zeros writes every page; an anonymous mapping is zero, also where it is only read. With huge pages a write would
     commit 2 MiB, and in a KV cache the first block of each head of each layer lies apart.
+
+    Args:
+        elements: numbers.
+        dtype: of the numbers.
+        offset: bytes from the beginning of a page to the first number.
+
+    Attributes:
+        tensor: all numbers, `[elements]`; keeps the memory alive.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
+
+    def __init__(self, elements: int, dtype: torch.dtype, offset: int = 0) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._pages = mmap.mmap(-1, max(1, offset + elements * dtype.itemsize), flags=flags)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._pages.madvise(mmap.MADV_NOHUGEPAGE)
+        self._offset = offset
+        self.tensor = torch.frombuffer(self._pages, dtype=dtype, count=elements, offset=offset)
+
+    def bytes(self, start: int, stop: int) -> memoryview:
+        """Return bytes `start` to `stop` of the numbers, writable."""
+        return memoryview(self._pages)[self._offset + start : self._offset + stop]
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Return the memory of all pages that lie within these bytes of the numbers; they are zero again."""
+        end = len(self._pages)
+        first = 0 if start == 0 else -(-(self._offset + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = self._offset + stop
+        if last < end:  # what follows the numbers in their last page is unused
+            last -= last % mmap.PAGESIZE
+        if first < last:
+            self._pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def reserved_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros of this shape in memory of their own."""
+    return ReservedMemory(math.prod(shape), dtype).tensor.view(shape)

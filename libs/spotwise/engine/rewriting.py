@@ -14,13 +14,13 @@ from transformers.pytorch_utils import Conv1D
 
 from spotwise.core.batching import BatchRow
 from spotwise.engine.compatibility import ModelFacts
-from spotwise.engine.fused_layer import FusedDecoderLayer, find_parts
+from spotwise.engine.fused_layer import FusedDecoderLayer, LayerWeights, find_parts
 from spotwise.engine.iteration import SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout
-from spotwise.engine.packed import PackedLinear, can_pack
+from spotwise.engine.packed import PackedLinear, PackedWeight, can_pack
 from spotwise.engine.sequences import EngineSequence
 from spotwise.engine.weight_memory import WeightMemory
 
@@ -57,10 +57,8 @@ def rewrite(
         weight = linear_weight(child)
         if weight is not None and can_pack(weight):
             floats = child is head and child.bias is None
-            packed = PackedLinear(
-                kernels, weight, child.bias, float_output=floats, memory=memory, name=f"{path}.packed"
-            )
-            setattr(parent, name, packed)
+            packed = PackedWeight.of(kernels, [weight], memory=memory, name=f"{path}.packed")
+            setattr(parent, name, PackedLinear(kernels, packed, child.bias, float_output=floats))
     with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)
@@ -133,11 +131,10 @@ def _fuse_layers(
             replacement = FusedDecoderLayer(
                 kernels,
                 parts,
+                LayerWeights.of(kernels, parts, memory, path),
                 layers[parts.index],
                 context,
                 is_last=parts.index == len(layers) - 1,
-                memory=memory,
-                name=path,
             )
             args, kwargs, expected = calls.pop(child)
             if fits(replacement, args, kwargs, expected, parts.index, type(child).__name__):

@@ -6,6 +6,7 @@ its small parameters (norms, biases, sinks), which are real.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,11 @@ class Sketch:
     model: Any
     facts: ModelFacts
     tensors: CheckpointTensors
+
+    def copied(self, module: torch.nn.Module) -> Any:
+        """Return a copy of the model, or of a module of it, whose modules may be replaced; it shares all parameters."""
+        shared = (*self.model.parameters(), *self.model.buffers())
+        return deepcopy(module, {id(tensor): tensor for tensor in shared})
 
 
 @torch.inference_mode()

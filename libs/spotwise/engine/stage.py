@@ -27,7 +27,8 @@ class PipelineStage:
     """
 
     def __init__(self, share: ModelShare, shard: Shard, hidden_size: int, dtype: torch.dtype) -> None:
-        self._share = share
+        #: What it computes.
+        self.share = share
         self._shard = shard
         self._hidden_size = hidden_size
         self._dtype = dtype
@@ -35,18 +36,18 @@ class PipelineStage:
     @property
     def samples(self) -> bool:
         """Whether this process has the logits: shard 0 of the last stage."""
-        return self._share.is_last and self._share.shard == 0
+        return self.share.is_last and self.share.shard == 0
 
     def install(self, model: Any, layers: torch.nn.ModuleList, *, returns_tuple: bool) -> None:
         """Replace the layers of other stages, and the embedding where another stage has it."""
-        own = self._share.layers
+        own = self.share.layers
         for index in range(len(layers)):
             if index not in own:
                 layers[index] = _Passed(returns_tuple=returns_tuple)
-        if not self._share.is_first:
+        if not self.share.is_first:
             layers[own.start - 1] = _Received(self._receive, returns_tuple=returns_tuple)
             model.set_input_embeddings(_NoEmbedding(model.get_input_embeddings().embedding_dim, self._dtype))
-        if not self._share.is_last:
+        if not self.share.is_last:
             layers[own.stop] = _End()
 
     def run(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor | None:
@@ -58,13 +59,13 @@ class PipelineStage:
         try:
             logits = forward()
         except _StageEnded as ended:
-            self._shard.send(self._share.stage + 1, ended.activations.contiguous())
+            self._shard.send(self.share.stage + 1, ended.activations.contiguous())
             return None
         return logits if self.samples else None
 
     def _receive(self, tokens: int) -> torch.Tensor:
         activations = torch.empty((1, tokens, self._hidden_size), dtype=self._dtype)
-        self._shard.receive(self._share.stage - 1, activations)
+        self._shard.receive(self.share.stage - 1, activations)
         return activations
 
 

@@ -19,6 +19,12 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def linear_of(
+    kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, *, float_output: bool = False
+) -> PackedLinear:
+    return PackedLinear(kernels, PackedWeight.of(kernels, [weight]), bias, float_output=float_output)
+
+
 def assert_product(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Within the rounding of sums in float32 and of the result in its own type."""
     exact, size = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
@@ -33,7 +39,10 @@ def assert_product(actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, 
 def test_products_are_torchs_for_any_number_of_rows(kernels: Kernels, dtype: torch.dtype, outputs: int) -> None:
     """Tiles that are full and not, panels that are full and not, blocks of rows; with a bias and without; on 1 to 3 threads."""
     weight, bias = random(outputs, 90, dtype=dtype), random(outputs, dtype=dtype, seed=1)
-    plain, biased = PackedLinear(kernels, weight, None), PackedLinear(kernels, weight, bias)
+    plain, biased = (
+        linear_of(kernels, weight, None),
+        linear_of(kernels, weight, bias),
+    )
     for rows in ROWS:
         x = random(rows, 90, dtype=dtype, seed=rows)
         for linear, added in ((plain, None), (biased, bias)):
@@ -55,7 +64,7 @@ def test_any_shape_is_multiplied(kernels: Kernels, data: st.DataObject) -> None:
     kernels.set_threads(data.draw(st.integers(1, 3)))
     weight, x = random(outputs, inputs, dtype=dtype), random(inputs, rows, dtype=dtype, seed=1).t()
     bias = random(outputs, dtype=dtype, seed=2) if data.draw(st.booleans()) else None
-    out = PackedLinear(kernels, weight, bias)(x[None, :, None])
+    out = linear_of(kernels, weight, bias)(x[None, :, None])
     assert out.shape == (1, rows, 1, outputs)
     assert_product(out[0, :, 0], x, weight, bias)
 
@@ -63,7 +72,7 @@ def test_any_shape_is_multiplied(kernels: Kernels, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_a_row_is_the_same_bit_for_bit_whatever_is_computed_beside_it(kernels: Kernels, dtype: torch.dtype) -> None:
     """Alone, among others, at another place of a tile, on other threads: the law that batches change no token."""
-    linear = PackedLinear(kernels, random(75, 576, dtype=dtype), None)
+    linear = linear_of(kernels, random(75, 576, dtype=dtype), None)
     x = random(700, 576, dtype=dtype, seed=1)
     whole = linear(x)
     for threads in (1, 2, 3):
@@ -77,29 +86,29 @@ def test_a_row_is_the_same_bit_for_bit_whatever_is_computed_beside_it(kernels: K
 def test_logits_are_the_sums_before_they_are_narrowed(kernels: Kernels, dtype: torch.dtype, outputs: int) -> None:
     """Logits are float32 for every type, and rounded to the type they equal the layer's output."""
     weight, x = random(outputs, 64, dtype=dtype), random(30, 64, dtype=dtype, seed=1)
-    logits = PackedLinear(kernels, weight, None, float_output=True)(x)
+    logits = linear_of(kernels, weight, None, float_output=True)(x)
     assert logits.dtype is torch.float32
     assert_product(logits, x, weight, None)
-    assert torch.equal(logits.to(dtype), PackedLinear(kernels, weight, None)(x))
+    assert torch.equal(logits.to(dtype), linear_of(kernels, weight, None)(x))
 
 
 def test_logits_have_no_bias(kernels: Kernels) -> None:
     """The kernel would leave it out, so it is refused."""
     with pytest.raises(ValueError, match="bias"):
-        PackedLinear(kernels, random(32, 16, dtype=torch.float32), torch.ones(32), float_output=True)
+        linear_of(kernels, random(32, 16, dtype=torch.float32), torch.ones(32), float_output=True)
 
 
 def test_rows_of_two_weights_are_interleaved(kernels: Kernels) -> None:
     """Sixteen of the first, the same sixteen of the second: a panel of gate and up."""
     gate, up = random(48, 10, dtype=torch.float32), random(48, 10, dtype=torch.float32, seed=1)
-    packed = PackedWeight(kernels, [gate, up], interleaved(48)).data.view(3, 10, 2, 16)
+    packed = PackedWeight.of(kernels, [gate, up], interleaved(48)).data.view(3, 10, 2, 16)
     assert torch.equal(packed[:, :, 0].transpose(1, 2).reshape(48, 10), gate)
     assert torch.equal(packed[:, :, 1].transpose(1, 2).reshape(48, 10), up)
 
 
 def test_values_that_are_not_finite_stay_in_their_row(kernels: Kernels) -> None:
     x = random(5, 64, dtype=torch.bfloat16)
-    linear = PackedLinear(kernels, random(40, 64, dtype=torch.bfloat16, seed=1), None)
+    linear = linear_of(kernels, random(40, 64, dtype=torch.bfloat16, seed=1), None)
     expected = linear(x)
     x[2, 7] = torch.inf
     spoiled = linear(x)
@@ -115,12 +124,12 @@ def test_what_the_kernels_do_not_know_is_not_packed(kernels: Kernels, weight: to
     """Half a pair, another number format, another shape."""
     assert not can_pack(weight)
     with pytest.raises(ValueError, match="cannot be packed"):
-        PackedWeight(kernels, [weight])
+        PackedWeight.of(kernels, [weight])
 
 
 def test_an_input_of_another_kind_is_refused(kernels: Kernels) -> None:
     """The kernel would read past it."""
-    linear = PackedLinear(kernels, random(8, 16, dtype=torch.bfloat16), None)
+    linear = linear_of(kernels, random(8, 16, dtype=torch.bfloat16), None)
     for wrong in (torch.zeros(3, 16), torch.zeros(3, 8, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="given"):
             linear(wrong)

@@ -7,18 +7,18 @@ waits in it; nothing here waits for another process on the event loop.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace
+from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
+from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.cancelling import uninterrupted
 from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
@@ -38,18 +38,20 @@ class GroupPart:
     """A process's engine part and exchange.
 
     Args:
-        config: of the whole model, with this process's memory.
+        store: the process's weights.
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
     """
 
-    def __init__(self, config: EngineConfig, niceness: int, sockets: GroupSockets, patience_s: float) -> None:
-        self._config = config
+    def __init__(self, store: WeightStore, niceness: int, sockets: GroupSockets, patience_s: float) -> None:
+        self._store = store
         self._niceness = niceness
         self._sockets = sockets
         self._patience_s = patience_s
         self._key: _Key | None = None
+        #: Whether it loads, so that the store must not drop anything.
+        self.is_loading = False
         self._engine: EngineThread | None = None
         self._shard = Shard()
         self._exchange: Exchange | None = None
@@ -65,6 +67,11 @@ class GroupPart:
     def loaded(self) -> EngineThread | None:
         """The engine, or `None` before the first group."""
         return self._engine
+
+    @property
+    def share(self) -> ModelShare | None:
+        """The part of the model that is loaded, for `WeightStore.keep_only`."""
+        return None if self._engine is None else self._engine.engine.share
 
     @property
     def is_whole(self) -> bool:
@@ -87,8 +94,9 @@ class GroupPart:
         return None if self._exchange is None else self._exchange.broken_by
 
     async def load(self, form: FormGroup) -> bool:
-        """Load what the position computes, unless it is loaded already; return whether weights were loaded. The engine has no
-        sequences afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
+        """Load what the position computes, unless it is loaded already; return whether it was not. What the store has of it is
+        not loaded again, and what no part needs any more stays there (`WeightStore.keep_only`). The engine has no sequences
+        afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
         """
         await self.leave()
         key = (
@@ -102,9 +110,15 @@ class GroupPart:
             await asyncio.to_thread(self._engine.close)
             self._engine = self._key = None
         self._shard = Shard(form.shard, form.shards, form.stage)
-        config = replace(self._config, dtype=form.dtype, block_size=form.block_size)
+        self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
-        self._engine = await EngineThread.load_part(config, place, form.num_blocks, form.host_blocks, self._niceness)
+        self.is_loading = True
+        try:
+            self._engine = await EngineThread.load_part(
+                self._store, place, form.num_blocks, form.host_blocks, self._niceness
+            )
+        finally:
+            self.is_loading = False
         self._key = key
         return True
 

@@ -20,7 +20,6 @@ from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
 from spotwise.worker.groups.process import DeviceProcess
-from spotwise.worker.model_config import engine_config
 from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
 
@@ -72,7 +71,7 @@ async def _formed_group(
 ) -> AsyncIterator[tuple[GroupFormation, GroupEngine]]:
     """Wait for the devices and form the group, again whenever it is broken."""
     try:
-        sizes = PartSizes.of(engine_config(settings), settings.stages, settings.shards)
+        sizes = PartSizes.of(process.store, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
 

@@ -18,8 +18,10 @@ from spotwise.core import messages as m
 from spotwise.core.group_messages import DeviceOffered, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.engine.errors import ModelError
 from spotwise.engine.part_sizes import model_shape
 from spotwise.engine.weight_memory import give_back_freed_memory
+from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
@@ -64,16 +66,17 @@ class DeviceProcess:
         )
         self._sockets = sockets
         self._lead = lead
-        self._config = engine_config(settings)
+        #: The weights that it keeps, for all parts.
+        self.store = WeightStore(engine_config(settings))
         self._parts: dict[str, GroupPart] = {}
         self._in_use: set[str] = set()
         self._places: dict[str, DevicePlace] = {}
         self._first_leader_id = host.member.leader_id
         self._led: dict[str, asyncio.Task[None]] = {}
+        self._shape: ModelShape
         self._is_starting = False
         self._latest = (0, 0)  # change and term of the last order to lead
         host.describe_with(self._described)
-        self._shape: asyncio.Future[ModelShape] | None = None
 
     async def follow(self, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
         """Carry out the orders of one leader's stream."""
@@ -88,7 +91,7 @@ class DeviceProcess:
             await self._parts.pop(other).close()
         part = self._parts.get(leader_id)
         if part is None:
-            part = GroupPart(self._config, self.settings.niceness, self._sockets, self.settings.group_patience_s)
+            part = GroupPart(self.store, self.settings.niceness, self._sockets, self.settings.group_patience_s)
             self._parts[leader_id] = part
         self._in_use.add(leader_id)
         try:
@@ -101,7 +104,15 @@ class DeviceProcess:
         part = self._parts.pop(leader_id, None)
         if part is not None:
             await part.close()
-            give_back_freed_memory()
+            await self._give_back_weights()
+
+    async def _give_back_weights(self) -> None:
+        """Give back the weights that no part needs any more; where there is no part they are kept for the next one."""
+        parts = list(self._parts.values())
+        shares = [part.share for part in parts if part.share is not None]
+        if shares and not any(part.is_loading for part in parts):
+            await asyncio.to_thread(self.store.keep_only, shares)
+        give_back_freed_memory()
 
     @property
     def newest_part(self) -> GroupPart | None:
@@ -116,6 +127,7 @@ class DeviceProcess:
         """Note the device's place in a leader's group."""
         self._places[leader_id] = place
         self._show_place()
+        self.host.spawn(self._give_back_weights(), "give_back_weights")
 
     def left(self, leader_id: str) -> None:
         """Note that the device is in no group of this leader; idempotent."""
@@ -135,9 +147,15 @@ class DeviceProcess:
         """Serve until a stop signal. `first`: the worker that it leads from the start, unless another deployment is planned.
 
         Raises:
-            MeshError: the first worker cannot be served, or one failed.
+            MeshError: the model, or the first worker, cannot be served, or a worker failed.
         """
         call_on_stop_signals(self.members.leave, self.members.stop)
+        try:
+            # First of all: it must not be found beside a part that computes.
+            shape = await asyncio.to_thread(model_shape, self.store)
+        except ModelError as error:
+            raise MeshError(f"the model cannot be served: {error}") from error
+        self._shape = replace(shape, name=self.settings.served_name)
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
         if first is not None and not await self._is_deployed_otherwise():
@@ -178,17 +196,14 @@ class DeviceProcess:
     async def _on_message(self, message: m.Message, raw: BusMessage) -> None:
         match message:
             case m.SurveyDevice():
-                self.host.spawn(self._answer(message), "survey")
+                self._answer(message)
             case m.LeadGroup():
                 self._lead_group(message)
 
-    async def _answer(self, survey: m.SurveyDevice) -> None:
-        if self._shape is None:
-            self._shape = asyncio.get_running_loop().run_in_executor(None, model_shape, self._config)
-        shape = replace(await self._shape, name=self.settings.served_name)
+    def _answer(self, survey: m.SurveyDevice) -> None:
         groups = tuple(m.GroupMembership(*each) for each in sorted(self._places.items()))
         member = self.host.member
-        surveyed = m.DeviceSurveyed(member.id, member.incarnation, survey.number, shape, groups)
+        surveyed = m.DeviceSurveyed(member.id, member.incarnation, survey.number, self._shape, groups)
         self.host.send(survey.sender_id, surveyed)
 
     def _lead_group(self, order: m.LeadGroup) -> None:

@@ -13,7 +13,6 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.mesh.ports import MeshError
-from spotwise.worker.groups import process as module
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.parallel.builders import MODEL
@@ -83,10 +82,10 @@ async def process(
     lead: Lead, host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> AsyncIterator[DeviceProcess]:
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(module, "model_shape", lambda config: MODEL)
     settings = WorkerSettings(service_id="d0", model_dir=tmp_path, model_name="tiny", transfer_port=7000)
     sockets: Any = SimpleNamespace(address="d0:1")
     made = DeviceProcess(cast(Any, None), cast(Any, host), settings, sockets, lead)
+    made._shape = replace(MODEL, name="tiny")  # as `serve` finds it
     yield made
     await made.close()
 
@@ -147,7 +146,6 @@ async def test_it_reports_its_places_and_the_newest_in_its_heartbeat(process: De
     process.entered("new", newer)
     assert host.introduced[-1] == {"place": newer, "leader_id": "new"}
     await _receive(process, m.SurveyDevice("planner-0", 5))
-    await host.work
     ((recipient_id, report),) = host.sent
     assert recipient_id == "planner-0"
     assert report == m.DeviceSurveyed(

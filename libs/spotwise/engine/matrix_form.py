@@ -1,0 +1,104 @@
+"""What is known of a model's matrices before any is loaded: their parameters, and which panels a share of the model needs.
+
+A panel is 32 output columns (rows of the parameter), the unit by which matrices are cut, kept and moved.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.engine.native.library import LANES, PANEL
+
+
+class MatrixCut(enum.Enum):
+    """How the output columns of a matrix are divided among the shards of a stage."""
+
+    WHOLE = "every shard has all"
+    HEADS = "evenly, those of each parameter"
+    COLUMNS = "at whole panels"
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRows:
+    """A parameter of which a matrix is made.
+
+    Attributes:
+        name: in the model.
+        count: its output columns.
+        is_transposed: whether it is stored as `[inputs, outputs]`.
+    """
+
+    name: str
+    count: int
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixForm:
+    """A matrix of a model as a process keeps it.
+
+    Attributes:
+        name: unique in the model.
+        parameters: stacked.
+        inputs: numbers of an output column.
+        dtype: of the numbers.
+        is_packed: whether it is kept as the kernels read it; else as it is stored, row-major.
+        cut: among the shards of a stage.
+        interleaves: whether it has 16 columns of each parameter in turn; else those of one after those of the other.
+    """
+
+    name: str
+    parameters: tuple[MatrixRows, ...]
+    inputs: int
+    dtype: torch.dtype
+    is_packed: bool
+    cut: MatrixCut = MatrixCut.WHOLE
+    interleaves: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Output columns."""
+        return sum(rows.count for rows in self.parameters)
+
+    @property
+    def panels(self) -> int:
+        """Panels, of which the last may have fewer columns."""
+        return -(-self.outputs // PANEL)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a panel."""
+        return PANEL * self.inputs * self.dtype.itemsize
+
+    def columns(self, share: ModelShare) -> tuple[range, ...]:
+        """Return the output columns that a share needs, which begin at panels."""
+        if share.shards == 1 or self.cut is MatrixCut.WHOLE:
+            return (range(self.outputs),)
+        if self.cut is MatrixCut.COLUMNS:
+            own, parameters = share.columns(self.parameters[0].count), len(self.parameters)
+            return (range(own.start * parameters, own.stop * parameters),)
+        ranges, before = [], 0
+        for rows in self.parameters:
+            bounds = [before + rows.count * index // share.shards for index in (share.shard, share.shard + 1)]
+            ranges.append(range(*bounds))
+            before += rows.count
+        return tuple(ranges)
+
+    def panels_of(self, share: ModelShare) -> tuple[range, ...]:
+        """Return the panels that a share needs."""
+        return tuple(range(each.start // PANEL, -(-each.stop // PANEL)) for each in self.columns(share))
+
+    def rows(self, panels: range) -> NDArray[np.int64]:
+        """Return the row of the stacked parameters at each output column of some panels."""
+        columns = np.arange(panels.start * PANEL, min(panels.stop * PANEL, self.outputs))
+        if not self.interleaves:
+            return columns
+        group, lane = columns // LANES, columns % LANES
+        count = len(self.parameters)
+        return (group % count) * self.parameters[0].count + group // count * LANES + lane

@@ -1,0 +1,110 @@
+"""One matrix of a model, in address space for all of its panels, of which the process keeps those that it needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spotwise.engine.matrix_form import MatrixForm
+from spotwise.engine.native.library import PANEL
+from spotwise.engine.packed import PackedWeight
+from spotwise.engine.reserved_memory import ReservedMemory
+
+#: Writes some panels of a matrix to `[panels, PANEL * inputs]`.
+WritePanels = Callable[[MatrixForm, range, torch.Tensor], None]
+
+
+class WeightMatrix:
+    """Panels of one matrix.
+
+    A panel that is present does not change, so that other threads may compute with it while panels are added. One thread
+    adds and drops at a time.
+
+    Args:
+        form: of the matrix.
+        offset: bytes from the beginning of a page to its first number.
+    """
+
+    def __init__(self, form: MatrixForm, offset: int = 0) -> None:
+        self.form = form
+        self._memory = ReservedMemory(form.panels * PANEL * form.inputs, form.dtype, offset)
+        self._by_panel = self._memory.tensor.view(form.panels, PANEL * form.inputs)
+        self._is_present = np.zeros(form.panels, dtype=bool)
+
+    @property
+    def held(self) -> tuple[range, ...]:
+        """Panels that are present."""
+        return _ranges(self._is_present)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of these."""
+        return int(self._is_present.sum()) * self.form.panel_bytes
+
+    def lacks(self, panels: Iterable[range]) -> tuple[range, ...]:
+        """Return which of these panels are not present."""
+        return _ranges(self._mask(panels) & ~self._is_present)
+
+    def fill(self, panels: Iterable[range], write: WritePanels) -> None:
+        """Write what is not present of these panels."""
+        for missing in self.lacks(panels):
+            write(self.form, missing, self._by_panel[missing.start : missing.stop])
+            self._is_present[missing.start : missing.stop] = True
+
+    def import_bytes(self, panels: range, data: memoryview) -> None:
+        """Keep the bytes of some panels, except for those that are present."""
+        size = self.form.panel_bytes
+        for missing in self.lacks([panels]):
+            offset = missing.start - panels.start
+            self.bytes(missing)[:] = data[offset * size : (offset + len(missing)) * size]
+            self._is_present[missing.start : missing.stop] = True
+
+    def drop_all_but(self, panels: Iterable[range]) -> None:
+        """Give back the memory of all other panels."""
+        dropped = self._is_present & ~self._mask(panels)
+        self._is_present &= ~dropped
+        size = self.form.panel_bytes
+        for absent in _ranges(~self._is_present):  # a page of two panels goes back with the second
+            if dropped[absent.start : absent.stop].any():
+                self._memory.give_back(absent.start * size, absent.stop * size)
+
+    def bytes(self, panels: range) -> memoryview:
+        """Return the bytes of some panels, writable."""
+        return self._memory.bytes(panels.start * self.form.panel_bytes, panels.stop * self.form.panel_bytes)
+
+    def packed(self, columns: Sequence[range]) -> PackedWeight:
+        """Return some columns for the kernels, without a copy: one range, or a shard's queries, keys and values."""
+        panels = self._present(columns)
+        gaps = [after.start - before.stop for before, after in itertools.pairwise(panels)]
+        data = self._by_panel[panels[0].start : panels[-1].stop].view(-1)
+        key_gap, value_gap = gaps or (0, 0)
+        return PackedWeight(data, sum(map(len, columns)), self.form.inputs, (key_gap, value_gap))
+
+    def plain(self, columns: Sequence[range]) -> torch.Tensor:
+        """Return one range of columns of a matrix that is not packed, as rows `[columns, inputs]`, without a copy."""
+        self._present(columns)
+        (own,) = columns
+        return self._memory.tensor.view(-1, self.form.inputs)[own.start : own.stop]
+
+    def _present(self, columns: Sequence[range]) -> list[range]:
+        """Return the panels of columns; raises `RuntimeError` where one is not present."""
+        panels = [range(own.start // PANEL, -(-own.stop // PANEL)) for own in columns]
+        if lacking := self.lacks(panels):
+            raise RuntimeError(f"panels {lacking} of {self.form.name} are not loaded")
+        return panels
+
+    def _mask(self, panels: Iterable[range]) -> NDArray[np.bool_]:
+        mask = np.zeros(self.form.panels, dtype=bool)
+        for each in panels:
+            mask[each.start : each.stop] = True
+        return mask
+
+
+def _ranges(mask: NDArray[np.bool_]) -> tuple[range, ...]:
+    """Return where a mask is set."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return tuple(range(int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
