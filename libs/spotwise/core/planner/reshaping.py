@@ -86,7 +86,8 @@ class Reshaping:
             if worker.state is MemberState.DRAINING or worker.id in self.retiring
         ]
         if leaving:
-            return f"{', '.join(leaving)} is leaving; order the re-shape again when that has ended"
+            leaves = "leaves" if len(leaving) == 1 else "leave"
+            return f"{', '.join(leaving)} {leaves}; order the re-shape again when that has ended"
         if not self._changes.is_settled:
             return "another change of the fleet is under way; order the re-shape again when that has ended"
         return None

@@ -47,6 +47,15 @@ class TestOneAtATime:
             e.BeginChange(2, (e.Leaving("c", 210.0), e.Leaving("b", 220.0)))
         ]
 
+    def test_a_change_that_another_machine_carries_out_has_a_number_of_its_own(self) -> None:
+        """The fleet is settled where nothing is under way and nobody leaves."""
+        fleet = FleetChanges(AT_ONCE)
+        assert (fleet.is_settled, fleet.next_change, fleet.number_change()) == (True, 1, 1)
+        assert begun(fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)) == e.BeginChange(2, (e.Leaving("a", 130.0),))
+        assert not fleet.is_settled
+        fleet.handle(e.ChangeEnded(2, True), 110.0)
+        assert fleet.is_settled
+
     def test_the_end_of_another_change_is_no_end(self) -> None:
         """Only the end of the current change counts, not late news of an earlier one."""
         fleet = FleetChanges(AT_ONCE, first_change=7)

@@ -68,6 +68,13 @@ class TestChoice:
             Arrangement("long", Disposition.RECOMPUTE, 0, NOW, wait_s=5.0),
         )
 
+    def test_where_all_move_at_once_no_request_is_waited_for(self) -> None:
+        """Neither one that would end in time, nor one that would be computed sooner; each copy begins now."""
+        at_once = replace(SLOW, at_once=True)
+        found = arrange(NOW, at_once, [running("short", 500, remaining=10), running("long", 500)])
+        assert {(each.disposition, each.copy_start_s) for each in found} == {(Disposition.MOVE, NOW)}
+        assert rearrange(NOW + 5.0, at_once, found, [running("long", 520)]) == (found[1],)
+
     def test_queues_elsewhere_count(self) -> None:
         """A prompt that must wait costs its wait; so does a copy that finds no place."""
         slow = arrange(NOW, replace(SLOW, remote=RemoteHolder(prompt_s, queue_s=5.1)), [running("long", 500)])

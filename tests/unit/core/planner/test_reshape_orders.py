@@ -172,7 +172,7 @@ def test_no_order_is_accepted_while_a_worker_leaves() -> None:
     assert reply is not None and reply.detail.startswith("another change of the fleet is under way")
     bench.drain("mixed-0")
     reply = bench.reshape("1,2,1")
-    assert reply is not None and reply.detail.startswith("mixed-0 is leaving")
+    assert reply is not None and reply.detail.startswith("mixed-0 leaves; ")
 
 
 def test_a_notice_while_devices_are_surveyed_refuses_the_order() -> None:
