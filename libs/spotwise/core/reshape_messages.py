@@ -1,7 +1,8 @@
 """Messages that change which groups serve: an operator's order, the planner's survey of devices, and its orders to lead.
 
 Law: a group is formed by the device at its first position, which leads it and joins the mesh as a worker for it.
-A device carries out an order of the latest change that it knows, or of a later one; a repetition changes nothing.
+A device carries out orders of the latest term and change that it knows, or of later ones; a repetition changes nothing. Terms
+grow with the clock, also where the store has lost its changes.
 """
 
 from __future__ import annotations

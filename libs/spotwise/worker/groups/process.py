@@ -75,7 +75,7 @@ class DeviceProcess:
         self._led: dict[str, asyncio.Task[None]] = {}
         self._shape: ModelShape
         self._is_starting = False
-        self._latest = (0, 0)  # change and term of the last order to lead
+        self._latest = (0, 0)  # term and change of the last order to lead
         host.describe_with(self._described)
 
     async def follow(self, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
@@ -207,10 +207,10 @@ class DeviceProcess:
         self.host.send(survey.sender_id, surveyed)
 
     def _lead_group(self, order: m.LeadGroup) -> None:
-        if order.device_ids[:1] != (self.host.id,) or (order.change, order.term) < self._latest:
+        if order.device_ids[:1] != (self.host.id,) or (order.term, order.change) < self._latest:
             _log.warning("order_refused", worker=order.worker_id, change=order.change, term=order.term)
             return
-        self._latest = (order.change, order.term)
+        self._latest = (order.term, order.change)
         if order.worker_id in self._led:
             return
         _log.info("leading", worker=order.worker_id, change=order.change, stages=order.stages, shards=order.shards)
