@@ -66,6 +66,8 @@ class WeightStore:
     @property
     def structure(self) -> ModelStructure:
         """The model's structure, found on first use; raises `ModelError`, `UnsupportedModelError`."""
+        if (found := self._structure) is not None:  # an event loop that asks does not wait for a part that is loaded
+            return found
         with self._one_at_a_time:
             if self._structure is None:
                 if self._config.threads is not None:
@@ -79,9 +81,11 @@ class WeightStore:
         return dict(self._is_fused)
 
     def learn(self, fused_layers: Mapping[int, bool]) -> None:
-        """Take another process's word for layers that are not tried here; it must have the same model and kernels."""
+        """Take another process's word for layers that are not tried here; it has the same model, and kernels as this one."""
         with self._one_at_a_time:
-            self._is_fused = {**fused_layers, **self._is_fused}
+            common = self.structure.matrices.common
+            possible = {index: is_fused and common[index] is not None for index, is_fused in fused_layers.items()}
+            self._is_fused = {**possible, **self._is_fused}
 
     @property
     def held(self) -> Panels:
@@ -110,7 +114,7 @@ class WeightStore:
         return matrix.bytes(panels).toreadonly()
 
     def import_panels(self, name: str, panels: range, data: memoryview) -> None:
-        """Keep what another process exported, unless it is present.
+        """Keep what another process exported, unless it is present; waits for a part that is being loaded.
 
         Raises:
             ValueError: the model has no such panels, or the data have another size.
@@ -142,7 +146,9 @@ class WeightStore:
                 self._matrix(form).fill(form.panels_of(share), write)
 
     def keep_only(self, shares: Iterable[ModelShare]) -> None:
-        """Give back the memory of the panels that none of these shares needs; parts of all others have ended."""
+        """Give back the memory of the panels that none of these shares needs: those of all parts, also of such as are about to
+        be loaded. Waits for a part that is being loaded.
+        """
         with self._one_at_a_time:
             kept: dict[str, list[range]] = {}
             for share in shares:
