@@ -24,8 +24,9 @@ PROMPTS = mixed_prompts(4, 200)
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    """One worker of one process, and five devices that wait."""
-    with LiveMesh(tmp_path_factory.mktemp("reshapes"), "--parallel", "1,1,1", "--devices", "6") as live:
+    """One worker of one process, and five devices that wait; six processes on two cores may be silent for long."""
+    options, env = ("--parallel", "1,1,1", "--devices", "6"), {"SPOTWISE_GROUP_PATIENCE_S": "5"}
+    with LiveMesh(tmp_path_factory.mktemp("reshapes"), *options, env=env) as live:
         yield live
 
 
