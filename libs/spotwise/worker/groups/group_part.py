@@ -39,19 +39,21 @@ class GroupPart:
 
     Args:
         store: the process's weights.
+        loads: of the process, held while a part loads: until it has, its share of the weights is not known.
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
     """
 
-    def __init__(self, store: WeightStore, niceness: int, sockets: GroupSockets, patience_s: float) -> None:
+    def __init__(
+        self, store: WeightStore, loads: asyncio.Lock, niceness: int, sockets: GroupSockets, patience_s: float
+    ) -> None:
         self._store = store
+        self._loads = loads
         self._niceness = niceness
         self._sockets = sockets
         self._patience_s = patience_s
         self._key: _Key | None = None
-        #: Whether it loads, so that the store must not drop anything.
-        self.is_loading = False
         self._engine: EngineThread | None = None
         self._shard = Shard()
         self._exchange: Exchange | None = None
@@ -112,13 +114,10 @@ class GroupPart:
         self._shard = Shard(form.shard, form.shards, form.stage)
         self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
-        self.is_loading = True
-        try:
+        async with self._loads:
             self._engine = await EngineThread.load_part(
                 self._store, place, form.num_blocks, form.host_blocks, self._niceness
             )
-        finally:
-            self.is_loading = False
         self._key = key
         return True
 

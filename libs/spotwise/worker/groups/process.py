@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -68,6 +69,7 @@ class DeviceProcess:
         self._lead = lead
         #: The weights that it keeps, for all parts.
         self.store = WeightStore(engine_config(settings))
+        self._loads = asyncio.Lock()
         self._parts: dict[str, GroupPart] = {}
         self._in_use: set[str] = set()
         self._places: dict[str, DevicePlace] = {}
@@ -91,7 +93,8 @@ class DeviceProcess:
             await self._parts.pop(other).close()
         part = self._parts.get(leader_id)
         if part is None:
-            part = GroupPart(self.store, self.settings.niceness, self._sockets, self.settings.group_patience_s)
+            settings = self.settings
+            part = GroupPart(self.store, self._loads, settings.niceness, self._sockets, settings.group_patience_s)
             self._parts[leader_id] = part
         self._in_use.add(leader_id)
         try:
@@ -108,11 +111,11 @@ class DeviceProcess:
 
     async def _give_back_weights(self) -> None:
         """Give back the weights that no part needs any more; where there is no part they are kept for the next one."""
-        parts = list(self._parts.values())
-        shares = [part.share for part in parts if part.share is not None]
-        if shares and not any(part.is_loading for part in parts):
-            await asyncio.to_thread(self.store.keep_only, shares)
-        give_back_freed_memory()
+        async with self._loads:
+            shares = [part.share for part in self._parts.values() if part.share is not None]
+            if shares:
+                await asyncio.to_thread(self.store.keep_only, shares)
+        await asyncio.to_thread(give_back_freed_memory)
 
     @property
     def newest_part(self) -> GroupPart | None:
@@ -161,7 +164,7 @@ class DeviceProcess:
         if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
-            self._led[first] = asyncio.create_task(self._serve_worker(settings, (), is_first=True), name=first)
+            self._begin(first, self._serve_worker(settings, (), is_first=True))
         await self.host.serve()
 
     async def close(self) -> None:
@@ -223,8 +226,18 @@ class DeviceProcess:
                 "transfer_port": 0,  # the first worker's may still be in use
             }
         )
-        work = self._serve_worker(settings, order.device_ids[1:])
-        self._led[order.worker_id] = asyncio.create_task(work, name=order.worker_id)
+        self._begin(order.worker_id, self._serve_worker(settings, order.device_ids[1:]))
+
+    def _begin(self, worker_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Serve a worker in the background; an error that was not foreseen ends the process."""
+        task = self._led[worker_id] = asyncio.create_task(work, name=worker_id)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("leading_failed", worker=worker_id, exc_info=error)
+                self.host.fail(f"{worker_id} cannot be led: {error}")
+
+        task.add_done_callback(ended)
 
     async def _serve_worker(self, settings: WorkerSettings, others: tuple[str, ...], *, is_first: bool = False) -> None:
         worker_id = settings.service_id

@@ -139,6 +139,14 @@ async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
     assert (host.stopped, host.failures) == (False, [])
 
 
+async def test_an_error_that_was_not_foreseen_ends_the_process(process: DeviceProcess, lead: Lead, host: Host) -> None:
+    """Nobody would notice it otherwise: the supervisor starts the process again."""
+    await _receive(process, order())
+    lead.ends["mixed-c2-0"].set_exception(RuntimeError("a bug"))
+    await _until(lambda: bool(host.failures))
+    assert host.failures == ["mixed-c2-0 cannot be led: a bug"]
+
+
 async def test_it_reports_its_places_and_the_newest_in_its_heartbeat(process: DeviceProcess, host: Host) -> None:
     """A device may be in an old group and a new one."""
     newer = replace(PLACE, epoch=9, shard=0)
