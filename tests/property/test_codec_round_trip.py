@@ -128,7 +128,9 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.RequestAssigned: st.builds(m.RequestAssigned, TEXT, EPOCHS, TEXT, TEXT),
     m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS, TEXT, U32),
     m.MoveRequest: st.builds(m.MoveRequest, TEXT, EPOCHS, TEXT, TEXT, U64),
-    m.MoveEnded: st.builds(m.MoveEnded, TEXT, EPOCHS, TEXT, TEXT, st.sampled_from(m.MoveOutcome), TEXT, U32, NUMBERS),
+    m.MoveEnded: st.builds(
+        m.MoveEnded, TEXT, EPOCHS, TEXT, TEXT, st.sampled_from(m.MoveOutcome), TEXT, U32, NUMBERS, NUMBERS
+    ),
     m.GiveBackRequest: st.builds(m.GiveBackRequest, TEXT, EPOCHS, TEXT, U64),
     m.SurveyWorker: st.builds(m.SurveyWorker, TEXT, U64),
     m.WorkerSurveyed: st.builds(

@@ -83,8 +83,8 @@ async def reshaped(
             store = await RedisStore.connect(endpoint.redis_url)
             try:
                 ordered_s = time.perf_counter()
-                prediction = await _order(running_state(endpoint.name).nats_url, config)
-                deployment, forming_s = await _until_over(store, config)
+                change, prediction = await _order(running_state(endpoint.name).nats_url, config)
+                deployment = await _until_over(store, change, config)
                 await asyncio.gather(*tasks)
                 ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
             finally:
@@ -97,7 +97,7 @@ async def reshaped(
         usual[len(usual) // 2],
         tuple(facts["pause_s"] for facts in moves),
         (deployment.ended_s or deployment.began_s) - deployment.began_s,
-        forming_s,
+        (deployment.served_s or deployment.began_s) - deployment.began_s,
         sum(facts["kv_bytes"] for facts in moves),
         prediction.pause_s,
         prediction.forming_s,
@@ -107,7 +107,8 @@ async def reshaped(
     )
 
 
-async def _order(nats_url: str, config: ParallelConfig) -> PredictedReshape:
+async def _order(nats_url: str, config: ParallelConfig) -> tuple[int, PredictedReshape]:
+    """Order a re-shape; return its number, and what the planner expects of it."""
     bus = await NatsBus.connect(nats_url, "spotwise-bench-reshape")
     try:
         reply = decode(await bus.request(subjects.RESHAPE, encode(ReshapeMesh(config)), _REPLY_S))
@@ -115,23 +116,20 @@ async def _order(nats_url: str, config: ParallelConfig) -> PredictedReshape:
         await bus.close()
     if not isinstance(reply, ReshapeReply) or not reply.accepted or reply.prediction is None:
         raise CommandError(f"the re-shape was refused: {reply.detail if isinstance(reply, ReshapeReply) else reply}")
-    return reply.prediction
+    return reply.change, reply.prediction
 
 
-async def _until_over(store: RedisStore, config: ParallelConfig) -> tuple[PlannedDeployment, float]:
-    """Wait for the end of the re-shape that was ordered; return it, and the seconds that forming the groups took."""
+async def _until_over(store: RedisStore, change: int, config: ParallelConfig) -> PlannedDeployment:
+    """Wait for the end of a re-shape."""
     began_s = time.perf_counter()
-    forming_s = 0.0
     while time.perf_counter() - began_s < _OVER_S:
         plan = await store.get_plan()
         deployment = None if plan is None else plan.deployment
-        if deployment is not None:
-            if deployment.stage is ReshapeStage.FORMING:
-                forming_s = time.perf_counter() - began_s
-            elif deployment.stage is ReshapeStage.ABANDONED:
+        if deployment is not None and deployment.change == change:
+            if deployment.stage is ReshapeStage.ABANDONED:
                 raise CommandError(f"the re-shape to {config} was abandoned: {deployment.reason}")
-            elif deployment.stage is ReshapeStage.DONE:
-                return deployment, forming_s
+            if deployment.stage is ReshapeStage.DONE:
+                return deployment
         await asyncio.sleep(_POLL_S)
     raise CommandError(f"the re-shape to {config} has not ended after {_OVER_S:g} s")
 

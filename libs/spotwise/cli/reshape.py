@@ -102,7 +102,7 @@ async def reshape_mesh(
     deployment = progress.deployment
     if deployment.stage is ReshapeStage.ABANDONED:
         raise CommandError(f"the re-shape was abandoned: {deployment.reason}; the old groups serve on")
-    console.print(progress.summary())
+    console.print(progress.summary(reply.prediction))
 
 
 async def _order(bus: MessageBus, order: ReshapeMesh) -> ReshapeReply:

@@ -97,14 +97,22 @@ class ReshapeProgress:
         )
         return Group(table, bar)
 
-    def summary(self) -> str:
-        """How a finished re-shape went."""
-        deployment = self.deployment
-        ended_s = deployment.ended_s or deployment.began_s
-        return (
-            f"re-shaped to {deployment.config} in {seconds_text(ended_s - deployment.began_s)}: "
+    def summary(self, prediction: PredictedReshape | None = None) -> str:
+        """How a finished re-shape went, beside what was expected of it."""
+        deployment, began_s = self.deployment, self.deployment.began_s
+        ended_s, served_s = deployment.ended_s or began_s, deployment.served_s or began_s
+        lines = [
+            f"re-shaped to {deployment.config} in {seconds_text(ended_s - began_s)}: "
             f"{deployment.moved} requests moved, {deployment.given_back} given back (computed again)"
-        )
+        ]
+        if deployment.new_ids:
+            beside = "" if prediction is None else f" (expected {seconds_text(prediction.forming_s)})"
+            lines.append(f"the new groups served after {seconds_text(served_s - began_s)}{beside}")
+        if deployment.moved:
+            beside = "" if prediction is None else f" (expected {seconds_text(prediction.pause_s)})"
+            mean, longest = seconds_text(deployment.pause_s), seconds_text(deployment.longest_pause_s)
+            lines.append(f"pause of a request that moved: {mean} in the mean{beside}, {longest} at most")
+        return "\n".join(lines)
 
     def _state(self, worker_id: str) -> str:
         member = self.members.get(worker_id)

@@ -139,8 +139,8 @@ class MoveOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MoveEnded(OfAttempt):
-    """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV and the seconds of their copy,
-    where these are known.
+    """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV, the seconds of their copy and of
+    its pause, where these are known.
     """
 
     worker_id: str
@@ -149,6 +149,7 @@ class MoveEnded(OfAttempt):
     reason: str = ""
     tokens: int = 0
     copy_s: float = 0.0
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         *codec_of(
             m.MoveEnded,
             worker.MoveEnded,
-            *(*_ATTEMPT, "worker_id", "target_id", "reason", "tokens", "copy_s"),
+            *(*_ATTEMPT, "worker_id", "target_id", "reason", "tokens", "copy_s", "pause_s"),
             outcome=(same, m.MoveOutcome),
         ),
     ),

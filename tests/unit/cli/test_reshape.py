@@ -139,9 +139,17 @@ def test_progress_counts_groups_and_requests() -> None:
     line = ReshapeProgress(MOVING, {"mixed-0": old, "mixed-c7-0": new}, 1.0).line()
     assert line == "moving: 2 requests moved, 1 given back, 4 left; mixed-0 of the old groups to leave"
     assert ReshapeProgress(MOVING, {}, 1.0).line().endswith("0 left; none of the old groups to leave")
-    done = ReshapeProgress(replace(MOVING, stage=ReshapeStage.DONE, ended_s=112.5), {}, 12.0)
+    ended = replace(MOVING, stage=ReshapeStage.DONE, ended_s=112.5, served_s=103.0, pause_s=0.06, longest_pause_s=0.09)
+    done = ReshapeProgress(ended, {}, 12.0)
     assert done.line() == "done"
-    assert done.summary() == "re-shaped to 1,2,1 in 12.50 s: 2 requests moved, 1 given back (computed again)"
+    assert done.summary().splitlines() == [
+        "re-shaped to 1,2,1 in 12.50 s: 2 requests moved, 1 given back (computed again)",
+        "the new groups served after 3.00 s",
+        "pause of a request that moved: 60 ms in the mean, 90 ms at most",
+    ]
+    expected = m.PredictedReshape((), (), (), 0, 0, forming_s=2.5, pause_s=0.05)
+    assert "after 3.00 s (expected 2.50 s)" in done.summary(expected)
+    assert "60 ms in the mean (expected 50 ms)" in done.summary(expected)
     screen = Screen()
     screen.console.print(ReshapeProgress(MOVING, {"mixed-0": old}, 3.0).table())
     for words in ("moving, 3 s", "not there yet", "draining, 4 requests", "requests moved: 2, left: 4"):

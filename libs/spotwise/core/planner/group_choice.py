@@ -76,7 +76,7 @@ def choose_groups(
         plan.kept_bytes,
         plan.moved_bytes + plan.storage_bytes,
         plan.done_s,
-        cost.latency_s if retiring else 0.0,
+        (cost.pause_s or cost.latency_s) if retiring else 0.0,
     )
     return GroupChoice(go_on, new, retiring, prediction)
 

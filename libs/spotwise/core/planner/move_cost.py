@@ -18,6 +18,7 @@ class MoveCost:
 
     latency_s: float
     token_s: float
+    pause_s: float = 0.0  #: of a request that moves, as measured; 0: none has
 
     def move_s(self, tokens: int) -> float:
         """Return the expected seconds of a move, from its order to its end."""
@@ -28,3 +29,5 @@ class MoveCost:
         if ended.tokens > 0:
             token_s = ended.copy_s / ended.tokens
             self.token_s = max(self.token_s + _NEWEST * (token_s - self.token_s), _LEAST_S)
+        if ended.pause_s > 0:
+            self.pause_s += (_NEWEST if self.pause_s else 1.0) * (ended.pause_s - self.pause_s)

@@ -52,7 +52,9 @@ class PlannedDeployment:
         retiring: groups that are not to be any more.
         began_s, ended_s: Unix time of the re-shape's beginning and end; `None` before its end.
         form_until_s: Unix time at which new groups that do not serve yet abandon it.
+        served_s: Unix time at which all new groups served.
         moved, given_back: requests of retiring workers, so far.
+        pause_s, longest_pause_s: of the requests that moved, the mean and the longest.
         reason: why it was abandoned.
     """
 
@@ -65,8 +67,11 @@ class PlannedDeployment:
     began_s: float
     form_until_s: float
     ended_s: float | None = None
+    served_s: float | None = None
     moved: int = 0
     given_back: int = 0
+    pause_s: float = 0.0
+    longest_pause_s: float = 0.0
     reason: str = ""
 
     @property

@@ -110,7 +110,13 @@ class Reshaping:
         """Count a request that has moved."""
         if self._is_moving_from(report.worker_id) and report.outcome is m.MoveOutcome.MOVED:
             assert self.deployment is not None
-            self.deployment = replace(self.deployment, moved=self.deployment.moved + 1)
+            known, moved = self.deployment, self.deployment.moved + 1
+            self.deployment = replace(
+                known,
+                moved=moved,
+                pause_s=known.pause_s + (report.pause_s - known.pause_s) / moved,
+                longest_pause_s=max(known.longest_pause_s, report.pause_s),
+            )
 
     def sent(self, orders: list[m.Send]) -> None:
         """Count requests that are given back."""
@@ -169,7 +175,7 @@ class Reshaping:
         """Let requests move once all new groups serve; abandon the re-shape where they do not in time."""
         late = [group.worker_id for group in deployment.new if not self._serves(group)]
         if not late:
-            return self._change_stage(replace(deployment, stage=ReshapeStage.MOVING), now)
+            return self._change_stage(replace(deployment, stage=ReshapeStage.MOVING, served_s=now), now)
         if now >= deployment.form_until_s:
             seconds = deployment.form_until_s - deployment.began_s
             return self._abandon(deployment, f"{', '.join(late)} did not serve within {seconds:g} s", now)

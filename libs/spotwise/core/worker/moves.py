@@ -202,7 +202,8 @@ class MoveSide:
     def _delivered(self, sequence: Sequence, move: SequenceMove, now: float, copy_s: float = 0.0) -> None:
         move.step, move.delivered_s = MoveStep.DELIVERED, now
         tokens = sequence.computed_tokens if copy_s else 0
-        self._report(move.order, m.MoveOutcome.MOVED, tokens=tokens, copy_s=copy_s)
+        pause_s = now - move.parked_s if copy_s else 0.0
+        self._report(move.order, m.MoveOutcome.MOVED, tokens=tokens, copy_s=copy_s, pause_s=pause_s)
         if move.is_acknowledged:
             self._table.end(sequence, FinishReason.ABORT)
 
@@ -263,10 +264,18 @@ class MoveSide:
         self._report(move.order, outcome, reason)
 
     def _report(
-        self, order: m.MoveRequest, outcome: m.MoveOutcome, reason: str = "", tokens: int = 0, copy_s: float = 0.0
+        self,
+        order: m.MoveRequest,
+        outcome: m.MoveOutcome,
+        reason: str = "",
+        tokens: int = 0,
+        copy_s: float = 0.0,
+        pause_s: float = 0.0,
     ) -> None:
         worker_id, target_id = self._table.worker_id, order.target_id
-        ended = m.MoveEnded(order.choice_id, order.epoch, worker_id, target_id, outcome, reason, tokens, copy_s)
+        ended = m.MoveEnded(
+            order.choice_id, order.epoch, worker_id, target_id, outcome, reason, tokens, copy_s, pause_s
+        )
         self._table.emit(m.Send(order.sender_id, ended))
 
 

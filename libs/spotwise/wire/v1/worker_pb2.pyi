@@ -313,6 +313,7 @@ class MoveEnded(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     COPY_S_FIELD_NUMBER: _builtins.int
+    PAUSE_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
@@ -321,6 +322,7 @@ class MoveEnded(_message.Message):
     outcome: _builtins.str
     tokens: _builtins.int
     copy_s: _builtins.float
+    pause_s: _builtins.float
     reason: _builtins.str
     def __init__(
         self,
@@ -332,11 +334,12 @@ class MoveEnded(_message.Message):
         outcome: _builtins.str = ...,
         tokens: _builtins.int = ...,
         copy_s: _builtins.float = ...,
+        pause_s: _builtins.float = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "copy_s", b"copy_s", "epoch", b"epoch", "outcome", b"outcome", "reason", b"reason", "target_id", b"target_id", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "copy_s", b"copy_s", "epoch", b"epoch", "outcome", b"outcome", "pause_s", b"pause_s", "reason", b"reason", "target_id", b"target_id", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

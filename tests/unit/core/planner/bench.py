@@ -120,6 +120,8 @@ class PlannerBench:
             if isinstance(send.message, m.GiveBackRequest)
         ]
 
-    def ended(self, choice_id: str, target_id: str, outcome: m.MoveOutcome, worker_id: str = "a") -> None:
+    def ended(
+        self, choice_id: str, target_id: str, outcome: m.MoveOutcome, worker_id: str = "a", pause_s: float = 0.0
+    ) -> None:
         """A move ended."""
-        self.feed(m.MoveEnded(choice_id, 1, worker_id, target_id, outcome, "", 100, 0.01))
+        self.feed(m.MoveEnded(choice_id, 1, worker_id, target_id, outcome, "", 100, 0.01, pause_s))

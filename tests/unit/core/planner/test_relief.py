@@ -105,5 +105,9 @@ def test_what_a_move_costs_is_learned() -> None:
     for _ in range(30):
         cost.learn(ended)
     assert 1.9 < cost.move_s(1000) < 2.1
+    assert cost.pause_s == 0.0
+    for pause_s in (0.2, 0.1):
+        cost.learn(replace(ended, pause_s=pause_s))
+    assert 0.1 < cost.pause_s < 0.2
     cost.learn(m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.REFUSED))
     assert cost.move_s(1000) > 1.9

@@ -31,9 +31,9 @@ def two_stages(*held: m.SurveyedSequence, forms: bool = True) -> ReshapeBench:
 
 def moved(bench: ReshapeBench, *choice_ids: str) -> None:
     """Requests of the old group have moved."""
-    for choice_id in choice_ids:
+    for number, choice_id in enumerate(choice_ids, 1):
         bench.held["mixed-0"] = [each for each in bench.held["mixed-0"] if each.choice_id != choice_id]
-        bench.ended(choice_id, "mixed-c1-0", m.MoveOutcome.MOVED, "mixed-0")
+        bench.ended(choice_id, "mixed-c1-0", m.MoveOutcome.MOVED, "mixed-0", pause_s=number / 10)
 
 
 def test_requests_move_at_once_to_the_new_group_and_the_old_one_leaves() -> None:
@@ -56,6 +56,8 @@ def test_requests_move_at_once_to_the_new_group_and_the_old_one_leaves() -> None
     deployment = bench.deployment
     assert (deployment.stage, deployment.moved, deployment.given_back) == (DONE, 3, 0)
     assert deployment.ended_s is not None and deployment.ended_s - deployment.began_s < 6.0
+    assert deployment.served_s is not None and deployment.began_s <= deployment.served_s < deployment.ended_s
+    assert (deployment.pause_s, deployment.longest_pause_s) == (pytest.approx((0.1 + 0.2 + 0.1) / 3), 0.2)
 
 
 def test_nothing_is_ordered_before_it_is_stored() -> None:
