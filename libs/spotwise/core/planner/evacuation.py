@@ -24,7 +24,7 @@ from spotwise.core.migration.interruption.arrangement import (
     RemoteHolder,
     rearrange,
 )
-from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.plan import PlannedLeave, PlannedRequest
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
@@ -85,7 +85,7 @@ class Evacuation:
         self._surveyed_s = now
         return self._survey
 
-    def surveyed(self, report: m.WorkerSurveyed, targets: Targets, cost: MoveCost, now: float) -> None:
+    def surveyed(self, report: m.WorkerSurveyed, targets: Targets, cost: ChangeCost, now: float) -> None:
         """Arrange the requests in their present state."""
         if report.number != self._survey:
             return  # a late answer
@@ -130,7 +130,7 @@ class Evacuation:
         for known in (self._ordered, self._arranged, self._targets):
             known.pop(key, None)
 
-    def _notice(self, step_s: float, targets: Targets, cost: MoveCost) -> Notice:
+    def _notice(self, step_s: float, targets: Targets, cost: ChangeCost) -> Notice:
         prompt_token_s = targets.prompt_token_s()
         return Notice(
             self.deadline_s,

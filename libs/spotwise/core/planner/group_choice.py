@@ -19,7 +19,7 @@ from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.change_cost import ChangeCost
 
 #: Bytes a second at which a device loads weights that no other device has.
 STORAGE_BYTES_PER_S = 1e9
@@ -45,7 +45,7 @@ def choose_groups(
     reports: Sequence[m.DeviceSurveyed],
     workers: Sequence[m.Member],
     change: int,
-    cost: MoveCost,
+    cost: ChangeCost,
 ) -> GroupChoice | str:
     """Return the groups of a configuration, or why it cannot be.
 
@@ -75,7 +75,7 @@ def choose_groups(
         tuple(group.worker_id for group in retiring),
         plan.kept_bytes,
         plan.moved_bytes + plan.storage_bytes,
-        plan.done_s,
+        cost.forming_s + plan.done_s if new else 0.0,
         (cost.pause_s or cost.latency_s) if retiring else 0.0,
     )
     return GroupChoice(go_on, new, retiring, prediction)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from spotwise.core import messages as m
 from spotwise.core.latest import LatestDict
 from spotwise.core.members import MemberState, Pool
-from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
 from spotwise.core.record import sequence_id
@@ -43,7 +43,7 @@ class _Source:
 class Relief:
     """The workers that are relieved now; of one planner's term."""
 
-    def __init__(self, planner_id: str, term: int, policy: PlannerPolicy, targets: Targets, cost: MoveCost) -> None:
+    def __init__(self, planner_id: str, term: int, policy: PlannerPolicy, targets: Targets, cost: ChangeCost) -> None:
         self._planner_id = planner_id
         self._term = term
         self._policy = policy

@@ -12,9 +12,9 @@ from spotwise.core import messages as m
 from spotwise.core.members import MemberKind, MemberState
 from spotwise.core.membership import Membership
 from spotwise.core.planner import commands as c
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey
 from spotwise.core.planner.group_choice import GroupChoice, choose_groups, written
-from spotwise.core.planner.move_cost import MoveCost
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Order:
 class ReshapeRequests:
     """The order that is being planned, if any."""
 
-    def __init__(self, planner_id: str, membership: Membership, cost: MoveCost) -> None:
+    def __init__(self, planner_id: str, membership: Membership, cost: ChangeCost) -> None:
         self._planner_id = planner_id
         self._membership = membership
         self._cost = cost

@@ -18,8 +18,8 @@ from spotwise.core.members import MemberState
 from spotwise.core.membership import Membership
 from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.planner import commands as c
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.group_choice import GroupChoice
-from spotwise.core.planner.move_cost import MoveCost
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.reshape_requests import ReshapeRequests
@@ -39,7 +39,7 @@ class Reshaping:
         term: int,
         policy: PlannerPolicy,
         membership: Membership,
-        cost: MoveCost,
+        cost: ChangeCost,
         changes: FleetChanges,
         deployment: PlannedDeployment | None,
         now: float,
@@ -50,6 +50,7 @@ class Reshaping:
         self._membership = membership
         self._changes = changes
         self._began_s = now
+        self._cost = cost
         self._requests = ReshapeRequests(planner_id, membership, cost)
         self._before: PlannedDeployment | None = None  # of an order that is not stored yet
         self._absent_since_s: dict[str, float] = {}
@@ -168,6 +169,7 @@ class Reshaping:
             (*choice.retiring, *(group for group in missing if group.worker_id not in known)),
             now,
             now + self._policy.form_s,
+            expected_s=choice.prediction.forming_s,
         )
         self._change_stage(deployment, now)
 
@@ -175,6 +177,8 @@ class Reshaping:
         """Let requests move once all new groups serve; abandon the re-shape where they do not in time."""
         late = [group.worker_id for group in deployment.new if not self._serves(group)]
         if not late:
+            if deployment.new_ids:
+                self._cost.learn_forming(now - deployment.began_s, deployment.expected_s)
             return self._change_stage(replace(deployment, stage=ReshapeStage.MOVING, served_s=now), now)
         if now >= deployment.form_until_s:
             seconds = deployment.form_until_s - deployment.began_s

@@ -18,7 +18,7 @@ from spotwise.core.members import MemberState
 from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.planner import commands as c
-from spotwise.core.planner.move_cost import MoveCost
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
 from spotwise.core.planner.tenure import Tenure, name_of
@@ -32,7 +32,7 @@ class PlannerRole:
         self.policy = policy = policy or PlannerPolicy()
         self._membership = Membership(policy.member_timeout_s)
         self._targets = Targets(policy)
-        self._cost = MoveCost(policy.move_latency_s, policy.kv_token_s)
+        self._cost = ChangeCost(policy.move_latency_s, policy.kv_token_s)
         self._deadlines: dict[str, float] = {}  # of members under notice, by name
         self._tenure: Tenure | None = None
         self._term_ends_s = 0.0

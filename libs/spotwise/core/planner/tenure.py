@@ -12,8 +12,8 @@ from spotwise.core.membership import Membership
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.planner import commands as c
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.evacuation import Evacuation, evacuation
-from spotwise.core.planner.move_cost import MoveCost
 from spotwise.core.planner.plan import Plan, PlannedLeave
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.relief import Relief
@@ -39,7 +39,7 @@ class Tenure:
         policy: PlannerPolicy,
         membership: Membership,
         targets: Targets,
-        cost: MoveCost,
+        cost: ChangeCost,
         last_plan: Plan | None,
         now: float,
     ) -> None:
