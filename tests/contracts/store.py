@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import replace
 
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.core.messages import DeviceGroup, LedgerEntry
+from spotwise.core.messages import LedgerEntry
 from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
 from spotwise.core.planner.plan import Plan, PlannedDeployment, PlannedLeave, PlannedRequest, ReshapeStage
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
+from spotwise.core.reshape_messages import DeviceGroup
 from spotwise.core.sampling import SamplingParams
 from spotwise.mesh.ports import MeshStore
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES

@@ -35,7 +35,7 @@ class Planners:
         self.roles: dict[str, PlannerRole] = {}
         self.orders: list[m.Send] = []
         self.changes: list[c.ReportChange] = []
-        self.answers: list[c.AnswerOperator] = []
+        self.answers: list[c.AnswerReshape] = []
         self.reshapes: list[c.ReportReshape] = []
         self.store_away_until_s = 0.0
         self._holder = ""
@@ -83,7 +83,7 @@ class Planners:
                 case c.PublishDrain(drain):
                     assert self.deployment is not None and drain.worker_id in self.deployment.retiring_ids
                     self._publish(drain)
-                case c.AnswerOperator():
+                case c.AnswerReshape():
                     self.answers.append(command)
                 case c.ReportReshape():
                     self.reshapes.append(command)

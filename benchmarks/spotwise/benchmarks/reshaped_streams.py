@@ -21,9 +21,9 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import running_state
-from spotwise.core.messages import PredictedReshape, ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from spotwise.core.reshape_messages import PredictedReshape, ReshapeMesh, ReshapeReply
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects

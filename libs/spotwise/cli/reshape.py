@@ -16,9 +16,9 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import MeshAddresses, find_mesh
 from spotwise.cli.reshape_view import ReshapeProgress, plan_table
 from spotwise.core.members import Member, MemberState
-from spotwise.core.messages import ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import Plan, ReshapeStage
+from spotwise.core.reshape_messages import ReshapeMesh, ReshapeReply
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, NoResponderError, ReplyTimeoutError
 from spotwise.mesh.redis_store import RedisStore

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from spotwise.cli.quantities import bytes_text, seconds_text
 from spotwise.core.members import Member, MemberState
-from spotwise.core.messages import DeviceGroup, PredictedReshape
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from spotwise.core.reshape_messages import DeviceGroup, PredictedReshape
 
 _BAR_WIDTH = 40
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import structlog
 
-from spotwise.core.messages import ReshapeMesh, Send
+from spotwise.core.messages import Send
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.role import PlannerRole
+from spotwise.core.reshape_messages import ReshapeMesh
 from spotwise.core.worker_messages import MoveEnded
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.ports import BusMessage, MeshError
@@ -53,7 +54,7 @@ class Planner:
                 c.StorePlan: lambda command: host.spawn(self._store(command), "store_plan"),
                 c.ReportChange: self._report,
                 c.ReportReshape: self._report_reshape,
-                c.AnswerOperator: lambda command: host.spawn(self._answer(command), "answer_operator"),
+                c.AnswerReshape: lambda command: host.spawn(self._answer(command), "answer_operator"),
                 c.PublishDrain: self._publish_drain,
             },
             journal,
@@ -90,7 +91,7 @@ class Planner:
             del self._waiting[next(iter(self._waiting))]
         self._loop.feed(c.ReshapeRequested(number, order))
 
-    async def _answer(self, command: c.AnswerOperator) -> None:
+    async def _answer(self, command: c.AnswerReshape) -> None:
         _log.info("reshape_answered", accepted=command.reply.accepted, detail=command.reply.detail)
         respond = self._waiting.pop(command.number, None)
         if respond is not None:

@@ -32,7 +32,7 @@ class PlanStored:
 
 @dataclass(frozen=True, slots=True)
 class ReshapeRequested:
-    """An operator orders a re-shape; `AnswerOperator` with this `number` answers it, where the planner has the lease."""
+    """An operator orders a re-shape; `AnswerReshape` with this `number` answers it, where the planner has the lease."""
 
     number: int
     order: m.ReshapeMesh
@@ -69,7 +69,7 @@ class ReportChange:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOperator:
+class AnswerReshape:
     """Answer the `ReshapeRequested` of this number."""
 
     number: int
@@ -94,4 +94,4 @@ class ReportReshape:
     reason: str = ""
 
 
-PlannerCommand = m.Send | StorePlan | ReportChange | AnswerOperator | PublishDrain | ReportReshape
+PlannerCommand = m.Send | StorePlan | ReportChange | AnswerReshape | PublishDrain | ReportReshape

@@ -62,7 +62,7 @@ class ReshapeRequests:
 
     def refuse(self, number: int, reason: str) -> None:
         """Answer that an order is not carried out."""
-        self._commands.append(c.AnswerOperator(number, m.ReshapeReply(False, reason)))
+        self._commands.append(c.AnswerReshape(number, m.ReshapeReply(False, reason)))
 
     def refuse_pending(self, reason: str) -> None:
         """Refuse the order that is being planned, if any."""
@@ -101,7 +101,7 @@ class ReshapeRequests:
     def stored(self) -> None:
         """Answer that the order is carried out."""
         if self._order is not None and self._order.accepted is not None:
-            self._commands.append(c.AnswerOperator(self._order.number, self._order.accepted))
+            self._commands.append(c.AnswerReshape(self._order.number, self._order.accepted))
             self._order = None
 
     def commands(self) -> list[c.PlannerCommand]:

@@ -130,7 +130,7 @@ class PlannerRole:
     def _reshape_requested(self, event: c.ReshapeRequested, now: float) -> None:
         if not self.policy.moves:
             refused = m.ReshapeReply(False, "moves are switched off (SPOTWISE_MOVES); a re-shape needs them")
-            self._commands.append(c.AnswerOperator(event.number, refused))
+            self._commands.append(c.AnswerReshape(event.number, refused))
         elif self._tenure is not None and now < self._term_ends_s:
             self._tenure.reshaping.requested(event)
 

@@ -30,7 +30,7 @@ Report = Callable[[g.GroupReport], None]
 _CHECK_S = 0.05
 
 
-class Device(Protocol):
+class PartHolder(Protocol):
     """What orders need of the device."""
 
     @property
@@ -61,7 +61,7 @@ class DeviceSession:
         report: sends a report to the leader.
     """
 
-    def __init__(self, device: Device, leader_id: str, part: GroupPart, report: Report) -> None:
+    def __init__(self, device: PartHolder, leader_id: str, part: GroupPart, report: Report) -> None:
         self._device = device
         self._leader_id = leader_id
         self._part = part

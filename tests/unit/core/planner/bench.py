@@ -47,7 +47,7 @@ class PlannerBench:
         self.plans: list[Plan] = []
         self.held: dict[str, list[m.SurveyedSequence]] = {}
         self.devices: dict[str, m.DeviceSurveyed] = {}
-        self.answers: list[c.AnswerOperator] = []
+        self.answers: list[c.AnswerReshape] = []
         self.drains: list[tuple[float, m.Drain]] = []
         self.reshapes: list[c.ReportReshape] = []
         self.stores = True
@@ -75,7 +75,7 @@ class PlannerBench:
                     self.feed(c.PlanStored(plan.version, self.stores))
                 case c.ReportChange():
                     self.changes.append(command)
-                case c.AnswerOperator():
+                case c.AnswerReshape():
                     self.answers.append(command)
                 case c.PublishDrain(drain):
                     self.drains.append((self.now, drain))
