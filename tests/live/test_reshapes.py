@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,10 @@ from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
 #: Long enough that all are still decoding when the mesh has its other shape.
-NEW_TOKENS = 160
+NEW_TOKENS = 200
 BEGUN = 8
+#: Once the new groups serve, every request has its order to move within so long.
+ORDERED_S = 3.0
 PROMPTS = mixed_prompts(4, 200)
 
 
@@ -33,12 +36,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 @dataclass
 class Streamed:
-    """What a client got, by choice; it `has_begun` once the first has some tokens."""
+    """What a client got, by choice; it `has_begun` once the first has some tokens, and ended at Unix time `ended_s`."""
 
     request_id: str = ""
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_s: float = 0.0
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -64,6 +68,7 @@ async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
                 into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
         if len(into.token_ids.get(0, ())) >= BEGUN:
             into.has_begun.set()
+    into.ended_s = time.time()
 
 
 async def streamed(
@@ -156,7 +161,10 @@ def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undist
         assert answer.logprobs == expected.logprobs
         facts = mesh.ledger(answer.request_id, "completed")
         assert facts["completed"]["attempts"] == 1, said
-        assert "moved" in facts
+        served_s = deployment_of(mesh).served_s
+        assert served_s is not None
+        if answer.ended_s > served_s + ORDERED_S:  # on a busy machine a stream may end before the new groups serve
+            assert "moved" in facts, said
     target = ParallelConfig.parse(config)
     wait_for(lambda: len(shapes(mesh)) == target.pipelines, lambda: f"{config}, not {shapes(mesh)}")
     assert set(shapes(mesh).values()) == {(target.pipeline, target.tensor)}
