@@ -21,7 +21,7 @@ from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.planner.change_cost import ChangeCost
 
-#: Bytes a second at which a device loads weights that no other device has.
+#: Bytes a second at which a device reads the weights that it lacks; all of them do, from a model folder.
 STORAGE_BYTES_PER_S = 1e9
 
 
@@ -53,7 +53,7 @@ def choose_groups(
         reports: of all devices, in order of id.
         workers: of the mesh.
         change: number of the re-shape.
-        cost: of moves, from which the bandwidth between devices follows.
+        cost: of changes so far.
     """
     old = [_group_of(worker, reports) for worker in sorted(workers, key=_in_order)]
     if (reason := _why_not(config, reports, old)) is not None:
@@ -67,8 +67,7 @@ def choose_groups(
     retiring = tuple(each.group for each in old if each.group not in go_on)
     if not new and not retiring:
         return f"the mesh has the configuration {written(config)} already"
-    bytes_per_s = model.kv_token_bytes / cost.token_s
-    plan = plan_migration(device_map, model, Links(bytes_per_s, bytes_per_s, STORAGE_BYTES_PER_S))
+    plan = plan_migration(device_map, model, Links(*(STORAGE_BYTES_PER_S,) * 3))
     prediction = m.PredictedReshape(
         (*go_on, *new),
         tuple(group.worker_id for group in new),
