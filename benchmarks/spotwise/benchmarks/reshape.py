@@ -24,7 +24,7 @@ from spotwise.benchmarks.reshaped_streams import Reshaped, reshaped, restarted
 from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
-from spotwise.cli.bench.servers import running_mesh
+from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.core.parallel.config import ParallelConfig
 
@@ -40,12 +40,14 @@ def reshape(
     input_tokens: Annotated[int, typer.Option(min=1)] = 128,
     tokens: Annotated[int, typer.Option(min=64, help="Output tokens of each stream.")] = 192,
     baselines: Annotated[int, typer.Option(min=0, help="Restarts and reroutings, of so many pairs.")] = 2,
+    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
     """Measure the pauses of streams while their mesh is re-shaped, restarted, or loses a worker."""
     require_writable(json)
     walk = parse_walk(pairs)
+    extra = tuple(up_arguments(up_args))
     rng = random.Random(seed)
     prompts = [random_prompt(rng, input_tokens) for _ in range(streams)]
     console = report_console()
@@ -56,7 +58,7 @@ def reshape(
     steps = list(itertools.pairwise(walk))
     with progress_bar(console) as progress:
         task = progress.add_task("shapes", total=len(steps) + 2 * min(baselines, len(steps)))
-        with running_mesh((*_arguments(walk[0]), "--devices", str(devices))) as endpoint:
+        with running_mesh((*_arguments(walk[0]), "--devices", str(devices), *extra)) as endpoint:
             expected = uvloop.run(undisturbed(endpoint, prompts, tokens))
             for before, after in steps:
                 pair = f"{shape_name(before)} > {shape_name(after)}"
@@ -65,9 +67,11 @@ def reshape(
                 progress.advance(task)
         for before, after in steps[:baselines]:
             progress.update(task, description=f"restart, {shape_name(before)} > {shape_name(after)}")
-            restart_s += uvloop.run(restarted(_arguments(before), _arguments(after), prompts, tokens))
+            restart_s += uvloop.run(
+                restarted((*_arguments(before), *extra), (*_arguments(after), *extra), prompts, tokens)
+            )
             progress.update(task, description=f"rerouting, two of {shape_name(before)}")
-            with running_mesh(_arguments(before, data=2)) as endpoint:
+            with running_mesh((*_arguments(before, data=2), *extra)) as endpoint:
                 way = uvloop.run(run_way(endpoint, "recompute", "mixed-0", prompts, tokens))
             rerouting_s += [each.gap_s for each in way.interrupted]
             progress.advance(task, 2)
@@ -80,7 +84,14 @@ def reshape(
     }
     figures = {"reshapes": [each.as_dict() for each in done], "restart_s": restart_s, "rerouting_s": rerouting_s}
     rows = _rows(done, restart_s, rerouting_s)
-    write_report(rows, environment(**settings, pairs=pairs), json, console, lambda figure: f"{figure:,.2f}", **figures)
+    write_report(
+        rows,
+        environment(**settings, pairs=pairs, up_args=up_args),
+        json,
+        console,
+        lambda figure: f"{figure:,.2f}",
+        **figures,
+    )
     if any(each.wrong for each in done):
         raise typer.Exit(1)
 
