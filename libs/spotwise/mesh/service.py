@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
-import grpc
 import structlog
 
 from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberState
@@ -80,14 +79,13 @@ class ServiceHost:
         settings: ServiceSettings,
         kind: MemberKind,
         engines: EngineView | None = None,
-        device: grpc.GenericRpcHandler | None = None,
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
         store do not answer, the port is taken, or the id is in use."""
         async with bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
             await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
-            async with control_server(settings, engines, device) as control:
+            async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
                 async with cls(settings, bus, store, control, member).joined() as host:
                     yield host

@@ -96,8 +96,8 @@ class GroupPart:
         return None if self._exchange is None else self._exchange.broken_by
 
     async def load(self, form: FormGroup) -> bool:
-        """Load what the position computes, unless it is loaded already; return whether it was not. What the store has of it is
-        not loaded again, and what no part needs any more stays there (`WeightStore.keep_only`). The engine has no sequences
+        """Load what the position computes; return `False` where that was loaded already. Weights that the store has are not
+        loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no sequences
         afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
         """
         await self.leave()
