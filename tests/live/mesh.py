@@ -24,6 +24,8 @@ from spotwise.mesh.redis_store import RedisStore
 MODEL = "smollm2-135m-instruct"
 #: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
+#: A mesh whose only worker was killed serves again once its process has started, which takes as long as the machine is slow.
+PATIENT = {"SPOTWISE_RECOVERY_S": "120"}
 #: Options of a mesh with one worker, which computes both phases.
 ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
 
@@ -36,7 +38,7 @@ class LiveMesh:
         self.options = options
         cache = os.environ.get("SPOTWISE_CACHE", str(Path.home() / ".cache" / "spotwise"))
         self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200"}
-        self.env |= SPLIT_ALWAYS | (env or {})
+        self.env |= SPLIT_ALWAYS | PATIENT | (env or {})
         self._clients: list[openai.OpenAI] = []
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -69,6 +71,12 @@ class LiveMesh:
         done = self.command("down")
         assert done.returncode == 0, done.stdout + done.stderr
         wait_for(lambda: not self.processes(), lambda: f"no process, of {self.processes()}", 5.0)
+
+    def log_ends(self, lines: int = 12, width: int = 200) -> str:
+        """The last lines of each process's log, for the report of a failed test."""
+        logs = sorted((self.home / "run" / "default" / "logs").glob("*.log"))
+        ends = [(log.name, log.read_text(errors="replace").splitlines()[-lines:]) for log in logs]
+        return "\n".join(f"{name}: {line[:width]}" for name, end in ends for line in end)
 
     def processes(self) -> list[str]:
         """Every process that was started with this mesh's SPOTWISE_HOME, whichever its parent is now."""
