@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.kv_payloads import PayloadBuffers
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError
-from spotwise.mesh.ucx_link import PayloadBuffers
 from spotwise.mesh.ucx_reactor import reaches_cuda_memory
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.wire.kv_frames import FrameKind, KvFrame

@@ -14,18 +14,18 @@ import pytest
 import xxhash
 
 from spotwise.core.kv_part import KvPart
-from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
+from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
+from spotwise.mesh.ucx_link import UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
     MAX_RESENDS,
     FrameKind,
     KvFrame,
-    LinkHello,
     NackReason,
     encode_handoff,
-    layout_fingerprint,
 )
+from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh
@@ -43,12 +43,12 @@ class RawPeer:
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
         me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
-        self.links = UcxLinks(me, PayloadBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
+        self.links = UcxLinks(me, KV_LINKS, PayloadBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
 
-    def _heard(self, link: UcxLink, frame: KvFrame, payload: object, arrived: object) -> None:
+    def _heard(self, link: UcxLink[KvFrame], frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)
 
-    def _lost(self, link: UcxLink, reason: str) -> None:
+    def _lost(self, link: UcxLink[KvFrame], reason: str) -> None:
         self.lost.append(reason)
 
     def frame(self, kind: FrameKind, payload: bytes, **fields: Any) -> KvFrame:
@@ -59,7 +59,7 @@ class RawPeer:
         )  # fmt: skip
 
     @asynccontextmanager
-    async def linked(self) -> AsyncIterator[UcxLink]:
+    async def linked(self) -> AsyncIterator[UcxLink[KvFrame]]:
         self.links.listen(0)
         try:
             yield await self.links.to(self.receiver.transport.address, PATIENCE_S)

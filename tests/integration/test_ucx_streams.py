@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from spotwise.core.record import KvSource
+from spotwise.mesh.kv_payloads import HostPayloads
 from spotwise.mesh.ports import KvPush, KvTransferError
-from spotwise.mesh.ucx_link import HostPayloads
 from spotwise.wire.kv_frames import MAX_RESENDS
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 

@@ -18,10 +18,10 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
+from spotwise.mesh.kv_payloads import HostPayloads, PayloadBuffers
 from spotwise.mesh.kv_sections import KvSections, WholeKv
 from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_inbox import KvInbox
-from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers
 from spotwise.mesh.ucx_push import UcxPush
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame
 

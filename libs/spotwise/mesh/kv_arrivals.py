@@ -73,7 +73,7 @@ class IncomingPush:
         resending: chunks that arrived damaged, until they are stored.
     """
 
-    def __init__(self, link: UcxLink, first: KvFrame) -> None:
+    def __init__(self, link: UcxLink[KvFrame], first: KvFrame) -> None:
         self.link = link
         self.choice_id = first.choice_id
         self.epoch = first.epoch

@@ -13,8 +13,9 @@ from typing import Any
 
 from spotwise.core.kv_stream import KvStream
 from spotwise.mesh.byte_budget import ByteBudget
+from spotwise.mesh.kv_payloads import PayloadBuffers
 from spotwise.mesh.ports import KvSection, PayloadMemory
-from spotwise.mesh.ucx_link import PayloadBuffers, UcxLink
+from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import KvFrame
 
 
@@ -47,7 +48,7 @@ class KvExports:
         return frame.num_layers * frame.num_blocks * self.memory.layer_block_bytes
 
     async def start(
-        self, link: UcxLink, frame: KvFrame, block_ids: tuple[int, ...], on_sent: Callable[[], None]
+        self, link: UcxLink[KvFrame], frame: KvFrame, block_ids: tuple[int, ...], on_sent: Callable[[], None]
     ) -> asyncio.Task[None]:
         """Wait for the budget, then export and submit a chunk in the background.
 
@@ -90,7 +91,7 @@ class KvExports:
 
     async def _export(
         self,
-        link: UcxLink,
+        link: UcxLink[KvFrame],
         frame: KvFrame,
         block_ids: tuple[int, ...],
         into: Any,

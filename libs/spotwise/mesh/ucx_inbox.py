@@ -24,13 +24,13 @@ from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.kv_sections import KvSections
 from spotwise.mesh.ports import HandoffHandler, KvTransferError, PayloadMemory
 from spotwise.mesh.ucx_link import UcxLink
+from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import (
     CHUNK_BYTES,
     MAX_HANDOFF_BYTES,
     MAX_RESENDS,
     FrameKind,
     KvFrame,
-    KvFrameError,
     NackReason,
     decode_handoff,
 )
@@ -66,7 +66,7 @@ class KvInbox:
         self._copies = copies
         self._most_chunk_bytes = max(CHUNK_BYTES, chunk_bytes, memory.layer_block_bytes)
         self._windows: dict[str, KvWindow] = {}
-        self._incoming: dict[tuple[UcxLink, int], IncomingPush] = {}
+        self._incoming: dict[tuple[UcxLink[KvFrame], int], IncomingPush] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -102,7 +102,7 @@ class KvInbox:
         return min(claimed_bytes, self._most_chunk_bytes)
 
     def receive(
-        self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
+        self, link: UcxLink[KvFrame], frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
         """Handle a CHUNK, COMMIT or ABORT whose payload is still arriving; the task ends when its buffer is free again."""
         key = (link, frame.push_id)
@@ -112,7 +112,7 @@ class KvInbox:
         incoming = self._incoming.get(key)
         if incoming is None:
             if sum(known is link for known, _ in self._incoming) >= _MAX_PUSHES_OF_A_LINK:
-                raise KvFrameError(f"more than {_MAX_PUSHES_OF_A_LINK} pushes at once")
+                raise FrameError(f"more than {_MAX_PUSHES_OF_A_LINK} pushes at once")
             incoming = self._incoming[key] = IncomingPush(link, frame)
         is_early = self._may_still_open(incoming)
         if not is_early:
@@ -148,7 +148,7 @@ class KvInbox:
         if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
             self._refuse(incoming, reason)
 
-    def link_lost(self, link: UcxLink) -> None:
+    def link_lost(self, link: UcxLink[KvFrame]) -> None:
         """Drop a link's pushes; their windows are free for others."""
         for key in [key for key in self._incoming if key[0] is link]:
             self._give_up(key)
@@ -277,7 +277,7 @@ class KvInbox:
     def _complete(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
         try:
             handoff = decode_handoff(frame, payload.data)
-        except KvFrameError:
+        except FrameError:
             self._refuse(incoming, NackReason.BAD_SHAPE)
             return
         window = incoming.window
@@ -306,7 +306,7 @@ class KvInbox:
             self._release(incoming)
             self._answer(incoming, FrameKind.NACK, reason)
 
-    def _give_up(self, key: tuple[UcxLink, int]) -> None:
+    def _give_up(self, key: tuple[UcxLink[KvFrame], int]) -> None:
         """Drop a push that is over or aborted, or whose sender is gone; idempotent."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:

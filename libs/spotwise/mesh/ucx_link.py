@@ -1,4 +1,4 @@
-"""One connection between two workers: a UCX endpoint and a read loop, which carry frames. A frame's header and payload are
+"""One connection between two processes: a UCX endpoint and a read loop, which carry frames. A frame's header and payload are
 submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a malformed header, a reset or a
 dead peer, ends the link: all that waits on it fails with one reason, and it is never used again.
 """
@@ -6,76 +6,70 @@ dead peer, ends the link: all that waits on it fails with one reason, and it is 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
-from spotwise.mesh.ports import KvTransferError, PayloadMemory, layouts_differ, models_differ
+from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
-from spotwise.wire.kv_frames import (
-    FRAME_BYTES,
-    HELLO_BYTES,
-    FrameKind,
-    KvFrame,
-    KvFrameError,
-    LinkHello,
-    decode_frame,
-    decode_hello,
-    encode_frame,
-    encode_hello,
-)
+from spotwise.wire.framing import FrameError
+from spotwise.wire.link_hello import HELLO_BYTES, LinkHello, decode_hello, encode_hello
 
 # Pending sends and closes are dropped after this time: the peer is gone or stuck.
 _CLOSE_WAIT_S = 1.0
 _CLOSE_PERIOD_NS = 10**9
-# Payloads up to this size are not worth a pooled buffer.
-_SMALL_BYTES = 4096
-
-#: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
-FrameHandler = Callable[["UcxLink", KvFrame, Any, "asyncio.Future[None]"], "asyncio.Task[None] | None"]
 
 
-class HostPayloads:
-    """A `PayloadMemory` of numpy arrays and xxh3."""
+class LinkFrame(Protocol):
+    """A frame's header."""
 
-    def allocate(self, size: int) -> NDArray[np.uint8]:
-        """Return an array of `size` bytes."""
-        return np.empty(size, np.uint8)
+    @property
+    def kind(self) -> enum.Enum:
+        """What it is."""
 
-    def checksum(self, payload: NDArray[np.uint8]) -> int:
-        """Return its xxh3 of 64 bits."""
-        return xxhash.xxh3_64_intdigest(payload.data)
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that follow."""
 
 
-class PayloadBuffers:
-    """A pool of payload buffers: fresh memory costs a page fault per 4 KiB."""
+F = TypeVar("F", bound=LinkFrame)
+F_in = TypeVar("F_in", bound=LinkFrame, contravariant=True)
 
-    def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
-        self._payloads = payloads
-        self._buffer_bytes = buffer_bytes
-        self._keep = keep
-        self._free: list[Any] = []
 
-    def take(self, frame: KvFrame) -> Any:
-        """Return a buffer of at least a frame's payload; only those of chunks need `PayloadMemory`."""
-        size = frame.payload_bytes
-        if frame.kind is not FrameKind.CHUNK:
-            return np.empty(size, np.uint8)
-        if size <= _SMALL_BYTES or size > self._buffer_bytes:
-            return self._payloads.allocate(size)
-        return self._free.pop() if self._free else self._payloads.allocate(self._buffer_bytes)
+@dataclass(frozen=True, slots=True)
+class LinkProtocol(Generic[F]):
+    """What the frames of a link are.
+
+    Attributes:
+        header_bytes: of an encoded header.
+        encode, decode: headers; the latter raises `FrameError`.
+        why_not: the error where the ends of a link with these hellos, this one's first, cannot work together.
+    """
+
+    header_bytes: int
+    encode: Callable[[F], bytes]
+    decode: Callable[[bytearray], F]
+    why_not: Callable[[LinkHello, LinkHello], KvTransferError | None] = lambda mine, theirs: None
+
+
+class FrameBuffers(Protocol[F_in]):
+    """Where payloads arrive."""
+
+    def take(self, frame: F_in) -> Any:
+        """Return a buffer of at least a frame's payload."""
 
     def give(self, buffer: Any) -> None:
         """Take back a buffer that is not read or written any more."""
-        if buffer.nbytes == self._buffer_bytes and len(self._free) < self._keep:
-            self._free.append(buffer)
 
 
-class UcxLink:
+#: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
+FrameHandler = Callable[["UcxLink[F]", F, Any, "asyncio.Future[None]"], "asyncio.Task[None] | None"]
+
+
+class UcxLink(Generic[F]):
     """One endpoint with its read loop.
 
     Attributes:
@@ -88,11 +82,12 @@ class UcxLink:
         self,
         reactor: UcxReactor,
         endpoint: Any,
-        buffers: PayloadBuffers,
+        protocol: LinkProtocol[F],
+        buffers: FrameBuffers[F],
         in_flight: int,
-        on_frame: FrameHandler,
-        on_lost: Callable[[UcxLink, str], object],
-        admitted_bytes: Callable[[KvFrame], int],
+        on_frame: FrameHandler[F],
+        on_lost: Callable[[UcxLink[F], str], object],
+        admitted_bytes: Callable[[F], int],
     ) -> None:
         self.slots = asyncio.Semaphore(in_flight)
         self.retired = False
@@ -100,6 +95,7 @@ class UcxLink:
         self.transport: str
         self._reactor = reactor
         self._endpoint = endpoint
+        self._protocol = protocol
         self._buffers = buffers
         self._receive_slots = asyncio.Semaphore(in_flight)
         self._on_frame = on_frame
@@ -119,7 +115,7 @@ class UcxLink:
 
     async def open(self, hello: LinkHello, *, accepted: bool, timeout_s: float) -> None:
         """Exchange hellos and start reading; raises `KvTransferError` where the peer is unreachable, silent, does not use this
-        protocol, or has another KV layout or other weights.
+        protocol, or cannot work with this end.
         """
         mine = encode_hello(replace(hello, receive_tag=self._receive_tag))
         theirs = bytearray(HELLO_BYTES)
@@ -134,23 +130,21 @@ class UcxLink:
             self.peer = decode_hello(theirs)
         except TimeoutError:
             raise KvTransferError(f"the peer did not answer a connection within {timeout_s:g} s") from None
-        except (self._reactor.ucx.UCXError, KvFrameError) as error:
+        except (self._reactor.ucx.UCXError, FrameError) as error:
             raise KvTransferError(f"no connection: {error}") from None
-        if self.peer.kv_layout != hello.kv_layout:
-            raise layouts_differ(hello.worker_id, self.peer.worker_id)
-        if self.peer.model_digest != hello.model_digest:
-            raise models_differ(hello.worker_id, hello.model_digest, self.peer.worker_id, self.peer.model_digest)
+        if (reason := self._protocol.why_not(hello, self.peer)) is not None:
+            raise reason
         self.transport = transport_name(self._endpoint)
-        self._reading = asyncio.create_task(self._read(), name="kv-link-read")
+        self._reading = asyncio.create_task(self._read(), name="link-read")
 
-    def send(self, frame: KvFrame, payload: Any = None) -> asyncio.Future[Any]:
+    def send(self, frame: F, payload: Any = None) -> asyncio.Future[Any]:
         """Submit a frame; the future ends when its buffers are free again, and never raises: a failure ends the link. Raises
         `KvTransferError` where the link is lost.
         """
         if not self.alive:
             raise KvTransferError(self._lost.result())
         try:
-            parts = [self._reactor.send_tagged(self._endpoint, self.peer.receive_tag, encode_frame(frame))]
+            parts = [self._reactor.send_tagged(self._endpoint, self.peer.receive_tag, self._protocol.encode(frame))]
             if frame.payload_bytes:
                 parts.append(self._reactor.send_tagged(self._endpoint, self.peer.receive_tag + 1, payload))
         except self._reactor.ucx.UCXError as error:
@@ -186,12 +180,12 @@ class UcxLink:
             endpoint.close_blocking(_CLOSE_PERIOD_NS, 1)
 
     async def _read(self) -> None:
-        header = bytearray(FRAME_BYTES)
+        header = bytearray(self._protocol.header_bytes)
         nothing = np.empty(0, np.uint8)
         try:
             while True:
                 await self._reactor.receive_tagged(self._endpoint, self._receive_tag, header)
-                frame = decode_frame(header)
+                frame = self._protocol.decode(header)
                 if not frame.payload_bytes:
                     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     arrived.set_result(None)
@@ -199,7 +193,7 @@ class UcxLink:
                     continue
                 # Before any memory is allocated: a correct peer announces no more than it may send.
                 if frame.payload_bytes > (admitted := self._admitted_bytes(frame)):
-                    raise KvFrameError(
+                    raise FrameError(
                         f"a {frame.kind.name} frame announces {frame.payload_bytes} bytes where at most {admitted} are due"
                     )
                 await self._receive_slots.acquire()
@@ -210,9 +204,9 @@ class UcxLink:
                 arrived.add_done_callback(self._received)
                 task = self._on_frame(self, frame, payload, arrived)
                 if task is None:
-                    raise KvFrameError(f"a {frame.kind.name} frame has no payload")
+                    raise FrameError(f"a {frame.kind.name} frame has no payload")
                 task.add_done_callback(self._reusable(buffer, arrived))
-        except (self._reactor.ucx.UCXError, KvFrameError) as error:
+        except (self._reactor.ucx.UCXError, FrameError) as error:
             self.fail(str(error))
         finally:
             self.fail("the link is not read any more")

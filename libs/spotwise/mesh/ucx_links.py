@@ -7,48 +7,51 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Generic
 
 import structlog
 
 from spotwise.mesh.ports import KvTransferError, MeshError
-from spotwise.mesh.ucx_link import FrameHandler, PayloadBuffers, UcxLink
+from spotwise.mesh.ucx_link import F, FrameBuffers, FrameHandler, LinkProtocol, UcxLink
 from spotwise.mesh.ucx_loopback import keep_to_loopback
 from spotwise.mesh.ucx_reactor import UcxReactor
-from spotwise.wire.kv_frames import MAX_PAYLOAD_BYTES, KvFrame, LinkHello
+from spotwise.wire.framing import MAX_PAYLOAD_BYTES
+from spotwise.wire.link_hello import LinkHello
 
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_TIMEOUT_S = 5.0
 
 
-class UcxLinks:
+class UcxLinks(Generic[F]):
     """Listens, connects, and keeps the open links."""
 
     def __init__(
         self,
         me: LinkHello,
-        buffers: PayloadBuffers,
+        protocol: LinkProtocol[F],
+        buffers: FrameBuffers[F],
         in_flight: int,
-        on_frame: FrameHandler,
-        on_lost: Callable[[UcxLink, str], object],
+        on_frame: FrameHandler[F],
+        on_lost: Callable[[UcxLink[F], str], object],
         *,
         host_memory: bool = True,
         loopback_only: bool = False,
-        admitted_bytes: Callable[[KvFrame], int] = lambda _: MAX_PAYLOAD_BYTES,
+        admitted_bytes: Callable[[F], int] = lambda _: MAX_PAYLOAD_BYTES,
     ) -> None:
         self._host_memory = host_memory
         self._loopback_only = loopback_only
         self._admitted_bytes = admitted_bytes
         self._me = me
+        self._protocol = protocol
         self._buffers = buffers
         self._in_flight = in_flight
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._reactor: UcxReactor | None = None
         self._listener: Any = None
-        self._by_address: dict[str, asyncio.Task[UcxLink]] = {}
-        self._open: set[UcxLink] = set()
+        self._by_address: dict[str, asyncio.Task[UcxLink[F]]] = {}
+        self._open: set[UcxLink[F]] = set()
         self._chores: set[asyncio.Task[Any]] = set()
 
     def listen(self, port: int) -> int:
@@ -60,9 +63,7 @@ class UcxLinks:
             )
         except reactor.ucx.UCXError as error:
             reactor.close()
-            raise MeshError(
-                f"cannot listen for KV on port {port} ({error}); choose another, or 0 for a free one"
-            ) from None
+            raise MeshError(f"cannot listen on port {port} ({error}); choose another, or 0 for a free one") from None
         self._reactor = reactor
         bound: int = self._listener.port
         if self._loopback_only:
@@ -72,7 +73,7 @@ class UcxLinks:
                 _log.warning("kv_listener_on_all_interfaces", port=bound, error=str(error))
         return bound
 
-    async def to(self, address: str, timeout_s: float) -> UcxLink:
+    async def to(self, address: str, timeout_s: float) -> UcxLink[F]:
         """Return the link to a peer, connecting where there is none; raises `KvTransferError`: unreachable, or closed."""
         task = self._by_address.get(address)
         if task is None:
@@ -86,7 +87,7 @@ class UcxLinks:
                 raise KvTransferError("the transport was closed") from None
             raise
 
-    def drop(self, link: UcxLink) -> None:
+    def drop(self, link: UcxLink[F]) -> None:
         """Remove a link from the cache; it stays open for the pushes that use it."""
         for address, task in tuple(self._by_address.items()):
             if task.done() and task.result() is link:
@@ -105,7 +106,7 @@ class UcxLinks:
             self._reactor.close()
             self._reactor = None
 
-    async def _connect(self, address: str, timeout_s: float) -> UcxLink:
+    async def _connect(self, address: str, timeout_s: float) -> UcxLink[F]:
         if self._reactor is None:
             raise KvTransferError("this worker's transport is not started, or closed")
         host, _, port = address.rpartition(":")
@@ -117,7 +118,7 @@ class UcxLinks:
             raise KvTransferError(f"cannot connect: {error}") from None
         return await self._greet(self._reactor, endpoint, accepted=False, timeout_s=timeout_s)
 
-    def _connected(self, address: str, task: asyncio.Task[UcxLink]) -> None:
+    def _connected(self, address: str, task: asyncio.Task[UcxLink[F]]) -> None:
         if (task.cancelled() or task.exception() is not None) and self._by_address.get(address) is task:
             del self._by_address[address]
 
@@ -127,9 +128,16 @@ class UcxLinks:
             # Errors of a client that does not use the protocol are dropped.
             self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink:
+    async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink[F]:
         link = UcxLink(
-            reactor, endpoint, self._buffers, self._in_flight, self._on_frame, self._lost, self._admitted_bytes
+            reactor,
+            endpoint,
+            self._protocol,
+            self._buffers,
+            self._in_flight,
+            self._on_frame,
+            self._lost,
+            self._admitted_bytes,
         )
         self._open.add(link)
         try:
@@ -139,12 +147,12 @@ class UcxLinks:
             raise
         return link
 
-    def _lost(self, link: UcxLink, reason: str) -> None:
+    def _lost(self, link: UcxLink[F], reason: str) -> None:
         self.drop(link)
         self._on_lost(link, reason)
         self._chore(self._dispose(link))
 
-    async def _dispose(self, link: UcxLink) -> None:
+    async def _dispose(self, link: UcxLink[F]) -> None:
         await link.close()
         self._open.discard(link)
 

@@ -36,7 +36,7 @@ _REFUSALS = {
 class PushLinks(Protocol):
     """Connects pushes to their links and routes the answers."""
 
-    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
+    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink[KvFrame]:
         """Return the link to a peer, and route its frames for the push from now on; raises `KvTransferError`: unreachable."""
 
     def leave(self, push: UcxPush, *, timed_out: bool) -> None:
@@ -171,7 +171,7 @@ class UcxPush:
             if self._answer.done() and not self._answer.cancelled():
                 self._answer.exception()  # retrieved, so that asyncio does not log it
 
-    async def _push(self, link: UcxLink, patience: asyncio.Timeout) -> TransferReport:
+    async def _push(self, link: UcxLink[KvFrame], patience: asyncio.Timeout) -> TransferReport:
         started_s = time.perf_counter()
         try:
             await self._send_until_answered(link, patience)
@@ -193,7 +193,7 @@ class UcxPush:
         answer = self._answer
         return answer.done() and answer.exception() is None and answer.result().reason is None
 
-    async def _send_until_answered(self, link: UcxLink, patience: asyncio.Timeout) -> None:
+    async def _send_until_answered(self, link: UcxLink[KvFrame], patience: asyncio.Timeout) -> None:
         loop = asyncio.get_running_loop()
         commit_sent = False
         counts_from_commit = False
@@ -217,7 +217,7 @@ class UcxPush:
                     self._has_sent_all.set()
                 await self._news.wait()
 
-    async def _start_chunk(self, link: UcxLink) -> None:
+    async def _start_chunk(self, link: UcxLink[KvFrame]) -> None:
         await link.slots.acquire()
         frame = self._again.popleft() if self._again else self._next_frame()
         if frame is None:
@@ -255,7 +255,7 @@ class UcxPush:
             self._fail(error)
         self._news.set()
 
-    def _send_commit(self, link: UcxLink, handoff: KvHandoff) -> None:
+    def _send_commit(self, link: UcxLink[KvFrame], handoff: KvHandoff) -> None:
         payload = encode_handoff(handoff)
         commit = replace(
             self._abort_frame,

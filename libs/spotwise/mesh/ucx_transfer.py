@@ -15,16 +15,18 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
+from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
 from spotwise.mesh.kv_sections import KvSections
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
 from spotwise.mesh.split_push import SectionPush, SplitPush
 from spotwise.mesh.ucx_inbox import KvInbox
-from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
+from spotwise.mesh.ucx_link import UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_loopback import is_loopback
 from spotwise.mesh.ucx_push import UcxPush
 from spotwise.mesh.whole_push import push_at_once, source_of
-from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame, LinkHello, layout_fingerprint
+from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
+from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 
 # Besides the loop's thread; on few cores a second one only waits.
 _MOST_COPY_THREADS = 2
@@ -87,6 +89,7 @@ class UcxKvTransport:
         host_memory = isinstance(payloads, HostPayloads)
         self._links = UcxLinks(
             me,
+            KV_LINKS,
             buffers,
             in_flight,
             self._on_frame,
@@ -96,7 +99,7 @@ class UcxKvTransport:
             admitted_bytes=self._inbox.admitted_bytes,
         )
         self._push_ids = itertools.count(1)
-        self._pushes: dict[int, tuple[UcxLink, UcxPush]] = {}
+        self._pushes: dict[int, tuple[UcxLink[KvFrame], UcxPush]] = {}
         self._address: str | None = None
 
     @property
@@ -165,7 +168,7 @@ class UcxKvTransport:
         await self._inbox.idle()
         self._copies.shutdown()
 
-    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
+    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink[KvFrame]:
         """See `PushLinks`."""
         link = await self._links.to(address, timeout_s)
         self._pushes[push.push_id] = (link, push)
@@ -183,7 +186,7 @@ class UcxKvTransport:
             link.fail("retired after a time-out")
 
     def _on_frame(
-        self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
+        self, link: UcxLink[KvFrame], frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
         if frame.kind not in (FrameKind.ACK, FrameKind.NACK, FrameKind.RESEND):
             return self._inbox.receive(link, frame, payload, arrived)
@@ -195,7 +198,7 @@ class UcxKvTransport:
                 push.answered(frame)
         return None
 
-    def _on_lost(self, link: UcxLink, reason: str) -> None:
+    def _on_lost(self, link: UcxLink[KvFrame], reason: str) -> None:
         self._inbox.link_lost(link)
         for user, push in tuple(self._pushes.values()):
             if user is link:

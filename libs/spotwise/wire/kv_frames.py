@@ -11,48 +11,29 @@ import enum
 import struct
 from dataclasses import dataclass
 
-import xxhash
-
 from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
+from spotwise.wire.framing import MAX_PAYLOAD_BYTES, SEAL_BYTES, VERSION, FrameError, decode_id, encode_id, seal, unseal
 
-#: Layout version; both ends must agree.
-VERSION = 7
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
-#: Longest worker id, in utf-8 bytes.
-MAX_WORKER_ID_BYTES = 128
-#: Longest digest of a model, in ascii bytes.
-MAX_MODEL_DIGEST_BYTES = 32
 #: Damaged chunks of one push that are requested again, at most; then the push is refused.
 MAX_RESENDS = 3
-#: A header that announces more is refused: no sender cuts such large chunks.
-MAX_PAYLOAD_BYTES = 256 * 2**20
 #: Payload of a chunk, unless one block of one layer is larger.
 CHUNK_BYTES = 4 * 2**20
 
 _FRAME_MAGIC = b"SWKV"
-_HELLO_MAGIC = b"SWHI"
 # magic, version, kind, reason, id length, epoch, push, sender and target incarnation, the part's layers and heads, layers,
 # blocks, chunks, payload, id
 _FRAME = struct.Struct("!4sBBBBQQQQHHHHIIIIIIQQ128s")
-# magic, version, id length, digest length, receive tag, incarnation, KV layout, model digest, worker id
-_HELLO = struct.Struct("!4sBBBxQQQ32s128s")
 # tokens, MLFQ queue (0: none), seconds of its quantum used, tokens of the attempt; their ids follow, 4 bytes each
 _HANDOFF = struct.Struct("!QQdI")
-_CHECKSUM = struct.Struct("!Q")
 
 #: Bytes of an encoded frame header.
-FRAME_BYTES = _FRAME.size + _CHECKSUM.size
+FRAME_BYTES = _FRAME.size + SEAL_BYTES
 #: Bytes of a COMMIT's payload, at most: the ids of a million tokens.
 MAX_HANDOFF_BYTES = _HANDOFF.size + 4 * 2**20
-#: Bytes of an encoded hello.
-HELLO_BYTES = _HELLO.size + _CHECKSUM.size
-
-
-class KvFrameError(ValueError):
-    """The bytes are not a valid header of this protocol and version; the link cannot be used any more."""
 
 
 class FrameKind(enum.IntEnum):
@@ -113,32 +94,9 @@ class KvFrame:
     payload_checksum: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LinkHello:
-    """The hello that each end of a new link sends once.
-
-    Attributes:
-        receive_tag: under which this end receives headers; payloads come under the next one.
-        worker_id: of this end, at most `MAX_WORKER_ID_BYTES` in utf-8.
-        kv_layout: `layout_fingerprint` of its KV memory.
-        model_digest: of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a worker without weights.
-    """
-
-    receive_tag: int
-    worker_id: str
-    incarnation: int
-    kv_layout: int
-    model_digest: str | None = None
-
-
-def layout_fingerprint(layout: str) -> int:
-    """Return a hash, 64 bits, of a KV memory's layout."""
-    return xxhash.xxh3_64_intdigest(layout.encode())
-
-
 def encode_frame(frame: KvFrame) -> bytes:
     """Return the header's `FRAME_BYTES` bytes; raises `ValueError` where an id is too long or a number does not fit."""
-    choice_id = _encode_id(frame.choice_id, MAX_REQUEST_ID_BYTES)
+    choice_id = encode_id(frame.choice_id, MAX_REQUEST_ID_BYTES)
     try:
         body = _FRAME.pack(
             _FRAME_MAGIC, VERSION, frame.kind, frame.reason or 0, len(choice_id), frame.epoch, frame.push_id,
@@ -149,21 +107,21 @@ def encode_frame(frame: KvFrame) -> bytes:
         )  # fmt: skip
     except struct.error as error:
         raise ValueError(f"the frame does not fit its header: {error}") from None
-    return _seal(body)
+    return seal(body)
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
-    """Return the header in `data`, `FRAME_BYTES` long; raises `KvFrameError`: no header, damaged, or another version."""
-    body = _unseal(data, FRAME_BYTES, _FRAME_MAGIC)
+    """Return the header in `data`, `FRAME_BYTES` long; raises `FrameError`: no header, damaged, or another version."""
+    body = unseal(data, FRAME_BYTES, _FRAME_MAGIC)
     (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, layer, layers, head, heads, first_layer,
      num_layers, first_block, num_blocks, chunk_index, chunk_total, payload_bytes, payload_checksum,
      choice_id) = _FRAME.unpack(body)  # fmt: skip
     if payload_bytes > MAX_PAYLOAD_BYTES:
-        raise KvFrameError(f"a payload of {payload_bytes} bytes is announced, {MAX_PAYLOAD_BYTES} are allowed")
+        raise FrameError(f"a payload of {payload_bytes} bytes is announced, {MAX_PAYLOAD_BYTES} are allowed")
     try:
         return KvFrame(
             kind=FrameKind(kind),
-            choice_id=_decode_id(choice_id, id_bytes),
+            choice_id=decode_id(choice_id, id_bytes),
             epoch=epoch,
             push_id=push_id,
             sender_incarnation=sender,
@@ -180,32 +138,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
             payload_checksum=payload_checksum,
         )
     except ValueError as error:
-        raise KvFrameError(f"the header names what this version does not know: {error}") from None
-
-
-def encode_hello(hello: LinkHello) -> bytes:
-    """Return the hello's `HELLO_BYTES` bytes; raises `ValueError` where an id is too long or a number does not fit."""
-    worker_id = _encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
-    digest = b"" if hello.model_digest is None else _encode_id(hello.model_digest, MAX_MODEL_DIGEST_BYTES)
-    try:
-        body = _HELLO.pack(
-            _HELLO_MAGIC, VERSION, len(worker_id), len(digest), hello.receive_tag, hello.incarnation, hello.kv_layout, digest,
-            worker_id,
-        )  # fmt: skip
-    except struct.error as error:
-        raise ValueError(f"the hello does not fit its fields: {error}") from None
-    return _seal(body)
-
-
-def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
-    """Return the hello in `data`, `HELLO_BYTES` long; raises `KvFrameError`: no such hello, damaged, or of another version."""
-    body = _unseal(data, HELLO_BYTES, _HELLO_MAGIC)
-    _, _, id_bytes, digest_bytes, receive_tag, incarnation, kv_layout, digest, worker_id = _HELLO.unpack(body)
-    try:
-        model_digest = _decode_id(digest, digest_bytes) if digest_bytes else None
-        return LinkHello(receive_tag, _decode_id(worker_id, id_bytes), incarnation, kv_layout, model_digest)
-    except ValueError as error:
-        raise KvFrameError(f"the hello's worker id or digest cannot be read: {error}") from None
+        raise FrameError(f"the header names what this version does not know: {error}") from None
 
 
 def encode_handoff(handoff: KvHandoff) -> bytes:
@@ -220,7 +153,7 @@ def encode_handoff(handoff: KvHandoff) -> bytes:
 
 
 def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> KvHandoff:
-    """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified; raises `KvFrameError` where the
+    """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified; raises `FrameError` where the
     payload has another length, no token, or an invalid level.
     """
     try:
@@ -228,7 +161,7 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
         first_token_id, *later = struct.unpack(f"!{count}I", bytes(payload)[_HANDOFF.size :])
         level = QueueLevel(queue, used) if queue else None
     except (struct.error, ValueError) as error:
-        raise KvFrameError(f"not a hand-off: {error}") from None
+        raise FrameError(f"not a hand-off: {error}") from None
     return KvHandoff(
         choice_id=frame.choice_id,
         epoch=frame.epoch,
@@ -237,34 +170,3 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
         level=level,
         later_token_ids=tuple(later),
     )
-
-
-def _seal(body: bytes) -> bytes:
-    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
-
-
-def _unseal(data: bytes | bytearray | memoryview, size: int, magic: bytes) -> bytes:
-    raw = bytes(data)
-    if len(raw) != size:
-        raise KvFrameError(f"{len(raw)} bytes where {size} are due")
-    if raw[:4] != magic:
-        raise KvFrameError("the peer does not speak the KV transfer protocol")
-    body, checksum = raw[: -_CHECKSUM.size], _CHECKSUM.unpack(raw[-_CHECKSUM.size :])[0]
-    if xxhash.xxh3_64_intdigest(body) != checksum:
-        raise KvFrameError("the header is damaged: its checksum does not match")
-    if body[4] != VERSION:
-        raise KvFrameError(f"the peer speaks version {body[4]} of the KV transfer protocol, this worker {VERSION}")
-    return body
-
-
-def _encode_id(name: str, limit: int) -> bytes:
-    raw = name.encode()
-    if not 0 < len(raw) <= limit:
-        raise ValueError(f"an id needs 1 to {limit} utf-8 bytes, {name[:40]!r} has {len(raw)}")
-    return raw
-
-
-def _decode_id(raw: bytes, length: int) -> str:
-    if not 0 < length <= len(raw):
-        raise ValueError(f"an id of {length} bytes")
-    return raw[:length].decode()

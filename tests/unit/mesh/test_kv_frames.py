@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
-from spotwise.wire import kv_frames
-from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello, NackReason
+from spotwise.wire import framing, kv_frames, link_hello
+from spotwise.wire.framing import FrameError
+from spotwise.wire.kv_frames import FrameKind, KvFrame, NackReason
+from spotwise.wire.link_hello import LinkHello
 
 U16 = st.integers(0, 2**16 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=32)
-DIGESTS = st.none() | st.text("0123456789abcdef", min_size=1, max_size=kv_frames.MAX_MODEL_DIGEST_BYTES)
+DIGESTS = st.none() | st.text("0123456789abcdef", min_size=1, max_size=link_hello.MAX_MODEL_DIGEST_BYTES)
 
 FRAMES = st.builds(
     KvFrame,
@@ -37,7 +39,7 @@ FRAMES = st.builds(
     num_blocks=U32,
     chunk_index=U32,
     chunk_total=U32,
-    payload_bytes=st.integers(0, kv_frames.MAX_PAYLOAD_BYTES),
+    payload_bytes=st.integers(0, framing.MAX_PAYLOAD_BYTES),
     payload_checksum=U64,
 )
 
@@ -58,39 +60,39 @@ def test_any_flipped_bit_is_noticed(bit: int) -> None:
     """No header with one wrong bit is believed, wherever the bit is."""
     data = bytearray(kv_frames.encode_frame(FRAME))
     data[bit // 8] ^= 1 << (bit % 8)
-    with pytest.raises(KvFrameError):
+    with pytest.raises(FrameError):
         kv_frames.decode_frame(data)
 
 
 @given(st.binary(max_size=2 * kv_frames.FRAME_BYTES))
 def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
     """Arbitrary bytes raise the malformed-header error, never another one."""
-    with pytest.raises(KvFrameError):
+    with pytest.raises(FrameError):
         kv_frames.decode_frame(noise)
-    with pytest.raises(KvFrameError):
-        kv_frames.decode_hello(noise)
+    with pytest.raises(FrameError):
+        link_hello.decode_hello(noise)
 
 
 def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
     """A header with a right checksum and an unknown kind is refused."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
     body[5] = 99
-    with pytest.raises(KvFrameError, match="does not know"):
-        kv_frames.decode_frame(kv_frames._seal(bytes(body)))
+    with pytest.raises(FrameError, match="does not know"):
+        kv_frames.decode_frame(framing.seal(bytes(body)))
 
 
 def test_a_header_of_another_version_is_an_error_with_it() -> None:
     """The error names both versions, so that an operator sees which worker is old."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
-    body[4] = kv_frames.VERSION + 1
-    with pytest.raises(KvFrameError, match=rf"version {kv_frames.VERSION + 1} .* this worker {kv_frames.VERSION}"):
-        kv_frames.decode_frame(kv_frames._seal(bytes(body)))
+    body[4] = framing.VERSION + 1
+    with pytest.raises(FrameError, match=rf"version {framing.VERSION + 1} .* this process {framing.VERSION}"):
+        kv_frames.decode_frame(framing.seal(bytes(body)))
 
 
 def test_an_absurd_payload_size_is_malformed() -> None:
     """A payload beyond the limit is not received, though the header's checksum is right."""
-    frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, PART, payload_bytes=kv_frames.MAX_PAYLOAD_BYTES + 1)
-    with pytest.raises(KvFrameError, match="allowed"):
+    frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, PART, payload_bytes=framing.MAX_PAYLOAD_BYTES + 1)
+    with pytest.raises(FrameError, match="allowed"):
         kv_frames.decode_frame(kv_frames.encode_frame(frame))
 
 
@@ -107,24 +109,24 @@ def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
         kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1, PART))
 
 
-@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64, model_digest=DIGESTS))
+@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, layout=U64, model_digest=DIGESTS))
 def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     """A hello is encoded in its fixed size and decodes to an equal one."""
-    data = kv_frames.encode_hello(hello)
-    assert len(data) == kv_frames.HELLO_BYTES
-    assert kv_frames.decode_hello(data) == hello
+    data = link_hello.encode_hello(hello)
+    assert len(data) == link_hello.HELLO_BYTES
+    assert link_hello.decode_hello(data) == hello
 
 
 def test_layouts_are_distinguished_by_their_words() -> None:
     """Equal descriptions have equal fingerprints in every process; another order of the same bytes has another."""
-    assert kv_frames.layout_fingerprint("2 layers, tiled") == 0x4DDAF090E0B001FA
-    assert kv_frames.layout_fingerprint("2 layers, plain") != kv_frames.layout_fingerprint("2 layers, tiled")
+    assert link_hello.layout_fingerprint("2 layers, tiled") == 0x4DDAF090E0B001FA
+    assert link_hello.layout_fingerprint("2 layers, plain") != link_hello.layout_fingerprint("2 layers, tiled")
 
 
 def test_a_hello_is_no_frame() -> None:
     """The two kinds of header cannot be taken for one another."""
-    with pytest.raises(KvFrameError):
-        kv_frames.decode_hello(kv_frames.encode_frame(FRAME))
+    with pytest.raises(FrameError):
+        link_hello.decode_hello(kv_frames.encode_frame(FRAME))
 
 
 @given(
@@ -155,7 +157,7 @@ def test_a_hand_off_travels_in_header_and_payload(
 )
 def test_what_is_no_hand_off_is_malformed(payload: bytes) -> None:
     """A payload that is no hand-off is refused although its checksum is right."""
-    with pytest.raises(KvFrameError, match="not a hand-off"):
+    with pytest.raises(FrameError, match="not a hand-off"):
         kv_frames.decode_handoff(FRAME, payload)
 
 

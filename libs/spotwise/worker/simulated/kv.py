@@ -28,11 +28,11 @@ from spotwise.mesh.ports import (
 )
 from spotwise.mesh.whole_push import WholePush, push_at_once, source_of
 from spotwise.wire import subjects
+from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
     FrameKind,
     KvFrame,
-    KvFrameError,
     NackReason,
     decode_frame,
     decode_handoff,
@@ -171,7 +171,7 @@ class TimedKvTransport:
                 answer = await self._request(target, encode_frame(frame) + payload)
         except TimeoutError:
             raise KvTransferError(f"not done within {self._push_timeout_s:g} s") from None
-        except (MeshError, KvFrameError) as error:
+        except (MeshError, FrameError) as error:
             raise KvTransferError(str(error)) from None
         if answer.reason is not None:
             raise KvTransferError(f"refused: {answer.reason.name.lower().replace('_', ' ')}")
