@@ -133,7 +133,8 @@ class Member:
 
     Attributes:
         incarnation: grows each time a member of this id starts.
-        grpc_address: `host:port` of health and engine control; `transfer_address`: a worker's KV listener, `host:port`.
+        grpc_address: `host:port` of health and engine control; `transfer_address`: where a worker takes KV, or a device
+            gives weights.
         pool: a worker's home pool, which `ChangeHomePool` may change.
         model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
         quarantined: by a scheduler: pairs of workers that get no hand-offs for now.

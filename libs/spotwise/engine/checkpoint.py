@@ -85,6 +85,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _json_object(folder / CONFIG_FILE)
 
 
+def index_file(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+    """Return the index of a sharded model, in a list; an empty one: it is in one file. Raises `ModelError` where neither is."""
+    _, shards = _weight_files(folder, config)
+    named = config.get("transformers_weights")
+    name = named if isinstance(named, str) and named.endswith(".json") else _INDEX_FILE
+    return [folder / name] if shards else []
+
+
 def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], Mapping[str, str]]:
     """Return the weight files and, for a sharded model, the index: file name by tensor name."""
     named = config.get("transformers_weights")  # a config may name the file or the index

@@ -6,6 +6,7 @@ renamed).
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from spotwise.engine.checkpoint import Checkpoint, StoredTensor
 from spotwise.engine.completeness import named_conversion_errors, one_line
 from spotwise.engine.errors import ModelError
+from spotwise.engine.sketch_folder import is_small, sketch_digest
 
 _CACHE_LINE = 64
 # Names that safetensors gives to torch's dtypes.
@@ -34,10 +36,13 @@ class CheckpointTensors:
         folder: of the model, for messages.
         checkpoint: of the folder.
         model: whose parameters are read; they have their shapes, and need no memory.
+        bytes_per_s: read no faster; `None`: as fast as storage is.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, model: Any) -> None:
+    def __init__(self, folder: Path, checkpoint: Checkpoint, model: Any, bytes_per_s: float | None = None) -> None:
         self._folder = folder
+        self._has_small_only = sketch_digest(folder) is not None
+        self._bytes_per_s = bytes_per_s
         self._config = model.config
         parameters = dict(model.named_parameters(remove_duplicate=False))
         self._shapes = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in parameters.items()}
@@ -67,7 +72,7 @@ class CheckpointTensors:
             stored = sources[0][0]
             if stored.shape != shape:
                 raise self._error(f"{stored.name} is {stored.shape} instead of {shape}")
-            return _read(stored, rows).to(dtype)
+            return self._read(stored, rows).to(dtype)
         value = self._converted(name, sources)
         if tuple(value.shape) != shape:
             raise self._error(f"{name} is made {tuple(value.shape)} instead of {shape}")
@@ -100,7 +105,7 @@ class CheckpointTensors:
             raise self._error(f"{name} is stored more than once")
         converter: Any = deepcopy(self._converters[pattern])
         for stored, own_pattern in sources:
-            converter.add_tensor(name, stored.name, own_pattern, _read(stored, None))
+            converter.add_tensor(name, stored.name, own_pattern, self._read(stored, None))
         try:
             with named_conversion_errors():
                 made = converter.convert(name, config=self._config)
@@ -112,20 +117,29 @@ class CheckpointTensors:
         tensor: torch.Tensor = value[0] if isinstance(value, list) else value
         return tensor
 
+    def _read(self, stored: StoredTensor, rows: slice | None) -> torch.Tensor:
+        if self._has_small_only and not is_small(stored):
+            raise ModelError(
+                f"no process of the mesh has all of {stored.name}, and this one has no model folder; set SPOTWISE_MODEL_DIR, "
+                "or start a process that has one"
+            )
+        began_s = time.monotonic()
+        try:
+            with safe_open(stored.file, framework="pt") as file:
+                value: torch.Tensor = (
+                    file.get_tensor(stored.name) if rows is None else file.get_slice(stored.name)[rows]
+                )
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{stored.file} cannot be read: {error}") from error
+        if self._bytes_per_s is not None:
+            time.sleep(max(0.0, value.nbytes / self._bytes_per_s - (time.monotonic() - began_s)))
+        return value
+
     def _error(self, problem: str) -> ModelError:
         return ModelError(
             f"the weights in {self._folder} are not those of the model that its config describes: {problem}; "
             "copy or save the model again"
         )
-
-
-def _read(stored: StoredTensor, rows: slice | None) -> torch.Tensor:
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            value: torch.Tensor = file.get_tensor(stored.name) if rows is None else file.get_slice(stored.name)[rows]
-            return value
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{stored.file} cannot be read: {error}") from error
 
 
 def _tied_names(model: Any) -> dict[str, str]:

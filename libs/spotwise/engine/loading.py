@@ -40,6 +40,7 @@ class EngineConfig:
         native: use the native CPU kernels where they can be compiled and support the model's dtype.
         decode_graphs: record decodes and replay them, on a CUDA device.
         shared_weights: folder of packed weights that all processes of this machine map; `None`: each process keeps a copy.
+        storage_bytes_per_s: at which parts of a model are read from the folder, at most; `None`: as fast as storage is.
     """
 
     model_dir: Path
@@ -51,6 +52,7 @@ class EngineConfig:
     native: bool = True
     decode_graphs: bool = True
     shared_weights: Path | None = None
+    storage_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in _DTYPES:

@@ -23,6 +23,7 @@ from spotwise.engine.errors import ModelError, UnsupportedModelError
 from spotwise.engine.loading import EngineConfig, read_model_config, resolve
 from spotwise.engine.model_digest import model_digest
 from spotwise.engine.reserved_memory import reserved_zeros
+from spotwise.engine.sketch_folder import sketch_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,13 @@ def sketch_model(config: EngineConfig) -> Sketch:
         raise UnsupportedModelError(
             f"{model_config.model_type!r} keeps some weights in float32; serve it in parts with --dtype float32 only"
         )
-    tensors = CheckpointTensors(config.model_dir, checkpoint, model)
+    tensors = CheckpointTensors(config.model_dir, checkpoint, model, config.storage_bytes_per_s)
     model.eval().requires_grad_(False)
     _fill_buffers(model)
     _fill_parameters(model, tensors)
     adapt_bloom(model)
-    return Sketch(model, replace(inspect_model(model), digest=model_digest(checkpoint)), tensors)
+    digest = sketch_digest(config.model_dir) or model_digest(checkpoint)
+    return Sketch(model, replace(inspect_model(model), digest=digest), tensors)
 
 
 def _fill_buffers(model: Any) -> None:

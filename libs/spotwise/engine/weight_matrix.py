@@ -34,6 +34,7 @@ class WeightMatrix:
         self._memory = ReservedMemory(form.panels * PANEL * form.inputs, form.dtype, offset)
         self._by_panel = self._memory.tensor.view(form.panels, PANEL * form.inputs)
         self._is_present = np.zeros(form.panels, dtype=bool)
+        self._is_due = np.zeros(form.panels, dtype=bool)
 
     @property
     def held(self) -> tuple[range, ...]:
@@ -55,20 +56,26 @@ class WeightMatrix:
             write(self.form, missing, self._by_panel[missing.start : missing.stop])
             self._is_present[missing.start : missing.stop] = True
 
-    def import_bytes(self, panels: range, data: memoryview) -> None:
-        """Keep the bytes of some panels, except for those that are present."""
-        size = self.form.panel_bytes
-        for missing in self.lacks([panels]):
-            offset = missing.start - panels.start
-            self.bytes(missing)[:] = data[offset * size : (offset + len(missing)) * size]
-            self._is_present[missing.start : missing.stop] = True
+    def expect(self, panels: range) -> memoryview:
+        """Return where another process's panels are due, none of which is present; `arrived` or `give_up` follows."""
+        self._is_due[panels.start : panels.stop] = True
+        return self.bytes(panels)
+
+    def arrived(self, panels: range) -> None:
+        """Keep panels that were due: they are written."""
+        self._is_present[panels.start : panels.stop] = True
+        self._is_due[panels.start : panels.stop] = False
+
+    def give_up(self, panels: range) -> None:
+        """Expect panels no more; nothing writes them."""
+        self._is_due[panels.start : panels.stop] = False
 
     def drop_all_but(self, panels: Iterable[range]) -> None:
         """Give back the memory of all other panels."""
         dropped = self._is_present & ~self._mask(panels)
         self._is_present &= ~dropped
         size = self.form.panel_bytes
-        for absent in _ranges(~self._is_present):  # a page of two panels goes back with the second
+        for absent in _ranges(~(self._is_present | self._is_due)):  # a page of two panels goes back with the second
             if dropped[absent.start : absent.stop].any():
                 self._memory.give_back(absent.start * size, absent.stop * size)
 

@@ -13,17 +13,18 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import xxhash
 
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.weights.inventory import PanelRange, Panels
 from spotwise.engine.folder_panels import FolderPanels
 from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.matrix_form import MatrixForm
 from spotwise.engine.model_structure import ModelStructure
+from spotwise.engine.native.build import variant_for_this_processor
+from spotwise.engine.native.library import LANES, PANEL
 from spotwise.engine.packed import PackedWeight
 from spotwise.engine.weight_matrix import WeightMatrix
-
-#: Panels by the name of their matrix.
-Panels = Mapping[str, tuple[range, ...]]
 
 
 class WeightStore:
@@ -76,6 +77,11 @@ class WeightStore:
             return self._structure
 
     @property
+    def is_known(self) -> bool:
+        """Whether the structure has been found."""
+        return self._structure is not None
+
+    @property
     def fused_layers(self) -> Mapping[int, bool]:
         """By tried layer, whether one native call computes it."""
         return dict(self._is_fused)
@@ -101,10 +107,24 @@ class WeightStore:
         """Return the panels of a share; a layer that was not tried is taken for a fused one if it has the form."""
         return {form.name: form.panels_of(share) for form in self._forms_of(share)}
 
-    def missing(self, share: ModelShare) -> Panels:
-        """Return which of these are not present."""
-        missing = {form.name: self._lacks(form, form.panels_of(share)) for form in self._forms_of(share)}
-        return {name: panels for name, panels in missing.items() if panels}
+    def missing(self, share: ModelShare) -> list[PanelRange]:
+        """Return which of these are not present, in the order in which the model computes with them."""
+        return [
+            PanelRange(form.name, panels, form.panel_bytes)
+            for form in self._forms_of(share)
+            for panels in self._lacks(form, form.panels_of(share))
+        ]
+
+    @property
+    def layout(self) -> int:
+        """A hash, 64 bits, of all that must be equal where bytes of panels go from one process to another: the model, its
+        dtype, and the kernels that pack and read them.
+        """
+        structure = self.structure
+        variant = "torch" if structure.kernels is None else variant_for_this_processor().name
+        facts = f"{structure.sketch.facts.digest} {structure.sketch.model.dtype} {variant} {PANEL} {LANES}"
+        forms = [(form.name, form.inputs, form.panels, form.is_packed) for form in structure.forms.values()]
+        return xxhash.xxh3_64_intdigest(f"{facts} {forms}".encode())
 
     def export_panels(self, name: str, panels: range) -> memoryview:
         """Return the bytes of panels, not to be written; raises `ValueError` where one is not present."""
@@ -113,19 +133,22 @@ class WeightStore:
             raise ValueError(f"panels {panels} of {name} are not here")
         return matrix.bytes(panels).toreadonly()
 
-    def import_panels(self, name: str, panels: range, data: memoryview) -> None:
-        """Keep what another process exported, unless it is present; waits for a part that is being loaded.
-
-        Raises:
-            ValueError: the model has no such panels, or the data have another size.
+    def expect_panels(self, missing: PanelRange) -> memoryview:
+        """Return the memory where missing panels are due from another process; `panels_arrived` or `give_up_panels` follows.
+        Waits for a part that is being loaded; that of these panels must not be.
         """
-        form = self._form(name)
-        if not 0 <= panels.start < panels.stop <= form.panels or len(data) != len(panels) * form.panel_bytes:
-            raise ValueError(
-                f"panels {panels} of {name} with {len(data)} bytes; it has {form.panels} of {form.panel_bytes}"
-            )
         with self._one_at_a_time:
-            self._matrix(form).import_bytes(panels, data)
+            return self._matrix(self.structure.forms[missing.matrix]).expect(missing.panels)
+
+    def panels_arrived(self, missing: PanelRange) -> None:
+        """Keep panels that were due, which are what another process exported."""
+        with self._one_at_a_time:
+            self._matrices[missing.matrix].arrived(missing.panels)
+
+    def give_up_panels(self, missing: PanelRange) -> None:
+        """Expect panels no more."""
+        with self._one_at_a_time:
+            self._matrices[missing.matrix].give_up(missing.panels)
 
     @torch.inference_mode()
     def load(self, share: ModelShare) -> None:
@@ -176,15 +199,11 @@ class WeightStore:
                 self._matrix(form).fill(form.panels_of(share), partial(_copy_panels, weight))
 
     def _forms_of(self, share: ModelShare) -> list[MatrixForm]:
+        """Return the matrices of a share in the order in which the model computes with them."""
         matrices = self.structure.matrices
         layers = [matrices.layer(index, is_fused=self._is_fused.get(index, True)) for index in share.layers]
-        return [*(form for layer in layers for form in layer), *matrices.ends(share)]
-
-    def _form(self, name: str) -> MatrixForm:
-        form = self.structure.forms.get(name)
-        if form is None:
-            raise ValueError(f"the model has no matrix {name}")
-        return form
+        first = [*(matrices.embedding if share.is_first else ()), *matrices.other]
+        return [*first, *(form for layer in layers for form in layer), *(matrices.head if share.is_last else ())]
 
     def _lacks(self, form: MatrixForm, panels: tuple[range, ...]) -> tuple[range, ...]:
         matrix = self._matrices.get(form.name)

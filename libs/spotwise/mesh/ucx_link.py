@@ -21,6 +21,7 @@ from spotwise.wire.link_hello import HELLO_BYTES, LinkHello, decode_hello, encod
 # Pending sends and closes are dropped after this time: the peer is gone or stuck.
 _CLOSE_WAIT_S = 1.0
 _CLOSE_PERIOD_NS = 10**9
+_SETTLE_S = 0.001
 
 
 class LinkFrame(Protocol):
@@ -104,6 +105,7 @@ class UcxLink(Generic[F]):
         self._receive_tag = reactor.new_tag()
         self._sending: set[asyncio.Future[None]] = set()
         self._arriving: set[asyncio.Future[None]] = set()
+        self._cut_off: tuple[asyncio.Future[None], ...] = ()
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reading: asyncio.Task[None] | None = None
         endpoint.set_close_callback(reactor.soon(self._endpoint_closed))
@@ -161,7 +163,8 @@ class UcxLink(Generic[F]):
             self._lost.set_result(reason)
             if self._reading is not None:
                 self._reading.cancel()
-            for arrived in tuple(self._arriving):
+            self._cut_off = tuple(self._arriving)
+            for arrived in self._cut_off:
                 arrived.cancel()
             self._on_lost(self, reason)
 
@@ -178,6 +181,11 @@ class UcxLink(Generic[F]):
             # Not `endpoint.close()`: for a failed endpoint it yields a null request, which crashes when touched. This one
             # cancels requests in flight and closes without the peer.
             endpoint.close_blocking(_CLOSE_PERIOD_NS, 1)
+
+    async def settled(self) -> None:
+        """Return once UCX writes no buffer of this lost link any more."""
+        while self._endpoint is not None or any(map(self._reactor.is_under_way, self._cut_off)):  # noqa: ASYNC110 (UCX signals no end)
+            await asyncio.sleep(_SETTLE_S)
 
     async def _read(self) -> None:
         header = bytearray(self._protocol.header_bytes)

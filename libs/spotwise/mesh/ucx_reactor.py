@@ -105,6 +105,11 @@ class UcxReactor:
         self._schedule()
         return future
 
+    def is_under_way(self, future: asyncio.Future[None]) -> bool:
+        """Whether UCX may still use the buffers of a request, also where its future was cancelled."""
+        self._schedule()
+        return future in self._pending
+
     def _watched(self, request: asyncio.Future[None], *, on_device: bool) -> asyncio.Future[None]:
         if on_device:
             self._on_device.add(request)

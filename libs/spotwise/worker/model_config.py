@@ -17,4 +17,5 @@ def engine_config(settings: WorkerSettings) -> EngineConfig:
         threads=settings.threads,
         decode_graphs=settings.decode_graphs,
         shared_weights=settings.shared_weights,
+        storage_bytes_per_s=settings.storage_bytes_per_s,
     )

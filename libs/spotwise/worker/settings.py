@@ -165,6 +165,25 @@ class WorkerSettings(ModelServiceSettings):
         le=65535,
         description="port where a process of a group takes the others' connections; 0 takes a free one",
     )
+    peer_weights: bool = Field(
+        True,
+        description="a process of a group gets the weights that it lacks from others that have them, before it reads its "
+        "model folder",
+    )
+    weights_port: int = Field(
+        0, ge=0, le=65535, description="port where a process of a group gives weights to others; 0 takes a free one"
+    )
+    weight_buffer_bytes: int = Field(
+        64 << 20,
+        ge=1,
+        description="bytes of weights that a process has asked others for and that are not there yet, at most",
+    )
+    storage_bytes_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="a process of a group reads its model folder no faster, where many share storage; where unset as fast as "
+        "it can",
+    )
     kv_push: ConfiguredPushMode = Field(
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.weights.inventory import PanelRange
 from spotwise.engine.engine import Engine
 from spotwise.engine.folder_panels import FolderPanels
 from spotwise.engine.group_place import GroupPlace
@@ -111,13 +112,15 @@ def test_what_is_imported_computes_what_was_exported(
 
     target.learn(source.fused_layers)
     share = share_of(target, 1, 1, 0, 0)
-    assert target.missing(share) == target.needed(share) == source.held
-    for name, ranges in target.missing(share).items():
-        for panels in ranges:
-            for one in (panels[: len(panels) // 2], panels):  # what is there already is not written again
-                if one:
-                    target.import_panels(name, one, source.export_panels(name, one))
-            assert target.export_panels(name, panels) == source.export_panels(name, panels)
+    assert target.layout == source.layout
+    missing = target.missing(share)
+    assert {each.matrix: (each.panels,) for each in missing} == target.needed(share) == source.held
+    for each in missing:
+        target.expect_panels(each)[:] = source.export_panels(each.matrix, each.panels)
+        with pytest.raises(ValueError, match="are not here"):
+            target.export_panels(each.matrix, each.panels)
+        target.panels_arrived(each)
+        assert target.export_panels(each.matrix, each.panels) == source.export_panels(each.matrix, each.panels)
     assert not target.missing(share)
     assert target.held_bytes == source.held_bytes
     monkeypatch.setattr(FolderPanels, "write", refuse)
@@ -187,11 +190,22 @@ def test_panels_that_are_not_there_are_neither_exported_nor_computed_with(wide: 
         store.export_panels(name, range(8))
     with pytest.raises(RuntimeError, match="not loaded"):
         store.packed(form, share_of(store, 1, 1, 0, 0))
-    with pytest.raises(ValueError, match="no matrix lm_tail"):
-        store.import_panels("lm_tail", range(1), memoryview(b""))
-    for panels in (range(7, 9), range(4, 5)):
-        with pytest.raises(ValueError, match="it has 8 of"):
-            store.import_panels(name, panels, memoryview(b"too short"))
+
+
+def test_panels_that_are_due_keep_their_memory(wide: Path, best_kernels: Kernels) -> None:
+    """Another process writes there while others beside them are dropped; given up, they are missing as before."""
+    store = store_of(wide)
+    share = share_of(store, 1, 2, 0, 0)
+    store.load(share)
+    due = next(each for each in store.missing(share_of(store, 1, 1, 0, 0)) if len(each.panels) > 1)
+    half = PanelRange(due.matrix, due.panels[:1], due.panel_bytes)
+    memory = store.expect_panels(half)
+    memory[:] = bytes([7]) * half.byte_count
+    store.keep_only([share_of(store, 1, 2, 0, 1)])
+    store.keep_only([])
+    assert bytes(memory) == bytes([7]) * half.byte_count
+    store.give_up_panels(half)
+    assert store.held == {}
 
 
 def test_another_dtype_is_loaded_anew(wide: Path, best_kernels: Kernels) -> None:

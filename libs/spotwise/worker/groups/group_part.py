@@ -7,6 +7,7 @@ waits in it; nothing here waits for another process on the event loop.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -40,15 +41,23 @@ class GroupPart:
     Args:
         store: the process's weights.
         loads: of the process, held while a part loads: until it has, its share of the weights is not known.
+        fetch: gets weights that are missing for a share from other processes.
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
     """
 
     def __init__(
-        self, store: WeightStore, loads: asyncio.Lock, niceness: int, sockets: GroupSockets, patience_s: float
+        self,
+        store: WeightStore,
+        loads: asyncio.Lock,
+        fetch: Callable[[ModelShare], Awaitable[object]],
+        niceness: int,
+        sockets: GroupSockets,
+        patience_s: float,
     ) -> None:
         self._store = store
+        self._fetch = fetch
         self._loads = loads
         self._niceness = niceness
         self._sockets = sockets
@@ -115,6 +124,8 @@ class GroupPart:
         self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
         async with self._loads:
+            share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
+            await self._fetch(share)
             self._engine = await EngineThread.load_part(
                 self._store, place, form.num_blocks, form.host_blocks, self._niceness
             )

@@ -31,6 +31,7 @@ from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
 from spotwise.worker.groups.device import DeviceSession, Report
 from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.groups.peer_weights import PeerWeights
 from spotwise.worker.machine import free_memory_bytes, machine_id
 from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
@@ -69,6 +70,8 @@ class DeviceProcess:
         self._lead = lead
         #: The weights that it keeps, for all parts.
         self.store = WeightStore(engine_config(settings))
+        #: What it has from other processes, and gives to them.
+        self.weights = PeerWeights(host, self.store, settings)
         self._loads = asyncio.Lock()
         self._parts: dict[str, GroupPart] = {}
         self._in_use: set[str] = set()
@@ -94,7 +97,14 @@ class DeviceProcess:
         part = self._parts.get(leader_id)
         if part is None:
             settings = self.settings
-            part = GroupPart(self.store, self._loads, settings.niceness, self._sockets, settings.group_patience_s)
+            part = GroupPart(
+                self.store,
+                self._loads,
+                self.weights.fetch,
+                settings.niceness,
+                self._sockets,
+                settings.group_patience_s,
+            )
             self._parts[leader_id] = part
         self._in_use.add(leader_id)
         try:
@@ -158,6 +168,7 @@ class DeviceProcess:
             shape = await asyncio.to_thread(model_shape, self.store)
         except ModelError as error:
             raise MeshError(f"the model cannot be served: {error}") from error
+        await self.weights.start()
         self._shape = replace(shape, name=self.settings.served_name)
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
@@ -175,6 +186,7 @@ class DeviceProcess:
         await asyncio.gather(*led, return_exceptions=True)
         for leader_id in list(self._parts):
             await self.free_part(leader_id)
+        await self.weights.close()
 
     async def _is_deployed_otherwise(self) -> bool:
         """Whether a planner has decided which groups there are: then it says what this process leads."""

@@ -1,0 +1,1 @@
+"""Weights that processes have from one another."""

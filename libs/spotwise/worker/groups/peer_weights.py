@@ -1,0 +1,196 @@
+"""The weights that a device has from others of the mesh, and gives to them.
+
+Before a part is loaded, the device asks those that serve the same model what they keep, and gets what it lacks from them, in
+the model's order. What nobody has, or nobody gives any more, is read from the model folder afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from spotwise.core.members import Member, MemberKind
+from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
+from spotwise.core.weights.inventory import ModelSketch, WeightInventory
+from spotwise.engine.checkpoint import read_checkpoint
+from spotwise.engine.errors import ModelError
+from spotwise.engine.sketch_folder import sketch_of
+from spotwise.engine.weight_store import WeightStore
+from spotwise.mesh.ports import MeshError, MeshStore
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ucx_weights import UcxWeights
+from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.worker.settings import WorkerSettings
+
+_log = structlog.get_logger(__name__)
+
+#: Bytes of a request, at most, unless a panel is larger.
+PIECE_BYTES = 2 << 20
+#: Holders that are asked, at most.
+_MOST_HOLDERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedWeights:
+    """What a device has got from others for a part: bytes, by holder, and seconds; `put_off_bytes`: what nobody gave."""
+
+    bytes_from: Mapping[str, int]
+    seconds: float
+    put_off_bytes: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all."""
+        return sum(self.bytes_from.values())
+
+
+async def holders_in(store: MeshStore, own_id: str, model: str) -> list[Member]:
+    """Return devices that may have weights of a model, those in groups first; empty where the store cannot be asked."""
+    try:
+        members = await store.members()
+    except MeshError:
+        return []
+    found = [
+        member
+        for member in members
+        if member.kind is MemberKind.DEVICE
+        and member.id != own_id
+        and member.transfer_address
+        and model in (member.model, "")
+    ]
+    return sorted(found, key=lambda member: (member.place is None, member.id))[:_MOST_HOLDERS]
+
+
+class PeerWeights:
+    """A device's weights among those of others; a `WeightSource`.
+
+    Args:
+        host: the device.
+        store: of its weights.
+        settings: of its process.
+    """
+
+    def __init__(self, host: ServiceHost, store: WeightStore, settings: WorkerSettings) -> None:
+        self._host = host
+        self._store = store
+        self._settings = settings
+        self._end = UcxWeights(self, host.id, host.member.incarnation, settings.peer_host, settings.weights_port)
+
+    async def start(self) -> None:
+        """Give weights from now on; raises `MeshError` where the port is taken."""
+        await self._end.start()
+        self._host.introduce(transfer_address=self._end.address)
+
+    async def close(self) -> None:
+        """Give no more, and end what is fetched."""
+        await self._end.close()
+
+    @property
+    def layout(self) -> int:
+        """See `WeightSource`."""
+        return self._store.layout if self._store.is_known else 0
+
+    def inventory(self) -> WeightInventory:
+        """See `WeightSource`."""
+        return WeightInventory(self._host.id, self.layout, self._store.fused_layers, self._store.held)
+
+    def sketch(self) -> ModelSketch:
+        """See `WeightSource`."""
+        if not self._store.is_known:
+            raise ValueError("the process has not read its model yet")
+        folder, digest = self._settings.model_dir, self._store.structure.sketch.facts.digest
+        assert digest is not None  # of every folder that was read
+        try:
+            return sketch_of(folder, read_checkpoint(folder), self._settings.served_name, digest)
+        except ModelError as error:
+            raise ValueError(str(error)) from error
+
+    def export_panels(self, matrix: str, panels: range) -> memoryview:
+        """See `WeightSource`."""
+        return self._store.export_panels(matrix, panels)
+
+    async def fetch(self, share: ModelShare) -> FetchedWeights:
+        """Get what is missing for a share from others, as far as they have it; nothing else may load meanwhile."""
+        began_s = time.monotonic()
+        if not self._settings.peer_weights or not self._store.missing(share):
+            return FetchedWeights({}, 0.0, 0)
+        holders = await self._holders()
+        for inventory in holders.values():
+            self._store.learn(inventory.fused_layers)
+        order = FetchOrder(
+            self._store.missing(share),
+            {address: inventory.panels for address, inventory in holders.items()},
+            self._settings.weight_buffer_bytes,
+            PIECE_BYTES,
+        )
+        bytes_from = dict.fromkeys((inventory.device_id for inventory in holders.values()), 0)
+        layout = self.layout
+        asked: dict[asyncio.Task[WeightTransferError | None], PanelRequest] = {}
+        try:
+            while True:
+                for request in order.next_requests():
+                    asked[asyncio.create_task(self._get(request, layout), name="get-panels")] = request
+                if not asked:
+                    break
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    request, error = asked.pop(task), task.result()
+                    holder_id = holders[request.holder].device_id
+                    if error is None:
+                        order.arrived(request)
+                        bytes_from[holder_id] += request.range.byte_count
+                    else:
+                        _log.warning("weights_not_sent", holder=holder_id, reason=str(error))
+                        order.failed(request, holder_is_lost=error.holder_is_lost)
+        finally:
+            for task in asked:
+                task.cancel()
+            if asked:
+                await asyncio.wait(asked)
+        put_off = sum(each.byte_count for each in order.put_off)
+        given = {name: count for name, count in bytes_from.items() if count}
+        fetched = FetchedWeights(given, time.monotonic() - began_s, put_off)
+        if fetched.byte_count:
+            _log.info(
+                "weights_fetched",
+                megabytes=round(fetched.byte_count / 1e6, 1),
+                put_off_megabytes=round(put_off / 1e6, 1),
+                seconds=round(fetched.seconds, 3),
+                holders=sorted(fetched.bytes_from),
+            )
+        return fetched
+
+    async def _holders(self) -> dict[str, WeightInventory]:
+        """Return what others keep of the same model in the same layout, by their addresses."""
+        found = await holders_in(self._host.store, self._host.id, self._settings.served_name)
+        addresses = [member.transfer_address for member in found]
+        answers = await asyncio.gather(*map(self._end.inventory, addresses), return_exceptions=True)
+        holders: dict[str, WeightInventory] = {}
+        for member, address, answer in zip(found, addresses, answers, strict=True):
+            if isinstance(answer, WeightInventory):
+                if answer.layout == self.layout and answer.panels:
+                    holders[address] = answer
+            elif not isinstance(answer, WeightTransferError):
+                raise answer
+            else:
+                _log.info("holder_does_not_answer", holder=member.id, reason=str(answer))
+        return holders
+
+    async def _get(self, request: PanelRequest, layout: int) -> WeightTransferError | None:
+        """Get panels into the store; return why they did not arrive."""
+        into = self._store.expect_panels(request.range)
+        try:
+            await self._end.get(request.holder, layout, request.range, into)
+        except WeightTransferError as error:
+            self._store.give_up_panels(request.range)
+            return error
+        except BaseException:
+            self._store.give_up_panels(request.range)
+            raise
+        self._store.panels_arrived(request.range)
+        return None
