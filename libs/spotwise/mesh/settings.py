@@ -59,6 +59,13 @@ class ServiceSettings(BaseSettings):
         return socket.gethostname() if self.bind_host in _ALL_INTERFACES else self.bind_host
 
 
+def is_model_folder(folder: Path) -> Path:
+    """Return a model folder; raises `ValueError` where it is none."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a model folder: it has no config.json")
+    return folder
+
+
 class ModelServiceSettings(ServiceSettings):
     """Settings of a service that depends on the model."""
 
@@ -68,9 +75,7 @@ class ModelServiceSettings(ServiceSettings):
     @field_validator("model_dir")
     @classmethod
     def _is_model(cls, model_dir: Path) -> Path:
-        if not (model_dir / "config.json").is_file():
-            raise ValueError(f"{model_dir} is not a model folder: it has no config.json")
-        return model_dir
+        return is_model_folder(model_dir)
 
     @property
     def served_name(self) -> str:

@@ -61,7 +61,8 @@ async def holders_in(store: MeshStore, own_id: str, model: str) -> list[Member]:
         if member.kind is MemberKind.DEVICE
         and member.id != own_id
         and member.transfer_address
-        and model in (member.model, "")
+        and member.model
+        and model in ("", member.model)
     ]
     return sorted(found, key=lambda member: (member.place is None, member.id))[:_MOST_HOLDERS]
 

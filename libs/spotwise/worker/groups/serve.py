@@ -16,6 +16,7 @@ from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device import Report
 from spotwise.worker.groups.device_view import ProcessView
 from spotwise.worker.groups.leading import lead_worker
+from spotwise.worker.groups.model_sketch import model_of_others
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
@@ -25,7 +26,7 @@ async def serve_device(settings: DeviceSettings) -> None:
     """Join the mesh as a device, and compute for leaders until a stop signal."""
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
-    await _serve(settings, settings.leader_id, leads=False)
+    await _serve(settings, settings.leader_id, leads=False, has_folder=settings.has_folder)
 
 
 async def serve_leader(settings: WorkerSettings) -> None:
@@ -36,7 +37,7 @@ async def serve_leader(settings: WorkerSettings) -> None:
     await _serve(device, settings.service_id, leads=True)
 
 
-async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool) -> None:
+async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_folder: bool = True) -> None:
     runtimes = RuntimeView()
     view = ProcessView(settings.service_id, runtimes)
     process: DeviceProcess | None = None
@@ -50,6 +51,8 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool) -> No
             GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host)
         )
         members = await stack.enter_async_context(ServiceGroup.open(settings, view, device_handler(follow)))
+        if not has_folder:
+            settings = await stack.enter_async_context(model_of_others(settings, members.store))
         host = await stack.enter_async_context(members.joined(settings, MemberKind.DEVICE))
         host.introduce(model=settings.served_name, leader_id=leader_id)
         process = DeviceProcess(members, host, settings, sockets, partial(lead_worker, runtimes))
