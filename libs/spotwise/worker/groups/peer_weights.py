@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -22,7 +22,6 @@ from spotwise.engine.errors import ModelError
 from spotwise.engine.sketch_folder import sketch_of
 from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.ports import MeshError, MeshStore
-from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_weights import UcxWeights
 from spotwise.mesh.weight_ports import WeightTransferError
 from spotwise.worker.settings import WorkerSettings
@@ -71,21 +70,29 @@ class PeerWeights:
     """A device's weights among those of others; a `WeightSource`.
 
     Args:
-        host: the device.
+        device: the device.
+        holders: finds other devices that may have weights.
         store: of its weights.
         settings: of its process.
     """
 
-    def __init__(self, host: ServiceHost, store: WeightStore, settings: WorkerSettings) -> None:
-        self._host = host
+    def __init__(
+        self,
+        device: Member,
+        holders: Callable[[], Awaitable[Sequence[Member]]],
+        store: WeightStore,
+        settings: WorkerSettings,
+    ) -> None:
+        self._device_id = device.id
+        self._find_holders = holders
         self._store = store
         self._settings = settings
-        self._end = UcxWeights(self, host.id, host.member.incarnation, settings.peer_host, settings.weights_port)
+        self._end = UcxWeights(self, device.id, device.incarnation, settings.peer_host, settings.weights_port)
 
-    async def start(self) -> None:
-        """Give weights from now on; raises `MeshError` where the port is taken."""
+    async def start(self) -> str:
+        """Give weights from now on, at the address that is returned; raises `MeshError` where the port is taken."""
         await self._end.start()
-        self._host.introduce(transfer_address=self._end.address)
+        return self._end.address
 
     async def close(self) -> None:
         """Give no more, and end what is fetched."""
@@ -98,7 +105,7 @@ class PeerWeights:
 
     def inventory(self) -> WeightInventory:
         """See `WeightSource`."""
-        return WeightInventory(self._host.id, self.layout, self._store.fused_layers, self._store.held)
+        return WeightInventory(self._device_id, self.layout, self._store.fused_layers, self._store.held)
 
     def sketch(self) -> ModelSketch:
         """See `WeightSource`."""
@@ -168,7 +175,7 @@ class PeerWeights:
 
     async def _holders(self) -> dict[str, WeightInventory]:
         """Return what others keep of the same model in the same layout, by their addresses."""
-        found = await holders_in(self._host.store, self._host.id, self._settings.served_name)
+        found = await self._find_holders()
         addresses = [member.transfer_address for member in found]
         answers = await asyncio.gather(*map(self._end.inventory, addresses), return_exceptions=True)
         holders: dict[str, WeightInventory] = {}

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -31,7 +32,7 @@ from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
 from spotwise.worker.groups.device import DeviceSession, Report
 from spotwise.worker.groups.group_part import GroupPart
-from spotwise.worker.groups.peer_weights import PeerWeights
+from spotwise.worker.groups.peer_weights import PeerWeights, holders_in
 from spotwise.worker.machine import free_memory_bytes, machine_id
 from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
@@ -70,8 +71,9 @@ class DeviceProcess:
         self._lead = lead
         #: The weights that it keeps, for all parts.
         self.store = WeightStore(engine_config(settings))
+        holders = partial(holders_in, host.store, host.id, settings.served_name)
         #: What it has from other processes, and gives to them.
-        self.weights = PeerWeights(host, self.store, settings)
+        self.weights = PeerWeights(host.member, holders, self.store, settings)
         self._loads = asyncio.Lock()
         self._parts: dict[str, GroupPart] = {}
         self._in_use: set[str] = set()
@@ -168,7 +170,7 @@ class DeviceProcess:
             shape = await asyncio.to_thread(model_shape, self.store)
         except ModelError as error:
             raise MeshError(f"the model cannot be served: {error}") from error
-        await self.weights.start()
+        self.host.introduce(transfer_address=await self.weights.start())
         self._shape = replace(shape, name=self.settings.served_name)
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
