@@ -11,6 +11,7 @@ COMMANDS = {
     "groups": "spotwise.benchmarks.groups:groups",
     "reshape": "spotwise.benchmarks.reshape:reshape",
     "large-model": "spotwise.benchmarks.large_model:large_model",
+    "weights": "spotwise.benchmarks.weights:weights",
     "memory": "spotwise.benchmarks.memory:memory",
     "transfer": "spotwise.benchmarks.transfer:transfer",
     "agreement": "spotwise.benchmarks.agreement:agreement",

@@ -72,7 +72,7 @@ def large_model(
     with progress_bar(console) as progress, tempfile.TemporaryDirectory(prefix="spotwise-large-") as parent:
         task = progress.add_task("making the model", total=4)
         folder = Path(parent) / "large"
-        weight_bytes = _make_model(folder, model_bytes, seed)
+        weight_bytes = make_model(folder, model_bytes, seed)
         common = ("--model", str(folder), "--kv-cache", kv_cache, "--dtype", "bfloat16")
         progress.update(task, description="one process without a limit", advance=1)
         alone = _answers(Path(parent), ("--parallel", "1,1,1", *common), prompts, output_tokens)
@@ -125,7 +125,7 @@ def is_loading(command: str) -> bool:
     return any(module in command for module in _LOADING)
 
 
-def _make_model(folder: Path, model_bytes: int, seed: int) -> int:
+def make_model(folder: Path, model_bytes: int, seed: int) -> int:
     """Write the model, and return the bytes of its weights; raises `OptionError` where so few bytes are no layer."""
     layers = round((model_bytes - _ENDS_BYTES) / _LAYER_BYTES)
     if layers < 2:
