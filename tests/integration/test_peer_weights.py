@@ -91,13 +91,13 @@ async def test_what_several_have_together_is_put_together(devices: Devices) -> N
     asking = await devices.add()
     store = devices.stores[-1]
     whole = share_of(store, 1, 1, 0, 0)
-    fetched = await asking.fetch(whole)
+    fetched = await (await asking.fetch(whole)).run()
     assert set(fetched.bytes_from) == {"device-0", "device-1", "device-2"}
     rest = sum(each.byte_count for each in store.missing(whole))
     assert fetched.put_off_bytes == rest > 0
     store.load(whole)
     require_same(store, devices.folder, whole)
-    assert (await asking.fetch(whole)).byte_count == 0
+    assert (await (await asking.fetch(whole)).run()).byte_count == 0
 
 
 async def test_a_lost_holder_costs_nothing_that_another_has(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ async def test_a_lost_holder_costs_nothing_that_another_has(devices: Devices, mo
 
     monkeypatch.setattr(devices.stores[-1], "panels_arrived", then_end)
     whole = share_of(devices.stores[-1], 1, 1, 0, 0)
-    fetched = await asking.fetch(whole)
+    fetched = await (await asking.fetch(whole)).run()
     await asyncio.gather(*ending)
     assert fetched.put_off_bytes == 0 and fetched.bytes_from["device-1"] > 0
     require_same(devices.stores[-1], devices.folder, whole)
@@ -131,7 +131,8 @@ async def test_a_fetch_that_is_called_off_leaves_what_has_arrived(
     asking = await devices.add()
     store = devices.stores[-1]
     whole = share_of(store, 1, 1, 0, 0)
-    running = asyncio.create_task(asking.fetch(whole))
+    fetch = await asking.fetch(whole)
+    running = asyncio.create_task(fetch.run())
     keep: Callable[[PanelRange], None] = store.panels_arrived
 
     def then_stop(panels: PanelRange) -> None:
@@ -144,7 +145,7 @@ async def test_a_fetch_that_is_called_off_leaves_what_has_arrived(
     assert running.cancelled()
     monkeypatch.undo()
     assert store.missing(whole)
-    await asking.fetch(whole)
+    await (await asking.fetch(whole)).run()
     require_same(store, devices.folder, whole)
 
 
@@ -156,6 +157,6 @@ async def test_a_device_without_a_folder_gets_a_description(devices: Devices, tm
     store = devices.stores[-1]
     assert asking.layout == giving.layout
     whole = share_of(store, 1, 1, 0, 0)
-    await asking.fetch(whole)
+    await (await asking.fetch(whole)).run()
     store.load(whole)
     require_same(store, devices.folder, whole)

@@ -25,7 +25,8 @@ from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.ucx_weights import UcxWeights
-from spotwise.worker.groups.peer_weights import PIECE_BYTES, PeerWeights
+from spotwise.worker.groups.peer_weights import PeerWeights
+from spotwise.worker.groups.weight_fetch import PIECE_BYTES
 from spotwise.worker.settings import WorkerSettings
 
 
@@ -116,7 +117,7 @@ async def _run(options: EndOptions) -> None:
     elif options.way == Way.PEERS:
         end = PeerWeights(me, holders, store, settings)
         await end.start()
-        await end.fetch(share)
+        await (await end.fetch(share)).run()
         await end.close()
     else:
         raw = _RawEnd(me, holders, store, settings)

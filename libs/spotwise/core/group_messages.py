@@ -39,6 +39,7 @@ class FormGroup:
         dtype: of the model, as a worker's setting.
         model_digest: of the leader's weights; `None`: unknown.
         addresses: where each member takes connections, `host:port`, by position; empty where they share memory.
+        serves_early: the group need not wait for weights of later stages that other processes send: steps wait for them.
     """
 
     epoch: int
@@ -54,6 +55,7 @@ class FormGroup:
     dtype: str
     model_digest: str | None
     addresses: tuple[str, ...] = ()
+    serves_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

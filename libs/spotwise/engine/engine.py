@@ -38,6 +38,7 @@ from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.stage import PipelineStage
 from spotwise.engine.stage_loading import load_stage
+from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 from spotwise.engine.weight_store import WeightStore
 
@@ -137,7 +138,9 @@ class Engine:
         return engine
 
     @classmethod
-    def load_part(cls, store: WeightStore, place: GroupPlace, num_blocks: int | None = None) -> Self:
+    def load_part(
+        cls, store: WeightStore, place: GroupPlace, num_blocks: int | None = None, flow: WeightFlow | None = None
+    ) -> Self:
         """Load what one member of a group computes with and the process lacks, and allocate its part of the KV cache.
 
         The calling thread is the one that computes, with threads of its own.
@@ -146,6 +149,7 @@ class Engine:
             store: of the process's weights; its config is of the whole model, `kv_cache_bytes` is this member's.
             place: of the member, in which it joins the group's exchange.
             num_blocks: of the KV cache, the same for all members; `None`: as many as this member can hold.
+            flow: of weights that other processes send while it computes already, as in `load_stage`.
 
         Raises:
             ModelError: the folder cannot be loaded.
@@ -161,7 +165,7 @@ class Engine:
             structure.kernels.set_threads(store.threads)
             torch.set_num_threads(1)
         model = structure.skeleton()
-        part = partial(load_stage, store, model, share, place.shard)
+        part = partial(load_stage, store, model, share, place.shard, flow=flow)
         engine = cls(model, facts, cache, structure.kernels, part=part)
         give_back_freed_memory()
         return engine

@@ -6,6 +6,7 @@ computes it with the same kernels.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,19 @@ from spotwise.engine.shard import Shard
 from spotwise.engine.sharded_linear import GatheredHead, GatheredLinear
 from spotwise.engine.sharding import LinearCut
 from spotwise.engine.stage import PipelineStage
+from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
 
 
 @torch.inference_mode()
 def load_stage(
-    store: WeightStore, model: Any, share: ModelShare, shard: Shard, context: Any, kernels: Kernels | None
+    store: WeightStore,
+    model: Any,
+    share: ModelShare,
+    shard: Shard,
+    context: Any,
+    kernels: Kernels | None,
+    flow: WeightFlow | None = None,
 ) -> tuple[PipelineStage, int]:
     """Turn a skeleton into the model that computes this share, in place.
 
@@ -38,6 +46,8 @@ def load_stage(
         shard: its place in the group.
         context: the attention of its layers.
         kernels: the store's.
+        flow: of weights that other processes send, all of whose layers the store has tried or learned of; `None`: what is
+            missing is loaded from the folder.
 
     Returns:
         The stage that runs the model, and the number of its layers that one native call computes.
@@ -45,11 +55,13 @@ def load_stage(
     Raises:
         ModelError: a tensor cannot be read.
     """
-    store.load(share)
+    is_due = flow is not None
+    if flow is None:
+        store.load(share)
     structure = store.structure
     path = structure.matrices.layers_path
     layers = model.get_submodule(path)
-    placing = _Placing(store, model, share, shard, kernels)
+    placing = _Placing(store, model, share, shard, kernels, is_due=is_due)
     fused = 0
     for index in share.layers:
         layer = layers[index]
@@ -60,7 +72,7 @@ def load_stage(
             layers[index] = FusedDecoderLayer(
                 kernels,
                 parts,
-                LayerWeights(*(store.packed(form, share) for form in forms)),
+                LayerWeights(*(store.packed(form, share, is_due=is_due) for form in forms)),
                 context.layer(index),
                 context,
                 is_last=index == len(layers) - 1,
@@ -72,16 +84,37 @@ def load_stage(
             set_attention_context(layer, context)
     stage = PipelineStage(share, shard, share.dimensions.hidden_size, model.dtype)
     placing.place_ends(path)
+    if flow is not None:
+        _gate(flow, store, model, layers, share)
     stage.install(model, layers, returns_tuple=structure.calls.returns_tuple)
     return stage, fused
+
+
+def _gate(flow: WeightFlow, store: WeightStore, model: Any, layers: torch.nn.ModuleList, share: ModelShare) -> None:
+    """Let each layer wait for its weights, the last one also for the head's, and the model for those outside of layers."""
+    matrices = store.structure.matrices
+    first = [*(matrices.embedding if share.is_first else ()), *matrices.other]
+    flow.gate(model, partial(store.has, first, share))
+    for index in share.layers:
+        is_end = share.is_last and index == len(layers) - 1
+        forms = [*matrices.layer(index, is_fused=store.fused_layers[index]), *(matrices.head if is_end else ())]
+        flow.gate(layers[index], partial(store.has, forms, share))
 
 
 class _Placing:
     """Gives modules of a skeleton their matrices, or this shard's part of them."""
 
     def __init__(
-        self, store: WeightStore, model: Any, share: ModelShare, shard: Shard, kernels: Kernels | None
+        self,
+        store: WeightStore,
+        model: Any,
+        share: ModelShare,
+        shard: Shard,
+        kernels: Kernels | None,
+        *,
+        is_due: bool,
     ) -> None:
+        self._is_due = is_due
         self._store = store
         self._model = model
         self._share = share
@@ -118,7 +151,7 @@ class _Placing:
         if weight is None:
             for name, parameter in module._parameters.items():
                 if (form := self._forms.get(f"{path}.{name}".lstrip("."))) is not None:
-                    own = self._store.plain(form, self._share).view(parameter.shape)
+                    own = self._store.plain(form, self._share, is_due=self._is_due).view(parameter.shape)
                     module._parameters[name] = torch.nn.Parameter(own, requires_grad=False)
             return
         linear = self._linear(self._forms[f"{path}.weight"], module.bias)
@@ -134,10 +167,11 @@ class _Placing:
         own_bias = None if bias is None else bias[columns.start : columns.stop]
         if form.is_packed:
             assert self._kernels is not None  # else nothing is packed
-            weight = self._store.packed(form, self._share)
+            weight = self._store.packed(form, self._share, is_due=self._is_due)
             return PackedLinear(self._kernels, weight, own_bias, float_output=float_output and bias is None)
         linear = torch.nn.Linear(1, 1, bias=bias is not None, device="meta")
-        linear.weight = torch.nn.Parameter(self._store.plain(form, self._share), requires_grad=False)
+        plain = self._store.plain(form, self._share, is_due=self._is_due)
+        linear.weight = torch.nn.Parameter(plain, requires_grad=False)
         if own_bias is not None:
             linear.bias = torch.nn.Parameter(own_bias.clone(), requires_grad=False)
         return linear

@@ -83,24 +83,26 @@ class WeightMatrix:
         """Return the bytes of some panels, writable."""
         return self._memory.bytes(panels.start * self.form.panel_bytes, panels.stop * self.form.panel_bytes)
 
-    def packed(self, columns: Sequence[range]) -> PackedWeight:
-        """Return some columns for the kernels, without a copy: one range, or a shard's queries, keys and values."""
-        panels = self._present(columns)
+    def packed(self, columns: Sequence[range], *, is_due: bool = False) -> PackedWeight:
+        """Return some columns for the kernels, without a copy: one range, or a shard's queries, keys and values. Where it
+        `is_due`, they may arrive later.
+        """
+        panels = self._panels(columns, is_due=is_due)
         gaps = [after.start - before.stop for before, after in itertools.pairwise(panels)]
         data = self._by_panel[panels[0].start : panels[-1].stop].view(-1)
         key_gap, value_gap = gaps or (0, 0)
         return PackedWeight(data, sum(map(len, columns)), self.form.inputs, (key_gap, value_gap))
 
-    def plain(self, columns: Sequence[range]) -> torch.Tensor:
-        """Return one range of columns of a matrix that is not packed, as rows `[columns, inputs]`, without a copy."""
-        self._present(columns)
+    def plain(self, columns: Sequence[range], *, is_due: bool = False) -> torch.Tensor:
+        """Return one range of columns of a matrix that is not packed, as rows `[columns, inputs]`, likewise."""
+        self._panels(columns, is_due=is_due)
         (own,) = columns
         return self._memory.tensor.view(-1, self.form.inputs)[own.start : own.stop]
 
-    def _present(self, columns: Sequence[range]) -> list[range]:
-        """Return the panels of columns; raises `RuntimeError` where one is not present."""
+    def _panels(self, columns: Sequence[range], *, is_due: bool) -> list[range]:
+        """Return the panels of columns; raises `RuntimeError` where one is neither present nor due."""
         panels = [range(own.start // PANEL, -(-own.stop // PANEL)) for own in columns]
-        if lacking := self.lacks(panels):
+        if not is_due and (lacking := self.lacks(panels)):
             raise RuntimeError(f"panels {lacking} of {self.form.name} are not loaded")
         return panels
 

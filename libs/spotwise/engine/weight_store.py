@@ -180,13 +180,17 @@ class WeightStore:
             for name, matrix in self._matrices.items():
                 matrix.drop_all_but(kept.get(name, ()))
 
-    def packed(self, form: MatrixForm, share: ModelShare) -> PackedWeight:
-        """Return a share's columns of a packed matrix, without a copy; they are loaded."""
-        return self._matrices[form.name].packed(form.columns(share))
+    def packed(self, form: MatrixForm, share: ModelShare, *, is_due: bool = False) -> PackedWeight:
+        """Return a share's columns of a packed matrix, without a copy; they are loaded, or due from other processes."""
+        return self._matrix(form).packed(form.columns(share), is_due=is_due)
 
-    def plain(self, form: MatrixForm, share: ModelShare) -> torch.Tensor:
-        """Return a share's columns of a matrix that is not packed, `[columns, inputs]`, without a copy; they are loaded."""
-        return self._matrices[form.name].plain(form.columns(share))
+    def plain(self, form: MatrixForm, share: ModelShare, *, is_due: bool = False) -> torch.Tensor:
+        """Return a share's columns of a matrix that is not packed, `[columns, inputs]`, likewise."""
+        return self._matrix(form).plain(form.columns(share), is_due=is_due)
+
+    def has(self, forms: Iterable[MatrixForm], share: ModelShare) -> bool:
+        """Whether a share's panels of some matrices are all present."""
+        return not any(self._lacks(form, form.panels_of(share)) for form in forms)
 
     def _try_layer(self, index: int, share: ModelShare) -> None:
         """Find out whether a layer is fused; keep what a share needs of one that is, which has been packed for that."""

@@ -123,7 +123,7 @@ _ORDERS: _Table = {
             g.FormGroup,
             pb.FormGroup,
             *("epoch", "leader_id", "stages", "shards", "stage", "shard", "exchange", "num_blocks", "host_blocks"),
-            *("block_size", "dtype"),
+            *("block_size", "dtype", "serves_early"),
             optional=("model_digest",),
             addresses=(same, tuple),
         ),

@@ -26,6 +26,7 @@ from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.layer_progress import LayersWritten
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
+from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
 
 _log = structlog.get_logger(__name__)
@@ -101,13 +102,19 @@ class EngineThread:
 
     @classmethod
     async def load_part(
-        cls, store: WeightStore, place: GroupPlace, num_blocks: int, host_blocks: int, niceness: int
+        cls,
+        store: WeightStore,
+        place: GroupPlace,
+        num_blocks: int,
+        host_blocks: int,
+        niceness: int,
+        flow: WeightFlow | None = None,
     ) -> Self:
         """Load a group's part of an engine, as `load`; raises as `Engine.load_part`."""
         executor = _one_thread(niceness=niceness)
 
         def load() -> tuple[Engine, HostSwap | None]:
-            engine = Engine.load_part(store, place, num_blocks)
+            engine = Engine.load_part(store, place, num_blocks, flow)
             return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
 
         try:

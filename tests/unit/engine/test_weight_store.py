@@ -16,6 +16,8 @@ import transformers
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import PanelRange
 from spotwise.engine.engine import Engine
+from spotwise.engine.errors import ModelError
+from spotwise.engine.exchange import GroupBrokenError
 from spotwise.engine.folder_panels import FolderPanels
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
@@ -23,6 +25,7 @@ from spotwise.engine.matrix_form import MatrixForm, MatrixRows
 from spotwise.engine.model_structure import ModelStructure
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.shard import Shard
+from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_matrix import WeightMatrix
 from spotwise.engine.weight_store import WeightStore
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
@@ -270,3 +273,42 @@ def test_a_part_is_loaded_while_another_computes(wide: Path, best_kernels: Kerne
     finally:
         is_over.set()
         loading.join()
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_part_computes_while_its_weights_arrive(kind: str, best_kernels: Kernels, tmp_path: Path) -> None:
+    """Each layer waits for its own; the logits are those of weights that were there before."""
+    model_type, changes, native, _ = KINDS[kind]
+    folder = save(model_type, changes, tmp_path)
+    source, target = store_of(folder, native=native), store_of(folder, native=native)
+    expected = logits_of(whole_part(source))
+    target.learn(source.fused_layers)
+    share = share_of(target, 1, 1, 0, 0)
+    flow = WeightFlow()
+    part = Engine.load_part(target, GroupPlace(Shard(), 1), flow=flow)
+    logits: list[np.ndarray] = []
+    computing = threading.Thread(target=lambda: logits.extend(logits_of(part)))
+    computing.start()
+    for each in target.missing(share):
+        assert not logits
+        target.expect_panels(each)[:] = source.export_panels(each.matrix, each.panels)
+        target.panels_arrived(each)
+        flow.arrived()
+    flow.end()
+    computing.join()
+    assert same(logits, expected)
+
+
+def test_a_part_whose_weights_do_not_arrive_fails(wide: Path, best_kernels: Kernels) -> None:
+    """With the reason, and it does not wait for ever."""
+    source, target = store_of(wide), store_of(wide)
+    whole_part(source)
+    target.learn(source.fused_layers)
+    flow = WeightFlow()
+    part = Engine.load_part(target, GroupPlace(Shard(), 1), flow=flow)
+    threading.Timer(0.1, flow.end, ["nobody has them"]).start()
+    with pytest.raises(ModelError, match="did not arrive: nobody has them"):
+        logits_of(part)
+    unwanted = Engine.load_part(target, GroupPlace(Shard(), 1), flow=WeightFlow(lambda: False))
+    with pytest.raises(GroupBrokenError):
+        logits_of(unwanted)

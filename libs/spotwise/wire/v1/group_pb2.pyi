@@ -269,6 +269,7 @@ class FormGroup(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    SERVES_EARLY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_id: _builtins.str
     stages: _builtins.int
@@ -281,6 +282,7 @@ class FormGroup(_message.Message):
     block_size: _builtins.int
     dtype: _builtins.str
     model_digest: _builtins.str
+    serves_early: _builtins.bool
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -299,10 +301,11 @@ class FormGroup(_message.Message):
         dtype: _builtins.str = ...,
         model_digest: _builtins.str | None = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        serves_early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "serves_early", b"serves_early", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015

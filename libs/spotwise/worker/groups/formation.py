@@ -121,6 +121,8 @@ class GroupFormation:
             began_s = time.monotonic()
             while True:
                 await self.offers()
+                # Nothing of this worker serves meanwhile. A first group may wait for all weights: others serve beside it.
+                self._form = replace(self._form, serves_early=True)
                 try:
                     await self._until_formed()
                     break

@@ -15,16 +15,19 @@ import structlog
 from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.engine.errors import ModelError
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
+from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.cancelling import uninterrupted
 from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.groups.weight_fetch import WeightFetch
 
 _log = structlog.get_logger(__name__)
 
@@ -41,7 +44,7 @@ class GroupPart:
     Args:
         store: the process's weights.
         loads: of the process, held while a part loads: until it has, its share of the weights is not known.
-        fetch: gets weights that are missing for a share from other processes.
+        fetch: finds out who has weights that are missing for a share.
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
@@ -51,7 +54,7 @@ class GroupPart:
         self,
         store: WeightStore,
         loads: asyncio.Lock,
-        fetch: Callable[[ModelShare], Awaitable[object]],
+        fetch: Callable[[ModelShare], Awaitable[WeightFetch]],
         niceness: int,
         sockets: GroupSockets,
         patience_s: float,
@@ -63,6 +66,7 @@ class GroupPart:
         self._sockets = sockets
         self._patience_s = patience_s
         self._key: _Key | None = None
+        self._flowing: asyncio.Task[None] | None = None
         self._engine: EngineThread | None = None
         self._shard = Shard()
         self._exchange: Exchange | None = None
@@ -117,20 +121,55 @@ class GroupPart:
         if self._engine is not None and key == self._key:
             self._engine.drop_all()
             return False
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
-            self._engine = self._key = None
+        await self._unload()
         self._shard = Shard(form.shard, form.shards, form.stage)
         self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
-        async with self._loads:
+        await self._loads.acquire()
+        flow: WeightFlow | None = None
+        try:
             share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
-            await self._fetch(share)
+            fetch = await self._fetch(share)
+            if form.serves_early and form.stage and fetch.gives_all:
+                flow = WeightFlow(lambda: self.is_whole)
+            else:
+                await fetch.run()
             self._engine = await EngineThread.load_part(
-                self._store, place, form.num_blocks, form.host_blocks, self._niceness
+                self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow
             )
-        self._key = key
+            self._key = key
+            if flow is not None:
+                self._flowing = asyncio.create_task(self._flow(fetch, share, flow), name="weights-flow")
+        finally:
+            if self._flowing is None:
+                self._loads.release()
         return True
+
+    async def _flow(self, fetch: WeightFetch, share: ModelShare, flow: WeightFlow) -> None:
+        """Get weights that the engine waits for; what others do not give after all is read from the folder."""
+        reason = "the part is unloaded"
+        try:
+            await fetch.run(flow.arrived)
+            if self._store.missing(share):
+                await asyncio.to_thread(self._store.load, share)
+        except ModelError as error:
+            reason = str(error)
+        finally:
+            flow.end(reason)
+            self._flowing = None
+            self._loads.release()
+            if self._store.missing(share):
+                _log.warning("weights_missing", reason=reason)
+                self._key = None  # the next group loads anew
+                self.break_up()
+
+    async def _unload(self) -> None:
+        if self._flowing is not None:
+            self._flowing.cancel()
+            await asyncio.wait({self._flowing})
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
+        self._engine = self._key = None
 
     async def join(self, form: FormGroup) -> None:
         """Be in the group; iterations wait for what members have not sent yet, also before these join. Raises `MeshError` where
@@ -196,8 +235,7 @@ class GroupPart:
     async def close(self) -> None:
         """Leave, and unload."""
         await self.leave()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
+        await self._unload()
 
     def place(self, form: FormGroup) -> DevicePlace:
         """Describe the position, for status."""

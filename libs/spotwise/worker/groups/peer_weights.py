@@ -7,15 +7,12 @@ the model's order. What nobody has, or nobody gives any more, is read from the m
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from spotwise.core.members import Member, MemberKind
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.errors import ModelError
@@ -24,28 +21,13 @@ from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.ports import MeshError, MeshStore
 from spotwise.mesh.ucx_weights import UcxWeights
 from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.worker.groups.weight_fetch import WeightFetch
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
-#: Bytes of a request, at most, unless a panel is larger.
-PIECE_BYTES = 2 << 20
 #: Holders that are asked, at most.
 _MOST_HOLDERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedWeights:
-    """What a device has got from others for a part: bytes, by holder, and seconds; `put_off_bytes`: what nobody gave."""
-
-    bytes_from: Mapping[str, int]
-    seconds: float
-    put_off_bytes: int
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of all."""
-        return sum(self.bytes_from.values())
 
 
 async def holders_in(store: MeshStore, own_id: str, model: str) -> list[Member]:
@@ -122,56 +104,14 @@ class PeerWeights:
         """See `WeightSource`."""
         return self._store.export_panels(matrix, panels)
 
-    async def fetch(self, share: ModelShare) -> FetchedWeights:
-        """Get what is missing for a share from others, as far as they have it; nothing else may load meanwhile."""
-        began_s = time.monotonic()
+    async def fetch(self, share: ModelShare) -> WeightFetch:
+        """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads."""
         if not self._settings.peer_weights or not self._store.missing(share):
-            return FetchedWeights({}, 0.0, 0)
+            return WeightFetch(self._end, self._store, share, {}, self._settings.weight_buffer_bytes)
         holders = await self._holders()
         for inventory in holders.values():
             self._store.learn(inventory.fused_layers)
-        order = FetchOrder(
-            self._store.missing(share),
-            {address: inventory.panels for address, inventory in holders.items()},
-            self._settings.weight_buffer_bytes,
-            PIECE_BYTES,
-        )
-        bytes_from = dict.fromkeys((inventory.device_id for inventory in holders.values()), 0)
-        layout = self.layout
-        asked: dict[asyncio.Task[WeightTransferError | None], PanelRequest] = {}
-        try:
-            while True:
-                for request in order.next_requests():
-                    asked[asyncio.create_task(self._get(request, layout), name="get-panels")] = request
-                if not asked:
-                    break
-                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    request, error = asked.pop(task), task.result()
-                    holder_id = holders[request.holder].device_id
-                    if error is None:
-                        order.arrived(request)
-                        bytes_from[holder_id] += request.range.byte_count
-                    else:
-                        _log.warning("weights_not_sent", holder=holder_id, reason=str(error))
-                        order.failed(request, holder_is_lost=error.holder_is_lost)
-        finally:
-            for task in asked:
-                task.cancel()
-            if asked:
-                await asyncio.wait(asked)
-        put_off = sum(each.byte_count for each in order.put_off)
-        given = {name: count for name, count in bytes_from.items() if count}
-        fetched = FetchedWeights(given, time.monotonic() - began_s, put_off)
-        if fetched.byte_count:
-            _log.info(
-                "weights_fetched",
-                megabytes=round(fetched.byte_count / 1e6, 1),
-                put_off_megabytes=round(put_off / 1e6, 1),
-                seconds=round(fetched.seconds, 3),
-                holders=sorted(fetched.bytes_from),
-            )
-        return fetched
+        return WeightFetch(self._end, self._store, share, holders, self._settings.weight_buffer_bytes)
 
     async def _holders(self) -> dict[str, WeightInventory]:
         """Return what others keep of the same model in the same layout, by their addresses."""
@@ -188,17 +128,3 @@ class PeerWeights:
             else:
                 _log.info("holder_does_not_answer", holder=member.id, reason=str(answer))
         return holders
-
-    async def _get(self, request: PanelRequest, layout: int) -> WeightTransferError | None:
-        """Get panels into the store; return why they did not arrive."""
-        into = self._store.expect_panels(request.range)
-        try:
-            await self._end.get(request.holder, layout, request.range, into)
-        except WeightTransferError as error:
-            self._store.give_up_panels(request.range)
-            return error
-        except BaseException:
-            self._store.give_up_panels(request.range)
-            raise
-        self._store.panels_arrived(request.range)
-        return None

@@ -27,6 +27,7 @@ class Host:
 
     def __init__(self) -> None:
         self.member: Any = SimpleNamespace(id="d0", incarnation=3, leader_id="")
+        self.store: Any = None
         self.introduced: list[dict[str, Any]] = []
         self.sent: list[tuple[str, m.Message]] = []
         self.failures: list[str] = []
