@@ -14,6 +14,7 @@ import structlog
 from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.engine.errors import ModelError
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.native.library import Kernels, load_kernels
@@ -98,7 +99,7 @@ class GroupPart:
     async def load(self, form: FormGroup) -> bool:
         """Load what the position computes; return `False` where that was loaded already. Weights that the store has are not
         loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no sequences
-        afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
+        afterwards. Raises `MeshError` where the model cannot be served so.
         """
         await self.leave()
         key = (
@@ -112,12 +113,15 @@ class GroupPart:
             await asyncio.to_thread(self._engine.close)
             self._engine = self._key = None
         self._shard = Shard(form.shard, form.shards, form.stage)
-        self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
-        async with self._loads:
-            self._engine = await EngineThread.load_part(
-                self._store, place, form.num_blocks, form.host_blocks, self._niceness
-            )
+        try:
+            self._store.adopt(form.dtype, form.block_size)
+            async with self._loads:
+                self._engine = await EngineThread.load_part(
+                    self._store, place, form.num_blocks, form.host_blocks, self._niceness
+                )
+        except (ModelError, ValueError) as error:
+            raise MeshError(f"the model cannot be served: {error}") from error
         self._key = key
         return True
 
