@@ -38,6 +38,7 @@ class Stream:
         arrivals: when each chunk came, and how many tokens there were then.
         request_id: of the first request.
         repeated: tokens of prompt and output that a request sent anew had computed again.
+        seed: of a simulated answer; `None`: any.
     """
 
     prompt: list[int]
@@ -45,6 +46,7 @@ class Stream:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     request_id: str = ""
     repeated: int = 0
+    seed: int | None = None
 
     def longest_gap_s(self, since_s: float) -> float:
         """Return the longest time without a new token, from the last one before `since_s` on."""
@@ -126,6 +128,8 @@ async def all_begun(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None
 async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
     """Stream a request to its end; its first `known` tokens are known already."""
     body = completion_body(model, stream.prompt, tokens, stream=True) | {"return_token_ids": True}
+    if stream.seed is not None:
+        body |= {"seed": stream.seed}
     count = 0
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.is_error:

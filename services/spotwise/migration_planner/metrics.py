@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from spotwise.core.messages import Send
+from spotwise.core.messages import Message
 from spotwise.core.planner.commands import ReportReshape
 from spotwise.core.worker_messages import GiveBackRequest, MoveEnded
 
@@ -31,7 +31,12 @@ class PlannerMetrics:
         self.changes = Counter(
             "spotwise_planner_changes_total", "Changes of the fleet.", ("outcome",), registry=self.registry
         )
-
+        self._messages = Counter(
+            "spotwise_planner_messages_total",
+            "Messages of the planner, received and sent.",
+            ("direction", "type"),
+            registry=self.registry,
+        )
         self._reshapes = Counter(
             "spotwise_planner_reshapes_total", "Re-shapes of the mesh, ended.", ("outcome",), registry=self.registry
         )
@@ -39,15 +44,18 @@ class PlannerMetrics:
             "spotwise_planner_last_reshape_seconds", "Seconds of the last re-shape that ended.", registry=self.registry
         )
 
-    def sent(self, command: Send) -> None:
-        """Count an order."""
-        if isinstance(command.message, GiveBackRequest):
-            self._given_back.inc()
+    def received(self, message: Message) -> None:
+        """Count a message to the planner, its own heartbeats among them."""
+        self._messages.labels("received", type(message).__name__).inc()
+        if isinstance(message, MoveEnded):
+            self._moves.labels(message.outcome.value).inc()
+            self._moved_tokens.inc(message.tokens)
 
-    def ended(self, report: MoveEnded) -> None:
-        """Count the end of a move."""
-        self._moves.labels(report.outcome.value).inc()
-        self._moved_tokens.inc(report.tokens)
+    def sent(self, message: Message) -> None:
+        """Count a survey or an order."""
+        self._messages.labels("sent", type(message).__name__).inc()
+        if isinstance(message, GiveBackRequest):
+            self._given_back.inc()
 
     def reshaped(self, report: ReportReshape) -> None:
         """Count the end of a re-shape."""
