@@ -1,8 +1,9 @@
 """`spotwise bench groups-at-scale`: what changes of many groups cost the planner, and what streams see of them.
 
 The groups are simulated: every device and worker is a member of the mesh, every message and every move of a request is real,
-and only computing, weights and KV bytes are not. Three changes, one after the other, each under streams of its own: one group
-in sixteen gets a notice, spare devices take the place of those that left, and all groups take another shape.
+and only computing, weights and KV bytes are not. Four changes, one after the other, each under streams of its own: one group
+in sixteen gets a notice, spare devices take the place of those that left, all groups take another shape, and one in sixteen
+gets a notice again, now that the planner has learned what a move takes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -63,15 +65,14 @@ def groups_at_scale(
     env |= {"SPOTWISE_STORE_TIMEOUT_S": _PATIENCE_S, "SPOTWISE_SUBMIT_TIMEOUT_S": _PATIENCE_S}
     done: list[ScaledChange] = []
     with progress_bar(console) as progress:
-        task = progress.add_task("starting", total=4)
+        task = progress.add_task("starting", total=5)
         with running_mesh(("--engine", "simulated", "--speed", str(speed), *arguments), env) as endpoint:
             mesh = ScaledMesh(endpoint, f"http://{_LOOPBACK}:{port}/metrics", prompts, tokens, seed)
             progress.update(task, description="at rest")
             at_rest = uvloop.run(mesh.rest(rest))
             progress.advance(task)
-            workers = [f"mixed-{number}" for number in range(0, groups, groups // noticed)][:noticed]
             progress.update(task, description="notices")
-            done.append(uvloop.run(mesh.noticed(f"notice to {noticed} of {groups} groups", left, workers, notice)))
+            done.append(uvloop.run(mesh.noticed(f"notice to {noticed} of {groups} groups", noticed, left, notice)))
             progress.advance(task)
             progress.update(task, description="spares")
             done.append(uvloop.run(mesh.reshaped(f"spares for {noticed} of {groups} groups", shape)))
@@ -79,6 +80,10 @@ def groups_at_scale(
             progress.update(task, description="another shape")
             name = f"{groups} groups, {stages}x{shards} > {other.pipeline}x{other.tensor}"
             done.append(uvloop.run(mesh.reshaped(name, other)))
+            progress.advance(task)
+            progress.update(task, description="notices again")
+            left = replace(left, pipeline=other.pipeline, tensor=other.tensor)
+            done.append(uvloop.run(mesh.noticed(f"notice to {noticed} of {groups}, again", noticed, left, notice)))
             progress.advance(task)
     settings = {
         "groups": groups,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -48,15 +49,16 @@ class Stream:
     repeated: int = 0
     seed: int | None = None
 
-    def longest_gap_s(self, since_s: float) -> float:
-        """Return the longest time without a new token, from the last one before `since_s` on."""
+    def longest_gap_s(self, since_s: float, until_s: float = math.inf) -> float:
+        """Return the longest time without a new token, from the last one before `since_s` to the first one after `until_s`."""
         news = [
             at_s
             for (at_s, tokens), (_, before) in zip(self.arrivals[1:], self.arrivals, strict=False)
             if tokens > before
         ]
         times = [self.arrivals[0][0], *news]
-        return max((later - at_s for at_s, later in itertools.pairwise(times) if later > since_s), default=0.0)
+        gaps = (later - at_s for at_s, later in itertools.pairwise(times) if later > since_s and at_s <= until_s)
+        return max(gaps, default=0.0)
 
     def usual_gap_s(self, before_s: float) -> float:
         """Return the median time between tokens before a time."""

@@ -37,13 +37,7 @@ class PlannerLoad:
         with http_errors_as_command_errors(metrics_url):
             async with httpx.AsyncClient() as client:
                 text = (await client.get(metrics_url)).raise_for_status().text
-        counts: dict[str, Counter[str]] = {"received": Counter(), "sent": Counter()}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == _SERIES:
-                    counts[sample.labels["direction"]][sample.labels["type"]] += int(sample.value)
-        cpu_s = ProcessUsage.of_mesh(mesh).cpu_s[_PLANNER]
-        return cls(time.perf_counter(), cpu_s, counts["received"], counts["sent"])
+        return cls(time.perf_counter(), ProcessUsage.of_mesh(mesh).cpu_s[_PLANNER], *counts_of(text))
 
     def since(self, earlier: PlannerLoad) -> PlannerLoad:
         """Return what came after an earlier sample."""
@@ -63,3 +57,13 @@ class PlannerLoad:
         """Return it for JSON."""
         counts = {"received": dict(self.received), "sent": dict(self.sent)}
         return {"seconds": self.seconds, "cpu_s": self.cpu_s, **counts}
+
+
+def counts_of(metrics: str) -> tuple[Counter[str], Counter[str]]:
+    """Read the planner's metrics: messages that it received and sent, by type."""
+    counts: dict[str, Counter[str]] = {"received": Counter(), "sent": Counter()}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == _SERIES:
+                counts[sample.labels["direction"]][sample.labels["type"]] += int(sample.value)
+    return counts["received"], counts["sent"]

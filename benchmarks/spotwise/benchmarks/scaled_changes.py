@@ -59,8 +59,8 @@ class ScaledChange:
 
     Attributes:
         load: of the planner, from the notice or order until the change was over.
-        gaps_s: the longest time without a token, of each stream that moved or was computed again; `usual_gap_s`: the median
-            between tokens before, of all streams; `other_gaps_s`: the longest of those that stayed.
+        gaps_s: the longest time without a token until then, of each stream that moved or was computed again; `usual_gap_s`:
+            the median between tokens before, of all streams; `other_gaps_s`: the longest of those that stayed.
         pauses_s: of each move, by the ledger.
         recomputed: tokens computed again.
         lost: streams that failed; `wrong`: tokens that are not what they must be, lost and doubled ones among them.
@@ -112,11 +112,13 @@ class ScaledMesh:
         await asyncio.sleep(seconds)
         return (await self._load()).since(before)
 
-    async def noticed(self, name: str, config: ParallelConfig, workers: Sequence[str], notice_s: float) -> ScaledChange:
-        """Give workers a notice at once. `config`: what is left, which the planner is asked about before."""
+    async def noticed(self, name: str, count: int, left: ParallelConfig, notice_s: float) -> ScaledChange:
+        """Give so many workers a notice at once. `left`: the configuration then, which the planner is asked about before."""
 
         async def notify(store: RedisStore) -> Carried:
-            _, expected = await order_reshape(self._nats_url, config, dry_run=True)
+            serving = [member.id for member in await store.members() if member.pool is not None]
+            workers = serving[:: len(serving) // count][:count]
+            _, expected = await order_reshape(self._nats_url, left, dry_run=True)
             began_s = time.perf_counter()
             await asyncio.gather(*(send_notice(self._nats_url, worker_id, notice_s) for worker_id in workers))
             stored_s = await self._until_planned(store, workers, notice_s) - began_s
@@ -164,14 +166,14 @@ class ScaledMesh:
             await all_begun(streams, tasks)
             before, began_s = await self._load(), time.perf_counter()
             carried = await carry_out(store)
-            load = (await self._load()).since(before)
+            load, over_s = (await self._load()).since(before), time.perf_counter()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
         moves = [moves_of(ledger) for ledger in ledgers]
         again = [computed_again(ledger) for ledger in ledgers]
         usual = sorted(stream.usual_gap_s(began_s) for stream in streams)
         gaps = [
-            (stream.longest_gap_s(began_s), bool(moved or recomputed))
+            (stream.longest_gap_s(began_s, over_s), bool(moved or recomputed))
             for stream, moved, recomputed in zip(streams, moves, again, strict=True)
         ]
         return ScaledChange(

@@ -37,6 +37,7 @@ class PlannerMetrics:
             ("direction", "type"),
             registry=self.registry,
         )
+        self._of_type: dict[tuple[str, type], Counter] = {}
         self._reshapes = Counter(
             "spotwise_planner_reshapes_total", "Re-shapes of the mesh, ended.", ("outcome",), registry=self.registry
         )
@@ -44,16 +45,23 @@ class PlannerMetrics:
             "spotwise_planner_last_reshape_seconds", "Seconds of the last re-shape that ended.", registry=self.registry
         )
 
+    def _count(self, direction: str, message: Message) -> None:
+        key = direction, type(message)
+        series = self._of_type.get(key)
+        if series is None:  # finding it by its labels takes as long as all else of a heartbeat
+            series = self._of_type[key] = self._messages.labels(direction, type(message).__name__)
+        series.inc()
+
     def received(self, message: Message) -> None:
         """Count a message to the planner, its own heartbeats among them."""
-        self._messages.labels("received", type(message).__name__).inc()
+        self._count("received", message)
         if isinstance(message, MoveEnded):
             self._moves.labels(message.outcome.value).inc()
             self._moved_tokens.inc(message.tokens)
 
     def sent(self, message: Message) -> None:
         """Count a survey or an order."""
-        self._messages.labels("sent", type(message).__name__).inc()
+        self._count("sent", message)
         if isinstance(message, GiveBackRequest):
             self._given_back.inc()
 

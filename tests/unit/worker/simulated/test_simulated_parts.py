@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ MODEL = simulated_model("tiny", 4096)
 FORM = g.FormGroup(7, "w", 2, 2, 1, 1, "", 9, 0, 16, "auto", None)
 
 
-class Membership:
+class NotedPlaces:
     """A device that notes where it is."""
 
     def __init__(self) -> None:
@@ -45,10 +45,12 @@ class Leader:
     """A leader's stream to the device."""
 
     def __init__(self, parts: SimulatedParts) -> None:
-        self.device: Any = Membership()
+        self.device = NotedPlaces()
         self.reports: list[g.GroupReport] = []
         self.orders: asyncio.Queue[g.GroupOrder | None] = asyncio.Queue()
-        self.following = asyncio.create_task(parts.follow(self.device, "w", self._stream(), self.reports.append))
+        self.following = asyncio.create_task(
+            parts.follow(cast(Any, self.device), "w", self._stream(), self.reports.append)
+        )
 
     async def _stream(self) -> AsyncIterator[g.GroupOrder]:
         while (order := await self.orders.get()) is not None:
