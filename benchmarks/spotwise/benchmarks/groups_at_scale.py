@@ -60,8 +60,9 @@ def groups_at_scale(
     prompts = [random_prompt(rng, input_tokens) for _ in range(streams)]
     port = open_port(_LOOPBACK, 0)
     arguments = ("--parallel", f"{groups},{stages},{shards}", "--devices", str((groups + noticed) * size))
-    # A slow machine must not count members as lost.
+    # A slow machine must not count members as lost, nor take the planner's lease.
     env = {"SPOTWISE_PLANNER_METRICS_PORT": str(port), "SPOTWISE_MEMBER_TIMEOUT_S": "10"}
+    env |= {"SPOTWISE_PLANNER_LEASE_S": "10"}
     env |= {"SPOTWISE_STORE_TIMEOUT_S": _PATIENCE_S, "SPOTWISE_SUBMIT_TIMEOUT_S": _PATIENCE_S}
     done: list[ScaledChange] = []
     with progress_bar(console) as progress:
