@@ -39,7 +39,7 @@ def groups_at_scale(
     groups: Annotated[int, typer.Option(min=2, help="Workers, each a group of simulated devices.")] = 64,
     stages: Annotated[int, typer.Option(min=1, max=32, help="P.")] = 2,
     shards: Annotated[int, typer.Option(min=1, max=8, help="M; 1, 2, 4 or 8.")] = 2,
-    streams: Annotated[int, typer.Option(min=1, help="Open at once.")] = 256,
+    streams: Annotated[int, typer.Option(min=1, help="Open at once.")] = 128,
     input_tokens: Annotated[int, typer.Option(min=1)] = 128,
     tokens: Annotated[int, typer.Option(min=64, help="Output tokens of each stream.")] = 160,
     speed: Annotated[float, typer.Option(min=1e-6, help="Of a group over that of its profile.")] = 0.2,
@@ -70,7 +70,7 @@ def groups_at_scale(
         with running_mesh(("--engine", "simulated", "--speed", str(speed), *arguments), env) as endpoint:
             mesh = ScaledMesh(endpoint, f"http://{_LOOPBACK}:{port}/metrics", prompts, tokens, seed)
             progress.update(task, description="at rest")
-            at_rest = uvloop.run(mesh.rest(rest))
+            at_rest, rest_cores = uvloop.run(mesh.rest(rest))
             progress.advance(task)
             progress.update(task, description="notices")
             done.append(uvloop.run(mesh.noticed(f"notice to {noticed} of {groups} groups", noticed, left, notice)))
@@ -99,20 +99,21 @@ def groups_at_scale(
     }
     changes = [each.as_dict() for each in done]
     write_report(
-        _rows(at_rest, done),
+        _rows(at_rest, rest_cores, done),
         environment(**settings),
         json,
         console,
         lambda figure: f"{figure:,.2f}",
-        at_rest=at_rest.as_dict(),
+        at_rest=at_rest.as_dict() | {"mesh_cores": rest_cores},
         changes=changes,
     )
     if any(each.lost or each.wrong for each in done):
         raise typer.Exit(1)
 
 
-def _rows(at_rest: PlannerLoad, done: Sequence[ScaledChange]) -> list[ReportRow]:
+def _rows(at_rest: PlannerLoad, rest_cores: float, done: Sequence[ScaledChange]) -> list[ReportRow]:
     rows = [
+        ReportRow("at rest: mesh, cores", rest_cores),
         ReportRow("at rest: planner, cores", at_rest.cores),
         ReportRow("at rest: messages received a second", at_rest.received.total() / at_rest.seconds),
     ]

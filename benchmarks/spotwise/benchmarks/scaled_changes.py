@@ -21,6 +21,7 @@ from spotwise.benchmarks.moved_streams import (
     run_stream,
 )
 from spotwise.benchmarks.planner_load import PlannerLoad
+from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.reshaped_streams import differences, order_reshape, until_reshaped
 from spotwise.cli.bench.completion import open_client
 from spotwise.cli.bench.servers import MeshEndpoint
@@ -106,19 +107,20 @@ class ScaledMesh:
         self._nats_url = state.nats_url
         self._words = read_words(Path(state.options.model_folder))
 
-    async def rest(self, seconds: float) -> PlannerLoad:
-        """Return what the planner takes while nothing happens."""
-        before = await self._load()
+    async def rest(self, seconds: float) -> tuple[PlannerLoad, float]:
+        """Return what the planner takes while nothing happens, and the processors that the whole mesh keeps busy."""
+        before, usage = await self._load(), ProcessUsage.of_mesh(self._endpoint.name)
         await asyncio.sleep(seconds)
-        return (await self._load()).since(before)
+        load = (await self._load()).since(before)
+        return load, sum(ProcessUsage.of_mesh(self._endpoint.name).cpu_since(usage).values()) / load.seconds
 
     async def noticed(self, name: str, count: int, left: ParallelConfig, notice_s: float) -> ScaledChange:
         """Give so many workers a notice at once. `left`: the configuration then, which the planner is asked about before."""
+        _, expected = await order_reshape(self._nats_url, left, dry_run=True)
 
         async def notify(store: RedisStore) -> Carried:
             serving = [member.id for member in await store.members() if member.pool is not None]
             workers = serving[:: len(serving) // count][:count]
-            _, expected = await order_reshape(self._nats_url, left, dry_run=True)
             began_s = time.perf_counter()
             await asyncio.gather(*(send_notice(self._nats_url, worker_id, notice_s) for worker_id in workers))
             stored_s = await self._until_planned(store, workers, notice_s) - began_s
