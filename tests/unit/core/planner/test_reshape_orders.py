@@ -202,9 +202,7 @@ def test_a_plan_that_the_store_refuses_is_no_re_shape() -> None:
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["planned", "maybe stored"])
 @pytest.mark.parametrize("over", [c.TermLost(), c.TermHeld(6, 1e12)], ids=["lost", "a new one"])
-def test_an_operator_hears_of_the_end_of_the_term_that_planned(
-    over: c.TermLost | c.TermHeld, is_stored: bool
-) -> None:
+def test_an_operator_hears_of_the_end_of_the_term_that_planned(over: c.TermLost | c.TermHeld, is_stored: bool) -> None:
     """A successor knows no operator; what was stored is carried out all the same."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("d2",))
     bench.store_answers = False
