@@ -136,6 +136,14 @@ class StoreContract:
         times = [each.at_s for each in await store.get_ledger("a")]
         assert times == [float(number) for number in range(10, LEDGER_MAX_ENTRIES + 10)]
 
+    async def test_members_are_found_by_their_ids(self, store: MeshStore) -> None:
+        """In the order of the question; those that are not registered are left out."""
+        for member in (PLAIN, MEMBER, replace(MEMBER, id="token-2")):
+            await store.register(member, 10.0)
+        ids = ["token-2", "nobody", PLAIN.id]
+        assert await store.registered(ids) == [replace(MEMBER, id="token-2", load=None), PLAIN]
+        assert await store.registered([]) == []
+
     async def test_members_come_in_order_of_id_and_without_load(self, store: MeshStore) -> None:
         """Members come in order of id, with every field they registered but load."""
         await store.register(replace(MEMBER, id="token-2", load=WorkerLoad(running=3)), LONG_S)

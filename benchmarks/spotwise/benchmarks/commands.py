@@ -10,6 +10,7 @@ COMMANDS = {
     "moves": "spotwise.benchmarks.moves:moves",
     "groups": "spotwise.benchmarks.groups:groups",
     "reshape": "spotwise.benchmarks.reshape:reshape",
+    "groups-at-scale": "spotwise.benchmarks.groups_at_scale:groups_at_scale",
     "large-model": "spotwise.benchmarks.large_model:large_model",
     "weights": "spotwise.benchmarks.weights:weights",
     "memory": "spotwise.benchmarks.memory:memory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class Stream:
         arrivals: when each chunk came, and how many tokens there were then.
         request_id: of the first request.
         repeated: tokens of prompt and output that a request sent anew had computed again.
+        seed: of a simulated answer; `None`: any.
     """
 
     prompt: list[int]
@@ -45,16 +47,18 @@ class Stream:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     request_id: str = ""
     repeated: int = 0
+    seed: int | None = None
 
-    def longest_gap_s(self, since_s: float) -> float:
-        """Return the longest time without a new token, from the last one before `since_s` on."""
+    def longest_gap_s(self, since_s: float, until_s: float = math.inf) -> float:
+        """Return the longest time without a new token, from the last one before `since_s` to the first one after `until_s`."""
         news = [
             at_s
             for (at_s, tokens), (_, before) in zip(self.arrivals[1:], self.arrivals, strict=False)
             if tokens > before
         ]
         times = [self.arrivals[0][0], *news]
-        return max((later - at_s for at_s, later in itertools.pairwise(times) if later > since_s), default=0.0)
+        gaps = (later - at_s for at_s, later in itertools.pairwise(times) if later > since_s and at_s <= until_s)
+        return max(gaps, default=0.0)
 
     def usual_gap_s(self, before_s: float) -> float:
         """Return the median time between tokens before a time."""
@@ -126,6 +130,8 @@ async def all_begun(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None
 async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
     """Stream a request to its end; its first `known` tokens are known already."""
     body = completion_body(model, stream.prompt, tokens, stream=True) | {"return_token_ids": True}
+    if stream.seed is not None:
+        body |= {"seed": stream.seed}
     count = 0
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.is_error:

@@ -83,8 +83,8 @@ async def reshaped(
             store = await RedisStore.connect(endpoint.redis_url)
             try:
                 ordered_s = time.perf_counter()
-                change, prediction = await _order(running_state(endpoint.name).nats_url, config)
-                deployment = await _until_over(store, change, config)
+                change, prediction = await order_reshape(running_state(endpoint.name).nats_url, config)
+                deployment = await until_reshaped(store, change, config)
                 await asyncio.gather(*tasks)
                 ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
             finally:
@@ -103,15 +103,19 @@ async def reshaped(
         prediction.forming_s,
         deployment.given_back,
         sum(map(computed_again, ledgers)),
-        sum(_differences(stream.token_ids, want) for stream, want in zip(streams, expected, strict=True)),
+        sum(differences(stream.token_ids, want) for stream, want in zip(streams, expected, strict=True)),
     )
 
 
-async def _order(nats_url: str, config: ParallelConfig) -> tuple[int, PredictedReshape]:
-    """Order a re-shape; return its number, and what the planner expects of it."""
+async def order_reshape(
+    nats_url: str, config: ParallelConfig, *, dry_run: bool = False
+) -> tuple[int, PredictedReshape]:
+    """Order a re-shape; return its number, 0 of a dry run, and what the planner expects of it; raises `CommandError` where it
+    is refused.
+    """
     bus = await NatsBus.connect(nats_url, "spotwise-bench-reshape")
     try:
-        reply = decode(await bus.request(subjects.RESHAPE, encode(ReshapeMesh(config)), _REPLY_S))
+        reply = decode(await bus.request(subjects.RESHAPE, encode(ReshapeMesh(config, dry_run)), _REPLY_S))
     finally:
         await bus.close()
     if not isinstance(reply, ReshapeReply) or not reply.accepted or reply.prediction is None:
@@ -119,8 +123,8 @@ async def _order(nats_url: str, config: ParallelConfig) -> tuple[int, PredictedR
     return reply.change, reply.prediction
 
 
-async def _until_over(store: RedisStore, change: int, config: ParallelConfig) -> PlannedDeployment:
-    """Wait for the end of a re-shape."""
+async def until_reshaped(store: RedisStore, change: int, config: ParallelConfig) -> PlannedDeployment:
+    """Wait for the end of a re-shape; raises `CommandError` where it is abandoned, or takes too long."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < _OVER_S:
         plan = await store.get_plan()
@@ -164,5 +168,6 @@ async def _mesh(arguments: Sequence[str]) -> AsyncIterator[MeshEndpoint]:
         await asyncio.to_thread(mesh.__exit__, None, None, None)
 
 
-def _differences(got: Sequence[int], want: Sequence[int]) -> int:
+def differences(got: Sequence[int], want: Sequence[int]) -> int:
+    """Return how many tokens are wrong, lost or doubled."""
     return abs(len(got) - len(want)) + sum(a != b for a, b in zip(got, want, strict=False))

@@ -138,8 +138,6 @@ class MeshOptions(BaseModel):
             raise ValueError(
                 "a mesh needs a prompt worker and a token worker, or a mixed worker: --prompt-workers 1 --token-workers 1"
             )
-        if self.engine is EngineKind.SIMULATED and self.num_devices > self.num_workers:
-            raise ValueError("--parallel: a simulated worker is one process; leave it out, or --engine simulated")
         return self
 
     @property

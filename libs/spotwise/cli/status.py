@@ -196,10 +196,9 @@ def _links_of_groups(members: list[MemberStatus]) -> list[str]:
         links = [f"gathers among {', '.join(stage)}" for stage in stages if len(stage) > 1]
         if len(stages) > 1:
             links.append(f"activations from stage to stage of {len(stages)}")
-        lines.append(
-            f"group of {leader_id}: {'; '.join(links)} ({exchanges[leader_id]}); orders of {leader_id} (gRPC); "
-            "KV of hand-offs, each process its part (UCX)"
-        )
+        line = f"group of {leader_id}: {'; '.join(links)} ({exchanges[leader_id]}); orders of {leader_id} (gRPC)"
+        moves_parts = exchanges[leader_id] != "simulated"
+        lines.append(f"{line}; KV of hand-offs, each process its part (UCX)" if moves_parts else line)
     return lines
 
 

@@ -1,7 +1,8 @@
 """The stream between a group's leader and one of its devices, over gRPC.
 
-The leader calls, sends orders and reads reports. A newer stream of one leader ends the older; streams of several leaders are
-served side by side. A stream that ends, for whatever reason, tells each side that the other is gone.
+The leader calls, sends orders and reads reports. A newer stream of one leader to one device ends the older; other streams are
+served side by side, those to several devices of a process too. A stream that ends, for whatever reason, tells each side that
+the other is gone.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _log = structlog.get_logger(__name__)
 
 _SERVICE = "spotwise.v1.DeviceControl"
 _METHOD = "Follow"
-#: Metadata of a call: the id of the leader.
-_LEADER = "spotwise-leader"
+#: Metadata of a call: the ids of the leader and of the device.
+_LEADER, _DEVICE = "spotwise-leader", "spotwise-device"
 # A dead peer's host is noticed by pings; a dead process at once.
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
@@ -38,22 +39,25 @@ SERVER_OPTIONS = (
     ("grpc.max_send_message_length", -1),
 )
 
-#: Carries out the orders of a leader's stream, and sends reports by the third argument, until the orders end.
-Follower = Callable[[str, AsyncIterator[GroupOrder], Callable[[GroupReport], None]], Awaitable[None]]
+#: Sends a report to the leader.
+Report = Callable[[GroupReport], None]
+#: Carries out the orders of a stream, until they end, given the ids of device and leader.
+Follower = Callable[[str, str, AsyncIterator[GroupOrder], Report], Awaitable[None]]
 
 
 def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
-    """Return the gRPC handler of a device, for its `ControlServer`."""
-    current: dict[str, asyncio.Task[None]] = {}
+    """Return the gRPC handler of a process of devices, for its `ControlServer`."""
+    current: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def serve(orders: AsyncIterator[GroupOrder], context: Any) -> AsyncIterator[GroupReport]:
         reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
-        leader_id = dict(context.invocation_metadata()).get(_LEADER, "")
-        while (older := current.get(leader_id)) is not None:  # of the leader before its restart
+        metadata = dict(context.invocation_metadata())
+        ends = metadata.get(_DEVICE, ""), metadata.get(_LEADER, "")
+        while (older := current.get(ends)) is not None:  # of the leader before its restart
             older.cancel()
             await asyncio.wait({older})
-        following = current[leader_id] = asyncio.create_task(_follow(follow, leader_id, orders, reports), name="follow")
-        following.add_done_callback(lambda _: current.pop(leader_id))
+        following = current[ends] = asyncio.create_task(_follow(follow, ends, orders, reports), name="follow")
+        following.add_done_callback(lambda _: current.pop(ends))
         try:
             while (report := await reports.get()) is not None:
                 yield report
@@ -68,10 +72,13 @@ def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
 
 
 async def _follow(
-    follow: Follower, leader_id: str, orders: AsyncIterator[GroupOrder], reports: asyncio.Queue[GroupReport | None]
+    follow: Follower,
+    ends: tuple[str, str],
+    orders: AsyncIterator[GroupOrder],
+    reports: asyncio.Queue[GroupReport | None],
 ) -> None:
     try:
-        await follow(leader_id, orders, reports.put_nowait)
+        await follow(*ends, orders, reports.put_nowait)
     except grpc.RpcError as error:
         _log.info("leader_gone", reason=str(error))
     except Exception as error:
@@ -108,7 +115,7 @@ class DeviceLink:
         call = self._channel.stream_stream(
             f"/{_SERVICE}/{_METHOD}", request_serializer=encode_order, response_deserializer=decode_report
         )
-        self._call: Any = call(metadata=((_LEADER, leader_id),))
+        self._call: Any = call(metadata=((_LEADER, leader_id), (_DEVICE, device_id)))
         self._tasks = {
             asyncio.create_task(self._read(), name=f"reports-of-{device_id}"),
             asyncio.create_task(self._write(), name=f"orders-to-{device_id}"),

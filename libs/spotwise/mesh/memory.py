@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -238,6 +238,11 @@ class MemoryStore:
         """Return the registered members in order of id, without their loads."""
         now = self._clock.now()
         return [replace(member, load=None) for _, (member, ends_s) in sorted(self._members.items()) if now < ends_s]
+
+    async def registered(self, member_ids: Sequence[str]) -> list[Member]:
+        """Return those of some members that are registered, in the order of their ids here, without their loads."""
+        known = {member.id: member for member in await self.members()}
+        return [known[member_id] for member_id in member_ids if member_id in known]
 
     async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
         """See `MeshStore`."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,6 +107,9 @@ class MeshStore(Protocol):
 
     async def members(self) -> list[Member]:
         """Return the registered members in order of id, without their loads."""
+
+    async def registered(self, member_ids: Sequence[str]) -> list[Member]:
+        """Return those of some members that are registered, in the order of their ids here, without their loads."""
 
     async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
         """Take or extend the planners' lease for `lease_s`; return its term, a higher one for each new holder and not below

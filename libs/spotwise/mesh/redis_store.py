@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
@@ -73,6 +73,8 @@ return 1
 
 _PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 _MAX_CALLS = 32
+#: Keys that a step of a scan looks at: records of requests are many more than members.
+_SCANNED = 1000
 
 
 class RedisStore:
@@ -169,8 +171,15 @@ class RedisStore:
     async def members(self) -> list[Member]:
         """Return the registered members in order of id."""
         async with self._turn():
-            keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
+            keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS, count=_SCANNED)]
             payloads = await self._redis.mget(sorted(keys)) if keys else []
+        return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
+
+    async def registered(self, member_ids: Sequence[str]) -> list[Member]:
+        """Return those of some members that are registered, in the order of their ids here, without their loads."""
+        async with self._turn():
+            keys = [subjects.member_key(member_id) for member_id in member_ids]
+            payloads = await self._redis.mget(keys) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
 
     async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:

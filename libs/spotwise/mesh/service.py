@@ -24,6 +24,7 @@ from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.registration import new_member, registration_ttl_s
+from spotwise.mesh.repeated_messages import RepeatedMessages
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
@@ -161,10 +162,11 @@ class ServiceHost:
         self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
     ) -> None:
         """Decode the messages on `subject` and call `handler` for each, one at a time."""
+        repeated = RepeatedMessages() if subject == subjects.HEARTBEATS else None
 
         async def on_message(raw: BusMessage) -> None:
             try:
-                message = decode(raw.payload)
+                message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
                 _log.warning("malformed_message", subject=raw.subject, error=str(error))
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from spotwise.core.messages import Send
+from spotwise.core.messages import Message
 from spotwise.core.planner.commands import ReportReshape
 from spotwise.core.worker_messages import GiveBackRequest, MoveEnded
 
@@ -31,7 +31,13 @@ class PlannerMetrics:
         self.changes = Counter(
             "spotwise_planner_changes_total", "Changes of the fleet.", ("outcome",), registry=self.registry
         )
-
+        self._messages = Counter(
+            "spotwise_planner_messages_total",
+            "Messages of the planner, received and sent.",
+            ("direction", "type"),
+            registry=self.registry,
+        )
+        self._of_type: dict[tuple[str, type], Counter] = {}
         self._reshapes = Counter(
             "spotwise_planner_reshapes_total", "Re-shapes of the mesh, ended.", ("outcome",), registry=self.registry
         )
@@ -39,15 +45,25 @@ class PlannerMetrics:
             "spotwise_planner_last_reshape_seconds", "Seconds of the last re-shape that ended.", registry=self.registry
         )
 
-    def sent(self, command: Send) -> None:
-        """Count an order."""
-        if isinstance(command.message, GiveBackRequest):
-            self._given_back.inc()
+    def _count(self, direction: str, message: Message) -> None:
+        key = direction, type(message)
+        series = self._of_type.get(key)
+        if series is None:  # finding it by its labels takes as long as all else of a heartbeat
+            series = self._of_type[key] = self._messages.labels(direction, type(message).__name__)
+        series.inc()
 
-    def ended(self, report: MoveEnded) -> None:
-        """Count the end of a move."""
-        self._moves.labels(report.outcome.value).inc()
-        self._moved_tokens.inc(report.tokens)
+    def received(self, message: Message) -> None:
+        """Count a message to the planner, its own heartbeats among them."""
+        self._count("received", message)
+        if isinstance(message, MoveEnded):
+            self._moves.labels(message.outcome.value).inc()
+            self._moved_tokens.inc(message.tokens)
+
+    def sent(self, message: Message) -> None:
+        """Count a survey or an order."""
+        self._count("sent", message)
+        if isinstance(message, GiveBackRequest):
+            self._given_back.inc()
 
     def reshaped(self, report: ReportReshape) -> None:
         """Count the end of a re-shape."""

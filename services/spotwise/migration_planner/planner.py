@@ -13,7 +13,6 @@ from spotwise.core.messages import Send
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.role import PlannerRole
 from spotwise.core.reshape_messages import ReshapeMesh
-from spotwise.core.worker_messages import MoveEnded
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
@@ -79,11 +78,11 @@ class Planner:
                 _log.warning("term_not_ended", error=str(error))
 
     async def _on_message(self, message: Any, raw: BusMessage) -> None:
-        if isinstance(message, MoveEnded):
-            self._metrics.ended(message)
+        self._metrics.received(message)
         self._loop.feed(message)
 
     async def _reshape(self, order: ReshapeMesh, raw: BusMessage) -> None:
+        self._metrics.received(order)
         number = next(self._numbers)
         if raw.respond is not None:
             self._waiting[number] = raw.respond
@@ -137,7 +136,7 @@ class Planner:
         self._loop.feed(c.PlanStored(command.plan.version, is_stored))
 
     def _send(self, command: Send) -> None:
-        self._metrics.sent(command)
+        self._metrics.sent(command.message)
         self._host.send(command.recipient_id, command.message, command.incarnation)
 
     def _report(self, command: c.ReportChange) -> None:
@@ -146,6 +145,7 @@ class Planner:
 
     def _publish_drain(self, command: c.PublishDrain) -> None:
         drain = command.drain
+        self._metrics.sent(drain)
         self._host.post(subjects.NOTICES, drain)
         _log.info("drain", worker=drain.worker_id, deadline_s=drain.deadline_s, reason=drain.reason)
 

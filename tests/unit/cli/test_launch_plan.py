@@ -294,22 +294,27 @@ def test_workers_that_a_reshape_may_change_are_devices_and_others_wait() -> None
         assert services[name].env["SPOTWISE_KV_CACHE_BYTES"] == leader.env["SPOTWISE_KV_CACHE_BYTES"]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (
-            {
-                "prompt_workers": 0,
-                "token_workers": 0,
-                "mixed_workers": 1,
-                "mixed_shape": {"stages": 2},
-                "engine": "simulated",
-            },
-            "a simulated worker is one process",
-        ),
-    ],
-)
-def test_shapes_that_cannot_serve_are_refused(options: dict[str, Any], reason: str) -> None:
-    """Before anything starts."""
-    with pytest.raises(ValidationError, match=reason):
-        plan(**options)
+def test_devices_of_simulated_groups_live_many_to_a_process() -> None:
+    """A group's devices are in one process with its worker, fifty members at most; spare ones are by themselves."""
+    shape = {"stages": 2, "shards": 2}
+    services = plan(
+        engine="simulated",
+        prompt_workers=0,
+        token_workers=0,
+        mixed_workers=24,
+        mixed_shape=shape,
+        reshapable=True,
+        spare_devices=2,
+    )
+    processes = [name for name in services if name.startswith("mixed-")]
+    assert processes == ["mixed-0-to-7", "mixed-8-to-15", "mixed-16-to-23"]
+    first = services["mixed-0-to-7"]
+    assert first.argv[-1] == "spotwise.worker.simulated.groups"
+    assert first.env["SPOTWISE_GROUPS"] == ",".join(f"mixed-{number}" for number in range(8))
+    assert (first.env["SPOTWISE_STAGES"], first.env["SPOTWISE_SHARDS"]) == ("2", "2")
+    assert first.members[:5] == (*(f"mixed-0-device-{number}" for number in range(4)), "mixed-1-device-0")
+    assert len(first.members) == 32
+    spare = services["device-0-to-1"]
+    assert spare.members == ("device-0", "device-1")
+    assert spare.env["SPOTWISE_SPARES"] == "device-0,device-1"
+    assert "SPOTWISE_GROUPS" not in spare.env

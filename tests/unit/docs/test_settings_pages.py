@@ -15,6 +15,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
 
@@ -22,6 +23,7 @@ OWNERS: dict[str, type[BaseSettings]] = {
     "all": ServiceSettings,
     "workers": WorkerSettings,
     "simulated workers": SimulatedWorkerSettings,
+    "simulated devices": SimulatedDeviceSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "watcher": SpotWatcherSettings,
@@ -30,7 +32,10 @@ OWNERS: dict[str, type[BaseSettings]] = {
 
 
 #: Whose settings an owner has besides, where not just those of all.
-INHERITED: dict[str, type[BaseSettings]] = {"simulated workers": WorkerSettings}
+INHERITED: dict[str, type[BaseSettings]] = {
+    "simulated workers": WorkerSettings,
+    "simulated devices": SimulatedWorkerSettings,
+}
 
 
 def shown_default(settings: type[BaseSettings], field: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
@@ -25,7 +25,8 @@ _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
 #: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.
 _TOKEN_NICENESS = 8
-#: Simulated workers of one process at most; one that pushes real KV has threads and sockets of its own.
+_POOLS = ("prompt", "token", "mixed")
+#: Members of one process of simulated workers or devices at most; one that pushes real KV has threads and sockets of its own.
 _SIMULATED_MEMBERS = {SimulatedKv.TIMED: 50, SimulatedKv.REAL: 10}
 
 
@@ -87,8 +88,12 @@ def plan_services(
     """All services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
-    simulated = options.engine is EngineKind.SIMULATED
-    workers = _plan_simulated(options, single_threaded) if simulated else _plan_workers(options, common, machine)
+    if options.engine is not EngineKind.SIMULATED:
+        workers = _plan_workers(options, common, machine)
+    elif options.reshapable:
+        workers = _plan_simulated_groups(options, single_threaded)
+    else:
+        workers = _plan_simulated(options, single_threaded)
     gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
     return (
         _service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
@@ -215,32 +220,60 @@ def _worker(
 
 def _plan_simulated(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
     """Spread simulated workers over few processes; a process has workers of one pool, about as many as the others."""
+    return tuple(
+        _simulated_workers(options, common, pool, ids)
+        for pool in _POOLS
+        for ids in _spread(_ids_of(options, pool), _SIMULATED_MEMBERS[options.simulated_kv])
+    )
+
+
+def _plan_simulated_groups(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
+    """Spread the devices of simulated groups over few processes: a group's are in one, with its worker; then the spare ones."""
+    most = _SIMULATED_MEMBERS[options.simulated_kv]
     processes = []
-    for pool in ("prompt", "token", "mixed"):
-        ids = [f"{pool}-{number}" for member_of, number in _pool_members(options) if member_of == pool]
-        groups = -(-len(ids) // _SIMULATED_MEMBERS[options.simulated_kv])
-        for index in range(groups):
-            first, end = len(ids) * index // groups, len(ids) * (index + 1) // groups
-            processes.append(_simulated_workers(options, common, pool, tuple(ids[first:end])))
+    for pool in _POOLS:
+        shape = options.shape_of(pool)
+        shaped = {"SPOTWISE_POOL": pool, "SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
+        for ids in _spread(_ids_of(options, pool), max(1, most // (shape.size + 1))):
+            devices = tuple(f"{worker_id}-device-{number}" for worker_id in ids for number in range(shape.size))
+            env = {**_simulated_env(options, common), **shaped, "SPOTWISE_GROUPS": ",".join(ids)}
+            processes.append(
+                _service(options, "worker.simulated.groups", _name_of(ids), env, StopOrder.WORKER, devices)
+            )
+    for ids in _spread([f"device-{number}" for number in range(options.spare_devices)], most):
+        env = {**_simulated_env(options, common), "SPOTWISE_POOL": "mixed", "SPOTWISE_SPARES": ",".join(ids)}
+        processes.append(_service(options, "worker.simulated.groups", _name_of(ids), env, StopOrder.WORKER, ids))
     return tuple(processes)
+
+
+def _spread(ids: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """Divide ids among as few processes as hold `most` each, in order and evenly."""
+    count = -(-len(ids) // most)
+    return [tuple(ids[len(ids) * index // count : len(ids) * (index + 1) // count]) for index in range(count)]
+
+
+def _name_of(ids: Sequence[str]) -> str:
+    """Return the id of a process of several members."""
+    return ids[0] if len(ids) == 1 else f"{ids[0]}-to-{ids[-1].rpartition('-')[2]}"
 
 
 def _simulated_workers(
     options: MeshOptions, common: Mapping[str, str], pool: str, worker_ids: tuple[str, ...]
 ) -> ServiceProcess:
+    env = {**_simulated_env(options, common), "SPOTWISE_POOL": pool, "SPOTWISE_MEMBERS": ",".join(worker_ids)}
+    return _service(options, "worker.simulated", _name_of(worker_ids), env, StopOrder.WORKER, worker_ids)
+
+
+def _simulated_env(options: MeshOptions, common: Mapping[str, str]) -> dict[str, str]:
     env = {
         **common,
-        "SPOTWISE_POOL": pool,
-        "SPOTWISE_MEMBERS": ",".join(worker_ids),
         "SPOTWISE_SPEED": str(options.speed),
         "SPOTWISE_SIMULATED_KV": options.simulated_kv.value,
         **_policy(options),
     }
     if options.kv_cache_bytes is not None:
         env["SPOTWISE_KV_CACHE_BYTES"] = str(options.kv_cache_bytes)
-    last_number = worker_ids[-1].rpartition("-")[2]
-    process_id = worker_ids[0] if len(worker_ids) == 1 else f"{worker_ids[0]}-to-{last_number}"
-    return _service(options, "worker.simulated", process_id, env, StopOrder.WORKER, worker_ids)
+    return env
 
 
 def _policy(options: MeshOptions) -> dict[str, str]:
@@ -255,6 +288,10 @@ def _policy(options: MeshOptions) -> dict[str, str]:
 def _pool_members(options: MeshOptions) -> list[tuple[str, int]]:
     pools = {"prompt": options.prompt_workers, "token": options.token_workers, "mixed": options.mixed_workers}
     return [(pool, number) for pool, count in pools.items() for number in range(count)]
+
+
+def _ids_of(options: MeshOptions, pool: str) -> list[str]:
+    return [f"{pool}-{number}" for member_of, number in _pool_members(options) if member_of == pool]
 
 
 def _service(

@@ -21,7 +21,7 @@ class DeviceSurvey:
 
     def __init__(self, planner_id: str, number: int, device_ids: Iterable[str]) -> None:
         self._question = m.SurveyDevice(planner_id, number)
-        self._device_ids = tuple(device_ids)
+        self._silent = dict.fromkeys(device_ids)
         self._reports: dict[str, m.DeviceSurveyed] = {}
         self._asked = 0
         self._asked_s = 0.0
@@ -34,16 +34,18 @@ class DeviceSurvey:
     @property
     def silent(self) -> tuple[str, ...]:
         """The devices that have not answered."""
-        return tuple(device_id for device_id in self._device_ids if device_id not in self._reports)
+        return tuple(self._silent)
 
     def answered(self, report: m.DeviceSurveyed) -> None:
         """Take an answer, unless it is to another survey."""
-        if report.number == self._question.number and report.device_id in self._device_ids:
-            self._reports[report.device_id] = report
+        device_id = report.device_id
+        if report.number == self._question.number and (device_id in self._silent or device_id in self._reports):
+            self._reports[device_id] = report
+            self._silent.pop(device_id, None)
 
     def is_over(self, now: float) -> bool:
         """Tell whether no answer is waited for any more."""
-        return not self.silent or (self._asked == SURVEYS and now - self._asked_s >= DEVICE_SILENT_S)
+        return not self._silent or (self._asked == SURVEYS and now - self._asked_s >= DEVICE_SILENT_S)
 
     def due(self, now: float) -> list[m.Send]:
         """Return the questions that are due."""
@@ -51,4 +53,4 @@ class DeviceSurvey:
             return []
         self._asked += 1
         self._asked_s = now
-        return [m.Send(device_id, self._question) for device_id in self.silent]
+        return [m.Send(device_id, self._question) for device_id in self._silent]

@@ -141,6 +141,17 @@ class Reshaping:
             self._report(replace(self.deployment, stage=ReshapeStage.ABANDONED, reason=reason), 0.0)
             self.deployment = self._before
 
+    def term_ended(self) -> list[c.PlannerCommand]:
+        """Return the answer to an order that the next term knows nothing of."""
+        ended = "the planner's lease ended while it planned"
+        if self._requests.awaits_store:
+            self._requests.refuse_pending(
+                f"{ended}; the plan may have been stored, and is carried out then: `spotwise status` shows the groups"
+            )
+        else:
+            self._requests.refuse_pending(f"{ended}; order this re-shape again")
+        return self._requests.commands()
+
     def advance(self, now: float) -> list[c.PlannerCommand]:
         """Follow what operators order and members show; return surveys, answers and reports."""
         if (planned := self._requests.planned(self._changes.next_change, now)) is not None:

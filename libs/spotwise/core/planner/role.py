@@ -148,6 +148,7 @@ class PlannerRole:
         self._term_ends_s = event.until_s
         if not self.policy.moves or self.term == event.term:
             return
+        self._end_tenure()
         self._tenure = Tenure(
             self.planner_id, event.term, self.policy, self._membership, self._targets, self._cost, event.plan, now
         )
@@ -159,7 +160,12 @@ class PlannerRole:
                 self._tenure.feed(f.InstanceNoticed(name_of(member), deadline_s), now)
 
     def _term_lost(self, event: c.TermLost, now: float) -> None:
-        self._tenure = None
+        self._end_tenure()
+
+    def _end_tenure(self) -> None:
+        if self._tenure is not None:
+            self._commands += self._tenure.reshaping.term_ended()
+            self._tenure = None
 
     def _plan_stored(self, event: c.PlanStored, now: float) -> None:
         if self._tenure is not None:

@@ -178,17 +178,15 @@ class Tenure:
             each.choose_targets(self._targets, leaving, now + self._policy.survey_s, now)
 
     def _order(self, now: float) -> None:
+        leaves = () if self._stored is None else self._stored.leaves
+        stored = {leave.worker_id: leave for leave in reversed(leaves)}
         for each in self._evacuations.values():
-            if (stored := self._stored_leave(each)) is not None:
-                orders = each.due(stored, self._planner_id, self.term, now)
+            if (leave := stored.get(each.worker_id)) is not None:
+                orders = each.due(leave, self._planner_id, self.term, now)
                 self._commands += orders
                 self.reshaping.sent(orders)
         if self._change is not None and all(self._is_over(each) for each in self._evacuations.values()):
             self._end(self._change.change, now, done=True)
-
-    def _stored_leave(self, evacuation: Evacuation) -> PlannedLeave | None:
-        leaves = () if self._stored is None else self._stored.leaves
-        return next((each for each in leaves if each.worker_id == evacuation.worker_id), None)
 
     def _is_over(self, evacuation: Evacuation) -> bool:
         """A worker that does not drain yet may still get requests."""

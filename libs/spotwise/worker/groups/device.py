@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from spotwise.core import group_messages as g
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.members import DevicePlace
 from spotwise.core.sampling import SampledToken
-from spotwise.engine.errors import ModelError
 from spotwise.mesh.cancelling import uninterrupted
+from spotwise.mesh.device_control import Report
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
@@ -23,8 +23,6 @@ from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
-
-Report = Callable[[g.GroupReport], None]
 
 #: Interval at which it is checked that all members of a group are there.
 _CHECK_S = 0.05
@@ -153,7 +151,7 @@ class DeviceSession:
             await transfers.start()
             self._transfers = transfers
             await self._part.join(form)
-        except (ModelError, ValueError, MeshError) as error:
+        except MeshError as error:
             _log.error("group_refused", epoch=form.epoch, reason=str(error))
             self._report(g.GroupRefused(form.epoch, str(error)))
             return

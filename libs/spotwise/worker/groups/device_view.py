@@ -6,6 +6,7 @@ import psutil
 
 from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.process import DeviceProcess
 
 
@@ -21,18 +22,19 @@ class ProcessView:
         self._device_id = device_id
         self._workers = workers
         self._process: DeviceProcess | None = None
+        self._parts: DeviceParts | None = None
 
-    def show(self, process: DeviceProcess) -> None:
-        """Describe the device by its process from now on."""
-        self._process = process
+    def show(self, process: DeviceProcess, parts: DeviceParts) -> None:
+        """Describe the device by its process, and by its part in the newest group, from now on."""
+        self._process, self._parts = process, parts
 
     def describe(self, member_id: str) -> EngineDescription | None:
         """Describe a worker or the device; the device's iterations are its leader's."""
         if member_id != self._device_id:
             return self._workers.describe(member_id)
-        if self._process is None:
+        if self._process is None or self._parts is None:
             return None
-        part = self._process.newest_part
+        part = self._parts.part(self._process.newest_leader)
         engine = None if part is None else part.loaded
         return EngineDescription(
             member=self._process.host.member,

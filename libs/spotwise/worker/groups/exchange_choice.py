@@ -15,7 +15,7 @@ from spotwise.mesh.ports import MeshError
 
 
 @contextlib.contextmanager
-def with_exchange(form: FormGroup, choice: GroupExchange, offers: Sequence[DeviceOffered]) -> Iterator[FormGroup]:
+def with_exchange(form: FormGroup, offers: Sequence[DeviceOffered], choice: GroupExchange) -> Iterator[FormGroup]:
     """Return the order with the exchange of members that offer this, by position; what they need to join it is there within
     the block. Raises `MeshError` without native kernels.
     """

@@ -18,13 +18,10 @@ import structlog
 
 from spotwise.core import group_messages as g
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
-from spotwise.engine.errors import ModelError
 from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
-from spotwise.worker.groups.exchange_choice import with_exchange
-from spotwise.worker.groups.group_engine import GroupEngine
-from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +56,7 @@ class GroupFormation:
         engine: of the group.
         form: the group's orders, but for epoch, position, memory and exchange.
         offer: the leader's.
-        exchange: what its groups exchange through.
+        exchange: opens what its groups exchange through.
         device_ids: of the others, by position; empty: any that register with the leader's id.
         on_place: called with the leader's place in each group, and with `None` when it is in none.
     """
@@ -67,11 +64,11 @@ class GroupFormation:
     def __init__(
         self,
         host: ServiceHost,
-        part: GroupPart,
-        engine: GroupEngine,
+        part: LeadersPart,
+        engine: FormedEngine,
         form: g.FormGroup,
         offer: g.DeviceOffered,
-        exchange: g.GroupExchange,
+        exchange: OpenExchange,
         device_ids: tuple[str, ...] = (),
         on_place: Callable[[DevicePlace | None], None] = lambda place: None,
     ) -> None:
@@ -176,18 +173,15 @@ class GroupFormation:
         size = self._form.stages * self._form.shards
         members = self._members()
         self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
-        with with_exchange(replace(self._form, epoch=self._epoch), self._exchange, self._offers(members)) as form:
+        with self._exchange(replace(self._form, epoch=self._epoch), self._offers(members)) as form:
             forms = [
                 replace(form, stage=position // form.shards, shard=position % form.shards) for position in range(size)
             ]
             for device, form in zip(members, forms[1:], strict=True):
                 device.answer = None
                 device.link.send(form)
-            try:
-                await self._part.load(forms[0])
-                await self._part.join(forms[0])
-            except (ModelError, ValueError) as error:
-                raise MeshError(f"the model cannot be served: {error}") from error
+            await self._part.load(forms[0])
+            await self._part.join(forms[0])
             await self._decided(members)
         for device in members:
             if isinstance(device.answer, g.GroupRefused):
@@ -271,7 +265,8 @@ class GroupFormation:
         if self._is_leaving:
             return
         try:
-            members = await self._host.store.members()
+            store = self._host.store
+            members = await (store.registered(self._device_ids) if self._device_ids else store.members())
         except MeshError:
             return  # those that are there stay
         found = {member.id: member for member in members if self._is_mine(member)}
@@ -295,9 +290,7 @@ class GroupFormation:
     def _is_mine(self, member: Member) -> bool:
         if member.kind is not MemberKind.DEVICE or member.state is not MemberState.READY:
             return False
-        if self._device_ids:
-            return member.id in self._device_ids
-        if member.id in self._devices:
+        if self._device_ids or member.id in self._devices:
             return True  # it may have another leader by now, too
         return member.leader_id == self._host.id and member.id != self._offer.device_id
 

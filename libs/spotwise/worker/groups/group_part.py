@@ -111,7 +111,7 @@ class GroupPart:
     async def load(self, form: FormGroup) -> bool:
         """Load what the position computes; return `False` where that was loaded already. Weights that the store has are not
         loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no sequences
-        afterwards. Raises `ModelError` and `ValueError` as `Engine.load_part`.
+        afterwards. Raises `MeshError` where the model cannot be served so.
         """
         await self.leave()
         key = (
@@ -123,11 +123,11 @@ class GroupPart:
             return False
         await self._unload()
         self._shard = Shard(form.shard, form.shards, form.stage)
-        self._store.adopt(form.dtype, form.block_size)
         place = GroupPlace(self._shard, form.stages)
         await self._loads.acquire()
         flow: WeightFlow | None = None
         try:
+            self._store.adopt(form.dtype, form.block_size)
             share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
             fetch = await self._fetch(share)
             if form.serves_early and form.stage and fetch.gives_all:
@@ -140,6 +140,8 @@ class GroupPart:
             self._key = key
             if flow is not None:
                 self._flowing = asyncio.create_task(self._flow(fetch, share, flow), name="weights-flow")
+        except (ModelError, ValueError) as error:
+            raise MeshError(f"the model cannot be served: {error}") from error
         finally:
             if self._flowing is None:
                 self._loads.release()

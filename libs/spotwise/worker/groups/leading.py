@@ -16,6 +16,8 @@ from spotwise.engine.part_sizes import PartSizes
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.device_parts import DeviceParts
+from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
@@ -27,12 +29,18 @@ _log = structlog.get_logger(__name__)
 
 
 async def lead_worker(
-    view: RuntimeView, process: DeviceProcess, settings: WorkerSettings, kind: MemberKind, device_ids: tuple[str, ...]
+    view: RuntimeView,
+    parts: DeviceParts,
+    process: DeviceProcess,
+    settings: WorkerSettings,
+    kind: MemberKind,
+    device_ids: tuple[str, ...],
 ) -> bool:
     """Join the mesh as a worker, and serve with this process's group until the worker leaves.
 
     Args:
         view: shows the worker to engine control.
+        parts: of the process.
         process: leads.
         settings: of the worker: its id, its pool, P and M.
         kind: of the worker.
@@ -46,7 +54,7 @@ async def lead_worker(
     """
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
         host.introduce(pool=settings.pool, model=settings.served_name)
-        formation, engine = await stack.enter_async_context(_formed_group(process, settings, host, device_ids))
+        formation, engine = await stack.enter_async_context(_formed_group(parts, process, settings, host, device_ids))
         memory = engine.engine.kv
         own_share = partial(KvShare, host.id, host.member.incarnation, part=memory.part)
         runtime = await started_worker(
@@ -67,11 +75,15 @@ async def lead_worker(
 
 @contextlib.asynccontextmanager
 async def _formed_group(
-    process: DeviceProcess, settings: WorkerSettings, host: ServiceHost, device_ids: tuple[str, ...]
+    parts: DeviceParts,
+    process: DeviceProcess,
+    settings: WorkerSettings,
+    host: ServiceHost,
+    device_ids: tuple[str, ...],
 ) -> AsyncIterator[tuple[GroupFormation, GroupEngine]]:
     """Wait for the devices and form the group, again whenever it is broken."""
     try:
-        sizes = PartSizes.of(process.store, settings.stages, settings.shards)
+        sizes = PartSizes.of(parts.store, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
 
@@ -81,7 +93,7 @@ async def _formed_group(
         else:
             process.entered(host.id, place)
 
-    async with process.part_of(host.id) as part:
+    async with parts.part_of(host.id) as part:
         engine = GroupEngine(part, settings.stages, settings.shards)
         formation = GroupFormation(
             host,
@@ -89,7 +101,7 @@ async def _formed_group(
             engine,
             _form(settings, host, sizes),
             process.offer,
-            settings.group_exchange,
+            partial(with_exchange, choice=settings.group_exchange),
             device_ids,
             place_changed,
         )

@@ -1,18 +1,15 @@
 """A process of groups: one device of the mesh, the parts that it computes, and the workers that it leads.
 
 The device outlives its groups. Of each leader it has a part at most; of the workers that it leads, each is a member of the mesh
-of its own, for as long as its group serves. Parts of leaders that are gone are kept until another part is needed, since a
-leader that is started again forms the same group.
+of its own, for as long as its group serves. What a part is, with an engine (`device_parts.py`) or simulated, is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -20,27 +17,40 @@ from spotwise.core import messages as m
 from spotwise.core.group_messages import DeviceOffered, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.engine.errors import ModelError
-from spotwise.engine.part_sizes import model_shape
-from spotwise.engine.weight_memory import give_back_freed_memory
-from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.group_sockets import GroupSockets
+from spotwise.mesh.device_control import Report
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
 from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
-from spotwise.worker.groups.device import DeviceSession, Report
-from spotwise.worker.groups.group_part import GroupPart
-from spotwise.worker.groups.peer_weights import PeerWeights, holders_in
 from spotwise.worker.machine import free_memory_bytes, machine_id
-from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
 #: Serves a worker whose group this process leads, until it leaves; returns whether the devices stay.
 Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, tuple[str, ...]], Awaitable[bool]]
+
+
+class Parts(Protocol):
+    """The parts of the model that a device computes, of each leader one at most."""
+
+    async def shape(self) -> ModelShape:
+        """Return the shape of the model, named as it is served; raises `MeshError` where it cannot be served."""
+
+    async def follow(
+        self, device: DeviceProcess, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report
+    ) -> None:
+        """Carry out the orders of one leader's stream, until they end."""
+
+    async def free(self, leader_id: str) -> None:
+        """Give back what a leader's part takes: it forms no further group. Idempotent."""
+
+    async def give_back(self) -> None:
+        """Give back the weights that no part needs any more."""
+
+    async def close(self) -> None:
+        """Free all parts."""
 
 
 class DeviceProcess:
@@ -50,12 +60,19 @@ class DeviceProcess:
         members: its connections to the mesh.
         host: its device.
         settings: of the device; `settings.pool` and P x M are those of its first worker, if it leads one.
-        sockets: for exchanges with other machines.
+        parts: what it computes.
+        exchange_address: where it takes the connections of a group's members, `host:port`.
         lead: serves a worker.
     """
 
     def __init__(
-        self, members: ServiceGroup, host: ServiceHost, settings: WorkerSettings, sockets: GroupSockets, lead: Lead
+        self,
+        members: ServiceGroup,
+        host: ServiceHost,
+        settings: WorkerSettings,
+        parts: Parts,
+        exchange_address: str,
+        lead: Lead,
     ) -> None:
         self.members = members
         self.host = host
@@ -65,18 +82,10 @@ class DeviceProcess:
             settings.kv_cache_bytes,
             settings.host_bytes(free_memory_bytes()),
             machine_id(),
-            sockets.address,
+            exchange_address,
         )
-        self._sockets = sockets
+        self._parts = parts
         self._lead = lead
-        #: The weights that it keeps, for all parts.
-        self.store = WeightStore(engine_config(settings))
-        holders = partial(holders_in, host.store, host.id, settings.served_name)
-        #: What it has from other processes, and gives to them.
-        self.weights = PeerWeights(host.member, holders, self.store, settings)
-        self._loads = asyncio.Lock()
-        self._parts: dict[str, GroupPart] = {}
-        self._in_use: set[str] = set()
         self._places: dict[str, DevicePlace] = {}
         self._first_leader_id = host.member.leader_id
         self._led: dict[str, asyncio.Task[None]] = {}
@@ -88,61 +97,22 @@ class DeviceProcess:
     async def follow(self, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
         """Carry out the orders of one leader's stream."""
         report(self.offer)
-        async with self.part_of(leader_id) as part:
-            await DeviceSession(self, leader_id, part, report).follow(orders)
-
-    @contextlib.asynccontextmanager
-    async def part_of(self, leader_id: str) -> AsyncIterator[GroupPart]:
-        """Have this process's part in groups of a leader."""
-        for other in [other for other in self._parts if other not in (*self._in_use, leader_id)]:
-            await self._parts.pop(other).close()
-        part = self._parts.get(leader_id)
-        if part is None:
-            settings = self.settings
-            part = GroupPart(
-                self.store,
-                self._loads,
-                self.weights.fetch,
-                settings.niceness,
-                self._sockets,
-                settings.group_patience_s,
-            )
-            self._parts[leader_id] = part
-        self._in_use.add(leader_id)
-        try:
-            yield part
-        finally:
-            self._in_use.discard(leader_id)
+        await self._parts.follow(self, leader_id, orders, report)
 
     async def free_part(self, leader_id: str) -> None:
         """Give back what a part takes: its leader forms no further group."""
-        part = self._parts.pop(leader_id, None)
-        if part is not None:
-            await part.close()
-            await self._give_back_weights()
-
-    async def _give_back_weights(self) -> None:
-        """Give back the weights that no part needs any more; where there is no part they are kept for the next one."""
-        async with self._loads:
-            shares = [part.share for part in self._parts.values() if part.share is not None]
-            if shares:
-                await asyncio.to_thread(self.store.keep_only, shares)
-        await asyncio.to_thread(give_back_freed_memory)
+        await self._parts.free(leader_id)
 
     @property
-    def newest_part(self) -> GroupPart | None:
-        """The part in the newest group; `None`: it is in none."""
-        return None if self._newest is None else self._parts.get(self._newest)
-
-    @property
-    def _newest(self) -> str | None:
+    def newest_leader(self) -> str | None:
+        """The leader of the newest group that it is in; `None`: it is in none."""
         return max(self._places, key=lambda leader_id: self._places[leader_id].epoch, default=None)
 
     def entered(self, leader_id: str, place: DevicePlace) -> None:
         """Note the device's place in a leader's group."""
         self._places[leader_id] = place
         self._show_place()
-        self.host.spawn(self._give_back_weights(), "give_back_weights")
+        self.host.spawn(self._parts.give_back(), "give_back_weights")
 
     def left(self, leader_id: str) -> None:
         """Note that the device is in no group of this leader; idempotent."""
@@ -151,7 +121,7 @@ class DeviceProcess:
 
     def _show_place(self) -> None:
         """Report the place in the newest group."""
-        newest = self._newest
+        newest = self.newest_leader
         self.host.introduce(
             place=None if newest is None else self._places[newest],
             leader_id=self._first_leader_id if newest is None else newest,
@@ -159,26 +129,25 @@ class DeviceProcess:
         self.host.beat_soon()
 
     async def serve(self, first: str | None) -> None:
-        """Serve until a stop signal. `first`: the worker that it leads from the start, unless another deployment is planned.
+        """Serve until a stop signal, after `start`; raises `MeshError` as that, or where a worker failed."""
+        call_on_stop_signals(self.members.leave, self.members.stop)
+        await self.start(first)
+        await self.host.serve()
+
+    async def start(self, first: str | None) -> None:
+        """Take orders. `first`: the worker that it leads from the start, unless another deployment is planned.
 
         Raises:
-            MeshError: the model, or the first worker, cannot be served, or a worker failed.
+            MeshError: the model cannot be served.
         """
-        call_on_stop_signals(self.members.leave, self.members.stop)
-        try:
-            # First of all: it must not be found beside a part that computes.
-            shape = await asyncio.to_thread(model_shape, self.store)
-        except ModelError as error:
-            raise MeshError(f"the model cannot be served: {error}") from error
-        self.host.introduce(transfer_address=await self.weights.start())
-        self._shape = replace(shape, name=self.settings.served_name)
+        # First of all: it must not be found beside a part that computes.
+        self._shape = await self._parts.shape()
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
         if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
             self._begin(first, self._serve_worker(settings, (), is_first=True))
-        await self.host.serve()
 
     async def close(self) -> None:
         """Leave every group; the workers that it leads have ended then."""
@@ -186,9 +155,7 @@ class DeviceProcess:
         for task in led:
             task.cancel()
         await asyncio.gather(*led, return_exceptions=True)
-        for leader_id in list(self._parts):
-            await self.free_part(leader_id)
-        await self.weights.close()
+        await self._parts.close()
 
     async def _is_deployed_otherwise(self) -> bool:
         """Whether a planner has decided which groups there are: then it says what this process leads."""

@@ -9,11 +9,11 @@ from functools import partial
 
 from spotwise.core.group_messages import GroupOrder
 from spotwise.core.members import MemberKind
-from spotwise.mesh.device_control import device_handler
+from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.service_group import ServiceGroup
 from spotwise.worker.engine_view import RuntimeView
-from spotwise.worker.groups.device import Report
+from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.device_view import ProcessView
 from spotwise.worker.groups.leading import lead_worker
 from spotwise.worker.groups.model_sketch import model_of_others
@@ -42,7 +42,7 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
     view = ProcessView(settings.service_id, runtimes)
     process: DeviceProcess | None = None
 
-    async def follow(leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
+    async def follow(device_id: str, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
         if process is not None:
             await process.follow(leader_id, orders, report)
 
@@ -55,7 +55,10 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
             settings = await stack.enter_async_context(model_of_others(settings, members.store))
         host = await stack.enter_async_context(members.joined(settings, MemberKind.DEVICE))
         host.introduce(model=settings.served_name, leader_id=leader_id)
-        process = DeviceProcess(members, host, settings, sockets, partial(lead_worker, runtimes))
+        parts = DeviceParts(settings, sockets, host)
+        lead = partial(lead_worker, runtimes, parts)
+        process = DeviceProcess(members, host, settings, parts, sockets.address, lead)
         stack.push_async_callback(process.close)
-        view.show(process)
+        host.introduce(transfer_address=await parts.weights.start())
+        view.show(process, parts)
         await process.serve(leader_id if leads else None)

@@ -6,6 +6,7 @@ so that a request that resumes on another worker gets the same tokens; it is nev
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost
 from spotwise.core.cost_profile import USUAL_HOST_LINK
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
+from spotwise.mesh.ports import MeshError
 from spotwise.worker.simulated.kv import NUM_LAYERS
 
 #: The next iteration compensates for a timer's error up to this much: a process too slow for its simulation must not catch up.
@@ -81,7 +83,8 @@ class SimulatedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._host_link = host_link
         self._out_ends_s = self._in_ends_s = 0.0  # of the last move each way
-        self._is_closed = False
+        self._swaps: dict[int, Callable[[Exception | None], None]] = {}  # those under way
+        self._numbers = itertools.count()
 
     @property
     def max_in_flight(self) -> int:
@@ -162,20 +165,32 @@ class SimulatedEngine:
     def _move(self, begins_s: float, blocks: int, on_ended: Callable[[Exception | None], None]) -> float:
         num_bytes = blocks * self.block_size * self.kv_bytes_per_token
         ends_s = max(begins_s, self._loop.time()) + self._host_link.transfer_s(num_bytes)
+        number = next(self._numbers)
 
         def ended() -> None:
-            if not self._is_closed:
+            if self._swaps.pop(number, None) is not None:
                 on_ended(None)
 
+        self._swaps[number] = on_ended
         self._loop.call_at(ends_s, ended)
         return ends_s
 
+    def drop_all(self, reason: str) -> None:
+        """Drop all iterations and sequences, without a word; swaps under way fail."""
+        swaps = tuple(self._swaps.values())
+        self.close()
+        self._sequences.clear()
+        self._due_s = self._timer = None
+        self._carried_s = self._out_ends_s = self._in_ends_s = 0.0
+        for on_ended in swaps:
+            on_ended(MeshError(reason))
+
     def close(self) -> None:
         """Drop all iterations and swaps."""
-        self._is_closed = True
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
+        self._swaps.clear()
 
     def _begin(self, now_s: float) -> None:
         work = self._waiting.popleft()

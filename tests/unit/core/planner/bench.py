@@ -51,6 +51,7 @@ class PlannerBench:
         self.drains: list[tuple[float, m.Drain]] = []
         self.reshapes: list[c.ReportReshape] = []
         self.stores = True
+        self.store_answers = True
         self.term = term
         for member in self.workers.values():
             self.feed(member)
@@ -72,7 +73,8 @@ class PlannerBench:
                     self.sent.append((self.now, command))
                 case c.StorePlan(plan):
                     self.plans.append(plan)
-                    self.feed(c.PlanStored(plan.version, self.stores))
+                    if self.store_answers:
+                        self.feed(c.PlanStored(plan.version, self.stores))
                 case c.ReportChange():
                     self.changes.append(command)
                 case c.AnswerReshape():

@@ -200,6 +200,24 @@ def test_a_plan_that_the_store_refuses_is_no_re_shape() -> None:
     assert reply is not None and reply.accepted
 
 
+@pytest.mark.parametrize("is_stored", [False, True], ids=["planned", "maybe stored"])
+@pytest.mark.parametrize("over", [c.TermLost(), c.TermHeld(6, 1e12)], ids=["lost", "a new one"])
+def test_an_operator_hears_of_the_end_of_the_term_that_planned(over: c.TermLost | c.TermHeld, is_stored: bool) -> None:
+    """A successor knows no operator; what was stored is carried out all the same."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("d2",))
+    bench.store_answers = False
+    if not is_stored:
+        del bench.devices["d1"]
+    bench.feed(c.ReshapeRequested(7, m.ReshapeMesh(ParallelConfig.parse("3,1,1"))))
+    bench.pass_time(0.1)
+    assert bench.answers == []
+    bench.feed(over)
+    ((number, reply),) = [(answer.number, answer.reply) for answer in bench.answers]
+    assert (number, reply.accepted) == (7, False)
+    assert ("may have been stored" in reply.detail) == is_stored
+    assert ("order this re-shape again" in reply.detail) != is_stored
+
+
 def test_only_the_planner_with_the_lease_answers() -> None:
     """Unless moves are switched off, which is why there is none."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), term=None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.record import KvShare
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.groups import formation
+from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation
 
 FORM = g.FormGroup(0, "w", 1, 3, 0, 0, "", 0, 0, 16, "float32", "digest")
@@ -70,15 +72,18 @@ class World:
     def formation(
         self, exchange: g.GroupExchange = g.GroupExchange.TCP, device_ids: tuple[str, ...] = ()
     ) -> GroupFormation:
-        async def registered() -> list[Member]:
+        async def members() -> list[Member]:
             return [
                 Member(name, MemberKind.DEVICE, 1, MemberState.READY, "h", 1, f"{name}:1", leader_id=leader_id)
                 for name, leader_id in {**self.leaders, "w": "w"}.items()
             ]
 
+        async def registered(member_ids: Sequence[str]) -> list[Member]:
+            return [member for member in await members() if member.id in member_ids]
+
         host = SimpleNamespace(
             id="w",
-            store=SimpleNamespace(members=registered),
+            store=SimpleNamespace(members=members, registered=registered),
             introduce=lambda **_: None,
             beat_soon=lambda: None,
         )
@@ -91,7 +96,7 @@ class World:
             cast(Any, engine),
             FORM,
             self.offer("w"),
-            exchange,
+            partial(with_exchange, choice=exchange),
             device_ids,
             self.places.append,
         )

@@ -12,6 +12,7 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, MemberKind, Pool
+from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
@@ -27,7 +28,6 @@ class Host:
 
     def __init__(self) -> None:
         self.member: Any = SimpleNamespace(id="d0", incarnation=3, leader_id="")
-        self.store: Any = None
         self.introduced: list[dict[str, Any]] = []
         self.sent: list[tuple[str, m.Message]] = []
         self.failures: list[str] = []
@@ -68,6 +68,21 @@ class Lead:
         return await self.ends[settings.service_id]
 
 
+class NoParts:
+    """Parts of a device that computes nothing."""
+
+    async def shape(self) -> ModelShape:
+        return replace(MODEL, name="tiny")
+
+    async def follow(self, device: Any, leader_id: str, orders: Any, report: Any) -> None: ...
+
+    async def free(self, leader_id: str) -> None: ...
+
+    async def give_back(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 @pytest.fixture
 async def lead() -> Lead:
     return Lead()
@@ -79,13 +94,10 @@ async def host() -> Host:
 
 
 @pytest.fixture
-async def process(
-    lead: Lead, host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> AsyncIterator[DeviceProcess]:
+async def process(lead: Lead, host: Host, tmp_path: Any) -> AsyncIterator[DeviceProcess]:
     (tmp_path / "config.json").write_text("{}")
     settings = WorkerSettings(service_id="d0", model_dir=tmp_path, model_name="tiny", transfer_port=7000)
-    sockets: Any = SimpleNamespace(address="d0:1")
-    made = DeviceProcess(cast(Any, None), cast(Any, host), settings, sockets, lead)
+    made = DeviceProcess(cast(Any, None), cast(Any, host), settings, NoParts(), "d0:1", lead)
     made._shape = replace(MODEL, name="tiny")  # as `serve` finds it
     yield made
     await made.close()

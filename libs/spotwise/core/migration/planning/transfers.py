@@ -10,6 +10,7 @@ A load is a part of the weights or all KV of a request; what leaving instances s
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,16 @@ class TransferUnit:
         return int(self.moving_kv is not None)
 
 
+class _Way(NamedTuple):
+    """An instance that can send a piece over its uplink, until `until_s`; late where it `leaves` before. The least is best."""
+
+    is_late: bool
+    until_s: float
+    is_relayed: bool
+    leaves: bool
+    instance: int
+
+
 class SourceChoice:
     """Chooses sources, and tracks what each instance has to send."""
 
@@ -68,6 +79,7 @@ class SourceChoice:
         for holder in piece.holders:
             near.setdefault(instance_of[holder], []).append(holder)
         arrives: dict[int, int] = {}  # by instance: at which device
+        afar: list[_Way] = []  # a heap: as many instances may hold a piece as receive it
         for target in piece.receivers:
             instance = instance_of[target]
             if instance in near:
@@ -76,9 +88,16 @@ class SourceChoice:
             elif instance in arrives:
                 moves.append(Move(piece, arrives[instance], target, is_relayed=True))
             else:
-                moves.append(self._from_afar(piece, target, near, arrives))
+                if not afar:
+                    afar = [self._way(piece, holder, is_relayed=False) for holder in near]
+                    heapq.heapify(afar)
+                moves.append(self._from_afar(piece, target, near, arrives, afar))
                 arrives[instance] = target
             self._count(moves[-1])
+            if afar and arrives.get(instance) == target:
+                if moves[-1].source is not None:
+                    heapq.heapreplace(afar, self._way(piece, afar[0].instance, is_relayed=afar[0].is_relayed))
+                heapq.heappush(afar, self._way(piece, instance, is_relayed=True))
         return tuple(moves)
 
     def _from_afar(
@@ -87,22 +106,18 @@ class SourceChoice:
         target: int,
         holders: Mapping[int, Sequence[int]],
         arrives: Mapping[int, int],
+        ways: Sequence[_Way],
     ) -> Move:
-        left_s = self._devices.left_s
-        seconds = self._between_s(piece)
-        senders = [(instance, False) for instance in holders]
-        if holders:
-            senders += [(instance, True) for instance in arrives]
-        ways = []
-        for instance, is_relayed in senders:
-            until_s = self._links.groups_s + self._up_s[instance] + seconds
-            leaves = instance in left_s
-            ways.append((leaves and until_s > left_s[instance], until_s, is_relayed, leaves, instance))
-        best = min(ways, default=None)
-        if best is None or (best[0] and piece.part.request is None):
+        if not ways or (ways[0].is_late and piece.part.request is None):
             return Move(piece, None, target)  # storage sends what no instance can send in time
-        _, _, is_relayed, _, instance = best
-        return Move(piece, arrives[instance] if is_relayed else holders[instance][0], target, is_relayed)
+        best = ways[0]
+        source = arrives[best.instance] if best.is_relayed else holders[best.instance][0]
+        return Move(piece, source, target, best.is_relayed)
+
+    def _way(self, piece: Piece, instance: int, *, is_relayed: bool) -> _Way:
+        left_s = self._devices.left_s.get(instance)
+        until_s = self._links.groups_s + self._up_s[instance] + self._between_s(piece)
+        return _Way(left_s is not None and until_s > left_s, until_s, is_relayed, left_s is not None, instance)
 
     def _between_s(self, piece: Piece) -> float:
         return self._links.transfer_s + piece.byte_count / self._links.between_bytes_per_s

@@ -1,0 +1,128 @@
+"""Runs a process of simulated devices, which lead workers and are in groups as any device is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+
+from spotwise.core.cost_profile import CostProfile
+from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
+from spotwise.core.members import DevicePlace, MemberKind
+from spotwise.mesh.device_control import Report, device_handler
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.service_group import ServiceGroup
+from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.process import DeviceProcess
+from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
+from spotwise.worker.simulated.groups.part import SimulatedPart, SimulatedParts, simulated_model
+from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
+from spotwise.worker.simulated.groups.view import SimulatedDevicesView
+from spotwise.worker.simulated.serving import served_words, simulated_engine, started_simulated_worker
+
+
+async def serve_simulated_devices(settings: SimulatedDeviceSettings) -> None:
+    """Join the mesh as every device of the settings, and compute until a stop signal, or until all have left."""
+    words = served_words(settings)
+    costs = settings.costs()
+    model = simulated_model(settings.served_name, costs.kv_bytes_per_token)
+    view = RuntimeView()
+    leaders = settings.first_leaders
+    devices: dict[str, DeviceProcess] = {}
+
+    async def follow(device_id: str, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
+        if (device := devices.get(device_id)) is not None:
+            await device.follow(leader_id, orders, report)
+
+    @contextlib.asynccontextmanager
+    async def device(host: ServiceHost) -> AsyncIterator[None]:
+        leader_id = leaders[host.id]
+        host.introduce(model=settings.served_name, leader_id=leader_id)
+        parts = SimulatedParts(model)
+        lead = partial(_lead, settings, costs, words, view, parts)
+        process = DeviceProcess(group, host, settings, parts, "", lead)
+        devices[host.id] = process
+        try:
+            await process.start(leader_id if leader_id and host.id == settings.devices_of(leader_id)[0] else None)
+            yield
+        finally:
+            del devices[host.id]
+            await process.close()
+
+    both = SimulatedDevicesView(devices, view)
+    async with ServiceGroup.open(settings, both, device_handler(follow)) as group:
+        await group.run(tuple(leaders), MemberKind.DEVICE, device)
+
+
+async def _lead(
+    simulated: SimulatedDeviceSettings,
+    costs: CostProfile,
+    words: tuple[int, ...],
+    view: RuntimeView,
+    parts: SimulatedParts,
+    process: DeviceProcess,
+    settings: WorkerSettings,
+    kind: MemberKind,
+    device_ids: tuple[str, ...],
+) -> bool:
+    """Join the mesh as a worker, and serve until it leaves; see `lead_worker`. A group takes the profile's time and has its KV
+    blocks, whatever its shape.
+    """
+    settings = simulated.model_copy(update=settings.model_dump(include={"service_id", "pool", "stages", "shards"}))
+    async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
+        host.introduce(pool=settings.pool, model=settings.served_name)
+        shape = f", {settings.stages} stages of {settings.shards} shards"
+        engine = simulated_engine(SimulatedGroupEngine, settings, costs, words, shape)
+        stack.callback(engine.close)
+        formation = GroupFormation(
+            host,
+            SimulatedPart(parts),
+            engine,
+            _form(settings, host),
+            process.offer,
+            _no_exchange,
+            device_ids or settings.devices_of(host.id)[1:],
+            lambda place: _note_place(process, host.id, place),
+        )
+        stack.push_async_callback(formation.close)
+        await formation.offers()
+        await formation.form(engine.num_blocks, engine.host_blocks)
+        host.spawn(formation.keep(), "keep_group")
+        runtime = await started_simulated_worker(settings, costs, host, engine, view, stack)
+        process.serves()
+        await host.serve()
+        await formation.leave(devices_stay=runtime.devices_stay)
+        return runtime.devices_stay
+
+
+def _note_place(process: DeviceProcess, leader_id: str, place: DevicePlace | None) -> None:
+    if place is None:
+        process.left(leader_id)
+    else:
+        process.entered(leader_id, place)
+
+
+@contextlib.contextmanager
+def _no_exchange(form: FormGroup, offers: Sequence[DeviceOffered]) -> Iterator[FormGroup]:
+    """Return the order: nothing is exchanged."""
+    yield form
+
+
+def _form(settings: WorkerSettings, host: ServiceHost) -> FormGroup:
+    """Return the order to form the group, but for what its devices decide."""
+    return FormGroup(
+        epoch=0,
+        leader_id=host.id,
+        stages=settings.stages,
+        shards=settings.shards,
+        stage=0,
+        shard=0,
+        exchange="",
+        num_blocks=0,
+        host_blocks=0,
+        block_size=settings.kv_block_size,
+        dtype=settings.dtype,
+        model_digest=None,
+    )

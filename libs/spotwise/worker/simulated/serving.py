@@ -1,0 +1,98 @@
+"""Makes a member of the mesh that has a simulated engine a worker: its KV transport, its role."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TypeVar
+
+from spotwise.core.cost_profile import CostProfile, at_speed
+from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.runtime import WorkerRuntime
+from spotwise.worker.simulated.engine import SimulatedEngine
+from spotwise.worker.simulated.kv import NoKv, TimedKvTransport
+from spotwise.worker.simulated.settings import SimulatedWorkerSettings
+from spotwise.worker.simulated.vocabulary import read_words
+
+EngineT = TypeVar("EngineT", bound=SimulatedEngine)
+
+
+def served_words(settings: SimulatedWorkerSettings) -> tuple[int, ...]:
+    """Return the token ids to answer with; raises `MeshError` where the model has none."""
+    try:
+        return read_words(settings.model_dir)
+    except ValueError as error:
+        raise MeshError(f"the model's tokenizer cannot be read: {error}") from error
+
+
+def simulated_engine(
+    kind: type[EngineT], settings: SimulatedWorkerSettings, costs: CostProfile, words: tuple[int, ...], shape: str = ""
+) -> EngineT:
+    """Return an engine of a kind, at the speed of the settings; `shape`: of its group, for people."""
+    speed = "" if settings.speed == 1.0 else f" at {settings.speed:g}x speed"
+    return kind(
+        at_speed(costs.iteration, settings.speed),
+        words,
+        settings.num_blocks(costs),
+        settings.kv_block_size,
+        costs.kv_bytes_per_token,
+        f"{costs.name}{speed}{shape}, {settings.simulated_kv} KV",
+        settings.num_host_blocks(costs),
+        settings.host_link(costs),
+    )
+
+
+async def started_simulated_worker(
+    settings: SimulatedWorkerSettings,
+    costs: CostProfile,
+    host: ServiceHost,
+    engine: SimulatedEngine,
+    view: RuntimeView,
+    stack: contextlib.AsyncExitStack,
+) -> WorkerRuntime:
+    """Start the worker's role, which ends with the stack; the host reports READY once it serves. Raises `MeshError` where a KV
+    listener cannot be opened.
+    """
+    runtime: WorkerRuntime | None = None
+    transport = _transport(
+        settings,
+        costs,
+        host,
+        lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
+    )
+    await transport.start()
+    stack.push_async_callback(transport.close)
+    host.introduce(transfer_address=transport.address)
+    runtime = WorkerRuntime(host, engine, transport, settings.worker_policy(costs.context_parity, costs.iteration))
+    view.add(host.id, runtime)
+    stack.callback(view.remove, host.id)
+    await runtime.start()
+    runtime.drain_on_stop(settings.stop_grace_s)
+    return runtime
+
+
+def _transport(
+    settings: SimulatedWorkerSettings, costs: CostProfile, host: ServiceHost, on_handoff: HandoffHandler
+) -> KvTransport:
+    block_bytes = costs.kv_bytes_per_token * settings.kv_block_size
+    incarnation = host.member.incarnation
+    if settings.simulated_kv == "real":
+        return UcxKvTransport(
+            memory=NoKv(block_bytes),
+            worker_id=host.id,
+            incarnation=incarnation,
+            on_handoff=on_handoff,
+            host=settings.peer_host,
+            push_timeout_s=settings.push_timeout_s,
+        )
+    return TimedKvTransport(
+        bus=host.bus,
+        worker_id=host.id,
+        incarnation=incarnation,
+        on_handoff=on_handoff,
+        link=settings.link(costs),
+        block_bytes=block_bytes,
+        push_timeout_s=settings.push_timeout_s,
+    )
