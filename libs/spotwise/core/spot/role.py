@@ -1,11 +1,11 @@
-"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it, and to
-each device of groups, whose leaders may be elsewhere.
+"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it, and
+to each device of groups, whose leaders may be elsewhere.
 
 Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
 earlier one or while it still reports READY `RETELL_S` later (messages may be lost). Reports to planners repeat (`reports.py`).
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
-An event is acknowledged once every notified member has left in order and no other worker or device is on the machine; a silent one
-has not left, since it may still be handing KV off.
+An event is acknowledged once every notified member has left in order and no other worker or device is on the machine; a silent
+one has not left, since it may still be handing KV off.
 The loss of a worker or device is reported by one watcher, the first by id; a watcher that does not receive its own heartbeats
 reports none.
 """
@@ -159,8 +159,8 @@ class SpotWatcherRole:
             self._notified.clear()
 
     def _notify(self, member: m.Member, now: float) -> bool:
-        """Send a worker or device the notice that it lacks; returns whether it is new to this incarnation. Of a worker that is a
-        group only the devices of this machine leave: they have notices of their own.
+        """Send a worker or device the notice that it lacks; returns whether it is new to this incarnation. Of a worker that
+        is a group only the devices of this machine leave: they have notices of their own.
         """
         notice = self._signs.notice()
         if notice is None or member.state is m.MemberState.STARTING:  # it receives nothing yet

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
