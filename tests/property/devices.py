@@ -1,4 +1,5 @@
-"""The devices of a whole mesh in one process: they report their places, form groups when they are told, and die and come back.
+"""The devices of a whole mesh in one process: they report their places, form groups when they are told, die and come back, and
+leave where they have to.
 
 A worker is a group of devices, and lives while all of them do. Before the first re-shape each group leads itself, as processes
 do by their settings; later only planners say which groups there are. A device that comes back is in no group.
@@ -6,6 +7,7 @@ do by their settings; later only planners say which groups there are. A device t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,8 @@ class Devices:
 
     Attributes:
         incarnations: of each device, as it is now; `None` while it is dead.
+        at_first: the groups before the first re-shape.
+        leave_at_s: of devices under notice, the time at which they leave at the latest.
         slowest_s: a group takes so long to form, at most.
         fail_rate: share of orders to lead that come to nothing.
     """
@@ -31,19 +35,20 @@ class Devices:
         self._world = world
         self._planners = planners
         self.incarnations: dict[str, int | None] = {}
+        self.leave_at_s: dict[str, float] = {}
         self.slowest_s = 1.0
         self.fail_rate = 0.0
         self._groups: dict[str, m.DeviceGroup] = {}
         self._newest: dict[str, tuple[int, int]] = {}
         self._forming: set[str] = set()
-        self._at_first: list[m.DeviceGroup] = []
+        self.at_first: list[m.DeviceGroup] = []
         world.devices = self
         for worker_id, worker in world.workers.items():
             assert worker.member.pool is not None
             ids = tuple(f"{worker_id}-d{number}" for number in range(shards))
-            self._at_first.append(m.DeviceGroup(worker_id, worker.member.pool, 1, shards, ids))
-            self._groups[worker_id] = self._at_first[-1]
-        for device_id in [*(each for group in self._at_first for each in group.device_ids), *_named("spare", spare)]:
+            self.at_first.append(m.DeviceGroup(worker_id, worker.member.pool, 1, shards, ids))
+            self._groups[worker_id] = self.at_first[-1]
+        for device_id in [*(each for group in self.at_first for each in group.device_ids), *_named("spare", spare)]:
             self.incarnations[device_id] = None
             self._start(device_id)
 
@@ -56,34 +61,66 @@ class Devices:
             case m.SurveyDevice(sender_id, number):
                 report = m.DeviceSurveyed(device_id, incarnation, number, MODEL, self._places(device_id))
                 self._world.send(device_id, m.Send(sender_id, report))
-            case m.LeadGroup():
+            case m.LeadGroup() if device_id not in self.leave_at_s:
                 self._lead(device_id, message)
+            case m.Drain(_, deadline_s):
+                self.drain(device_id, deadline_s)
 
-    def kill(self, device_id: str, back_s: float) -> None:
-        """End a device, and with it the workers that it computes for; it comes back after a while."""
+    def join(self, device_id: str) -> None:
+        """A new device joins the mesh."""
+        self.incarnations[device_id] = None
+        self._start(device_id)
+
+    def drain(self, device_id: str, deadline_s: float) -> None:
+        """Let a device leave once it is in no group, or at the deadline."""
+        if self.incarnations.get(device_id) is not None:
+            self.leave_at_s[device_id] = min(deadline_s, self.leave_at_s.get(device_id, deadline_s))
+            self._world.at(0.2, partial(self._leave_when_free, device_id))
+
+    def _leave_when_free(self, device_id: str) -> None:
+        if self.incarnations[device_id] is None or device_id not in self.leave_at_s:
+            return
+        if not self._places(device_id) or self._world.now >= self.leave_at_s[device_id]:
+            self._broadcast(device_id, m.MemberState.LEFT)
+            self.kill(device_id, None)
+        else:
+            self._world.at(0.2, partial(self._leave_when_free, device_id))
+
+    def kill(self, device_id: str, back_s: float | None) -> None:
+        """End a device, and with it the workers that it computes for; it comes back after a while, or never."""
         if self.incarnations.get(device_id) is None:
             return
         self.incarnations[device_id] = None
         self._newest.pop(device_id, None)
+        self.leave_at_s.pop(device_id, None)
         for worker_id, group in list(self._groups.items()):
             if device_id in group.device_ids and worker_id in self._world.workers:
                 self._world.kill(worker_id)
-        self._world.at(back_s, partial(self._start, device_id))
+        if back_s is not None:
+            self._world.at(back_s, partial(self._start, device_id))
 
     def _start(self, device_id: str) -> None:
         if self.incarnations[device_id] is None:
             self.incarnations[device_id] = incarnation = int(self._world.now * 1000)
             self._beat(device_id, incarnation)
             if self._planners.deployment is None:
-                for group in self._at_first:
+                for group in self.at_first:
                     if device_id in group.device_ids and group.worker_id not in self._world.workers:
                         self._form(group)
 
     def _beat(self, device_id: str, incarnation: int) -> None:
         if self.incarnations[device_id] == incarnation:
-            member = m.Member(device_id, m.MemberKind.DEVICE, incarnation, m.MemberState.READY, "host", 1, "")
-            self._planners.receive_all(device_id, member)
+            self._broadcast(device_id, m.MemberState.DRAINING if device_id in self.leave_at_s else m.MemberState.READY)
             self._world.at(HEARTBEAT_S, partial(self._beat, device_id, incarnation))
+
+    def _broadcast(self, device_id: str, state: m.MemberState) -> None:
+        """Send a heartbeat, with the place in the newest group."""
+        incarnation, places = self.incarnations[device_id], self._places(device_id)
+        assert incarnation is not None
+        member = m.Member(device_id, m.MemberKind.DEVICE, incarnation, state, "host", 1, "")
+        if places:
+            member = replace(member, leader_id=places[-1].worker_id, place=places[-1].place)
+        self._planners.receive_all(device_id, replace(member, leaves_at_s=self.leave_at_s.get(device_id)))
 
     def _places(self, device_id: str) -> tuple[m.GroupMembership, ...]:
         places = []
@@ -108,7 +145,8 @@ class Devices:
 
     def _form(self, group: m.DeviceGroup) -> None:
         self._forming.discard(group.worker_id)
-        if group.worker_id not in self._world.workers and all(self.incarnations[each] for each in group.device_ids):
+        can_form = all(self.incarnations[each] and each not in self.leave_at_s for each in group.device_ids)
+        if group.worker_id not in self._world.workers and can_form:
             self._groups[group.worker_id] = group
             self._world.start_worker(group.worker_id, group.pool)
 

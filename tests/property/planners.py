@@ -78,10 +78,11 @@ class Planners:
                         self.orders.append(command)
                         self._assert_planned(role, command)
                     if isinstance(message, m.LeadGroup):
-                        self._assert_to_be(message)
+                        self._assert_to_be(role, message)
                     self.world.send(planner_id, command)
                 case c.PublishDrain(drain):
-                    assert self.deployment is not None and drain.worker_id in self.deployment.retiring_ids
+                    assert self.deployment is not None
+                    assert drain.worker_id in {*self.deployment.retiring_ids, *role.leaving}
                     self._publish(drain)
                 case c.AnswerReshape():
                     self.answers.append(command)
@@ -98,8 +99,9 @@ class Planners:
             assert self._plan is not None
             assert order.recipient_id in [leave.worker_id for leave in self._plan.leaves], "not planned"
 
-    def _assert_to_be(self, order: m.LeadGroup) -> None:
-        """A group that a device is told to lead is in the store before."""
+    def _assert_to_be(self, role: PlannerRole, order: m.LeadGroup) -> None:
+        """A group that a device is told to lead is in the store before, and has no device that has to leave."""
+        assert not role.leaving_devices & set(order.device_ids)
         assert self.deployment is not None
         assert order.worker_id in [group.worker_id for group in self.deployment.groups], "not planned"
 
@@ -163,6 +165,12 @@ class Planners:
         kind = m.InterruptionKind.NOTICE
         report = m.InterruptionReported("watcher", f"drain-{worker_id}-{deadline_s}", kind, (worker_id,), deadline_s)
         self._report(report, worker.member.incarnation)
+
+    def report_devices(self, report: m.InterruptionReported, again: int) -> None:
+        """A watcher reports a notice of devices, or that it is withdrawn, and repeats that some times."""
+        self.receive_all("watcher", report)
+        if again:
+            self.world.at(REPORT_EVERY_S, partial(self.report_devices, report, again - 1))
 
     def _drain(self, worker_id: str, drain: m.Drain) -> None:
         worker = self.world.workers.get(worker_id)

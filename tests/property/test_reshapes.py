@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from spotwise.core import messages as m
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.planner.replacement import homes
 from tests.property.devices import POOLS, Devices
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners
@@ -19,7 +23,13 @@ PACES = st.sampled_from([(0.3, 0.1), (0.5, 0.5), (1.5, 0.1)])
 CONFIGS = ("1,1,2", "2,1,2", "1,2,1", "2,2,1", "1+1,1,1", "1+1,1,2", "1+2,1,1", "3,1,1", "1,3,1", "4,1,1")
 SHAPES = st.sampled_from(CONFIGS).map(ParallelConfig.parse)
 POLICY = PlannerPolicy(
-    survey_s=0.2, margin_s=0.3, move_latency_s=0.01, kv_token_s=1e-5, form_s=6.0, reshape_drain_s=20.0
+    survey_s=0.2,
+    margin_s=0.3,
+    move_latency_s=0.01,
+    kv_token_s=1e-5,
+    form_s=6.0,
+    reshape_drain_s=20.0,
+    replace_after_s=6.0,
 )
 WITHIN_S = 300.0
 MOST_ORDERS = 3
@@ -43,14 +53,27 @@ def order_some(world: MeshWorld, planners: Planners, configs: list[ParallelConfi
         world.at(at_s, partial(planners.reshape, number, config))
 
 
+def can_be(group: m.DeviceGroup, deployment: PlannedDeployment, devices: Devices | None) -> bool:
+    """Whether every device of a group is there, may stay, and is in no later group: else the group waits for machines."""
+    assert devices is not None
+    home = homes(deployment.groups)
+    return all(
+        devices.incarnations[each] and each not in devices.leave_at_s and home[each] == group.worker_id
+        for each in group.device_ids
+    )
+
+
 def assert_over(world: MeshWorld, planners: Planners) -> None:
     """The last re-shape has ended, the groups that are to be serve, and none of those that retire is left."""
 
     def is_over() -> bool:
         deployment, workers = planners.deployment, set(world.workers)
-        return deployment is None or (
+        if deployment is None:
+            return True
+        groups = [group for group in deployment.groups if can_be(group, deployment, world.devices)]
+        return (
             deployment.stage.is_over
-            and {group.worker_id for group in deployment.groups} <= workers
+            and {group.worker_id for group in groups} == workers & {group.worker_id for group in deployment.groups}
             and not deployment.retiring_ids & workers
         )
 
@@ -123,6 +146,7 @@ def test_re_shapes_in_the_rain_cost_no_token(
 
 def _calm_down(world: MeshWorld, devices: Devices) -> None:
     world.loss = devices.fail_rate = 0.0
+    devices.slowest_s = min(devices.slowest_s, 3.0)  # groups that never form in time are tried again for ever
 
 
 def _order_where_nothing_serves(world: MeshWorld, planners: Planners, number: int) -> None:
@@ -140,3 +164,95 @@ def _stall_one(world: MeshWorld, seconds: float) -> None:
 def _notice_one(world: MeshWorld, planners: Planners, seconds: float) -> None:
     if world.workers:
         planners.notice(world.rng.choice(sorted(world.workers)), seconds)
+
+
+@settings(max_examples=40, deadline=None)
+@given(meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES), st.integers(1, 3))
+def test_devices_that_leave_cost_no_token(case: MeshCase, count: int) -> None:
+    """With as many spare devices as leave, the groups are those of before, on devices that stay."""
+    world, planners, devices = reshapable(case, count)
+    shapes = sorted(group.shards for group in devices.at_first)
+    members = [each for group in devices.at_first for each in group.device_ids]
+    for device_id in world.rng.sample(members, min(count, len(members))):
+        world.at(world.rng.uniform(0.5, 4.0), partial(notice_device, world, planners, devices, device_id, 25.0))
+    world.run_until(world.now + 30.0)
+    settle(world, case.count, WITHIN_S)
+    assert_over(world, planners)
+    assert set(world.ended.values()) == {"length"}
+    deployment = planners.deployment
+    assert deployment is not None and deployment.cause
+    assert sorted(group.shards for group in deployment.groups) == shapes
+    assert set(world.workers) == {group.worker_id for group in deployment.groups}
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
+    st.integers(0, 3),
+    st.lists(SHAPES, max_size=2),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_devices_in_the_rain_cost_no_token(
+    case: MeshCase, spare: int, configs: list[ParallelConfig], notices: int, loss: float
+) -> None:
+    """Devices get notices, also sooner ones and ones that are withdrawn, die for good, and join, at any time of any change."""
+    world, planners, devices = reshapable(case, spare)
+    rng = world.rng
+    world.loss, world.repeats = loss, rng.choice([0.0, 0.3])
+    devices.slowest_s, devices.fail_rate = rng.choice([0.5, 3.0, 9.0]), rng.choice([0.0, 0.3])
+    world.at(LAST_ORDER_S, partial(_calm_down, world, devices))
+    order_some(world, planners, configs)
+    for _ in range(notices):
+        device_id, at_s, seconds = (
+            rng.choice(list(devices.incarnations)),
+            rng.uniform(0.5, 12.0),
+            rng.choice([2.0, 8.0, 20.0]),
+        )
+        world.at(at_s, partial(notice_device, world, planners, devices, device_id, seconds))
+        if rng.random() < 0.3:
+            world.at(at_s + rng.uniform(0.1, 3.0), partial(notice_device, world, planners, devices, device_id, 1.5))
+    for _ in range(rng.randint(0, 2)):
+        device_id, at_s = rng.choice(list(devices.incarnations)), rng.uniform(0.5, 12.0)
+        world.at(at_s, partial(withdraw_one, world, planners, devices, device_id, rng.uniform(0.1, 3.0)))
+    planners_die = rng.random() < 0.5
+    for _ in range(rng.randint(0, 2)):
+        # Before the first deployment is stored only planners' memory has the groups of a device that never comes back.
+        back_s = rng.choice([rng.uniform(0.1, 4.0), 12.0, *([] if planners_die else [None])])
+        world.at(rng.uniform(0.5, 12.0), partial(devices.kill, rng.choice(list(devices.incarnations)), back_s))
+    for number in range(rng.randint(0, 2)):
+        world.at(rng.uniform(0.5, 12.0), partial(devices.join, f"acquired-{number}"))
+    for _ in range(rng.randint(1, 2) * planners_die):
+        planner_id, at_s = f"planner-{rng.randrange(2)}", rng.uniform(0.2, 15.0)
+        world.at(at_s, partial(planners.kill, planner_id))
+        world.at(at_s + rng.uniform(0.1, 4.0), partial(planners.start, planner_id))
+    for number in range(2):  # machines come in the end
+        world.at(LAST_ORDER_S, partial(devices.join, f"late-{number}"))
+    world.run_until(world.now + LAST_ORDER_S)
+    settle(world, case.count, WITHIN_S)
+    assert_over(world, planners)
+    assert_served(world, "fells_workers")
+    world.run_until(world.now + 15.0)
+    assert_nothing_held(world)
+    if planners.deployment is not None:
+        serving = [group for group in planners.deployment.groups if group.worker_id in world.workers]
+        assert not any(each in devices.leave_at_s for group in serving for each in group.device_ids)
+
+
+def notice_device(world: MeshWorld, planners: Planners, devices: Devices, device_id: str, seconds: float) -> None:
+    """A machine's watcher reports a device, and tells it; or an operator does, who tells it only."""
+    deadline_s = world.now + seconds
+    if world.rng.random() < 0.5:
+        kind = m.InterruptionKind.NOTICE
+        planners.report_devices(m.InterruptionReported("watcher", "go", kind, (device_id,), deadline_s), again=3)
+    world.transmit("watcher", device_id, partial(devices.receive, device_id, m.Drain(device_id, deadline_s)))
+
+
+def withdraw_one(world: MeshWorld, planners: Planners, devices: Devices, device_id: str, after_s: float) -> None:
+    """A notice is withdrawn before its device has heard of it."""
+    report = m.InterruptionReported("watcher", "go", m.InterruptionKind.NOTICE, (device_id,), world.now + 10.0)
+    planners.report_devices(report, again=0)
+    gone = replace(report, kind=m.InterruptionKind.WITHDRAWN, deadline_s=None)
+    world.at(after_s, partial(planners.report_devices, gone, again=3))

@@ -1,4 +1,4 @@
-"""`spotwise drain`: an operator's eviction notice to a worker."""
+"""`spotwise drain`: an operator's eviction notice to a worker, or to a device of groups."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ _SILENCE_S = 2.0
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Id of the worker, as `spotwise status` shows it.")],
+    worker: Annotated[str, typer.Argument(help="Id of the worker or device, as `spotwise status` shows it.")],
     deadline: Annotated[str, typer.Option(help="Deadline of the worker, such as 30s or 2m.")] = "30s",
     wait: Annotated[bool, typer.Option(help="Wait until the worker has left.")] = False,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
 ) -> None:
-    """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere."""
+    """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere. A device
+    leaves once its groups are formed anew without it."""
     seconds = parse_duration(deadline, "--deadline")
     mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)

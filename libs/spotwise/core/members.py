@@ -138,7 +138,7 @@ class Member:
         pool: a worker's home pool, which `ChangeHomePool` may change.
         model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
         quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
-        leaves_at_s: of a draining worker: Unix time at which it leaves at the latest.
+        leaves_at_s: of a draining worker or device: Unix time at which it leaves at the latest.
         leader_id: of a device: the worker for whose groups it is.
         place: of a device in a group, and of its leader; `None` while there is none.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.

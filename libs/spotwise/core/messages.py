@@ -180,7 +180,7 @@ class InterruptionReported:
 
     Attributes:
         event_id: the same in all reports of one sign.
-        worker_ids: workers known to be on that machine, in order of id; they go together.
+        worker_ids: workers and devices known to be on that machine, in order of id; they go together.
         deadline_s: Unix time at which the machine may be gone; `None` for a hint or a withdrawal.
     """
 

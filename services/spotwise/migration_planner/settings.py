@@ -33,6 +33,12 @@ class PlannerSettings(ServiceSettings):
         le=3600,
         description="requests that have not left a group that retires after so long are computed again",
     )
+    replace_after_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="a device that is absent for so many seconds is replaced in its groups; longer than a restart takes",
+    )
     planner_metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
     )
@@ -47,4 +53,5 @@ class PlannerSettings(ServiceSettings):
             member_timeout_s=self.member_timeout_s,
             form_s=self.form_s,
             reshape_drain_s=self.reshape_drain_s,
+            replace_after_s=self.replace_after_s,
         )

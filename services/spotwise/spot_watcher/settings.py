@@ -24,7 +24,8 @@ class SpotWatcherSettings(ServiceSettings):
     watched_workers: str = Field(
         "",
         pattern=r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$",
-        description="ids of the workers on this machine, separated by commas; where empty those with this host's name",
+        description="ids of the workers and devices on this machine, separated by commas; where empty those with this "
+        "host's name",
     )
     metadata_url: str = Field(
         "http://169.254.169.254", pattern=r"^https?://", description="metadata service of aws, gcp and azure"

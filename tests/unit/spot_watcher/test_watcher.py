@@ -199,7 +199,7 @@ async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() ->
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(Drain("x", 1.0)), PATIENCE_S)
-        assert decode(reply) == DrainReply(False, "no worker x; there are: w")
+        assert decode(reply) == DrainReply(False, "no worker or device x; there are: w")
         assert server.questions == []
 
 

@@ -219,9 +219,7 @@ class Evacuation:
             self._forget(key)
 
 
-def evacuation(
-    worker: m.Member, deadline_s: float, policy: PlannerPolicy, now: float, *, at_once: bool = False
-) -> Evacuation:
+def evacuation(worker: m.Member, deadline_s: float, policy: PlannerPolicy, now: float) -> Evacuation:
     """Return the evacuation of a worker that was noticed now."""
     margin_s = min(policy.margin_s, max(deadline_s - now, 0.0) / 4)
-    return Evacuation(worker.id, worker.incarnation, deadline_s, margin_s, at_once)
+    return Evacuation(worker.id, worker.incarnation, deadline_s, margin_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, Pool
@@ -46,6 +47,7 @@ def choose_groups(
     workers: Sequence[m.Member],
     change: int,
     cost: ChangeCost,
+    leaving: Mapping[str, float] = MappingProxyType({}),
 ) -> GroupChoice | str:
     """Return the groups of a configuration, or why it cannot be.
 
@@ -54,12 +56,13 @@ def choose_groups(
         workers: of the mesh.
         change: number of the re-shape.
         cost: of changes so far.
+        leaving: devices that get no position, each with the Unix time by which it leaves.
     """
     old = [_group_of(worker, reports) for worker in sorted(workers, key=_in_order)]
-    if (reason := _why_not(config, reports, old)) is not None:
+    if (reason := _why_not(config, reports, old, leaving)) is not None:
         return reason
     model = reports[0].model
-    before = _deployment(old, reports, config)
+    before = _deployment(old, reports, config, leaving)
     device_map = map_devices(before, config, model)
     groups = _groups(device_map, old, change)
     go_on = tuple(group for group in groups if group in [each.group for each in old])
@@ -105,7 +108,12 @@ def _group_of(worker: m.Member, reports: Sequence[m.DeviceSurveyed]) -> _OldGrou
     return _OldGroup(group, worker.state is m.MemberState.READY, places)
 
 
-def _why_not(config: ParallelConfig, reports: Sequence[m.DeviceSurveyed], old: Sequence[_OldGroup]) -> str | None:
+def _why_not(
+    config: ParallelConfig,
+    reports: Sequence[m.DeviceSurveyed],
+    old: Sequence[_OldGroup],
+    leaving: Mapping[str, float],
+) -> str | None:
     if not reports:
         return "no device answers; start the mesh with --parallel D,P,M"
     strangers = [each.group.worker_id for each in old if each.serves and not each.places]
@@ -122,17 +130,24 @@ def _why_not(config: ParallelConfig, reports: Sequence[m.DeviceSurveyed], old: S
         )
     if (reason := model.why_not(config.pipeline, config.tensor)) is not None:
         return f"{model.name} cannot be cut into {config.pipeline} stages of {config.tensor} shards: {reason}"
-    if len(reports) < config.devices:
+    leave = [each.device_id for each in reports if each.device_id in leaving]
+    if len(reports) - len(leave) < config.devices:
+        stay = f", and {', '.join(leave)} {'has' if len(leave) == 1 else 'have'} to leave" if leave else ""
         return (
-            f"{written(config)} needs {config.devices} devices, and {len(reports)} answer; "
+            f"{written(config)} needs {config.devices} devices, and {len(reports) - len(leave)} answer{stay}; "
             "choose a smaller configuration, or start more devices"
         )
     return None
 
 
-def _deployment(old: Sequence[_OldGroup], reports: Sequence[m.DeviceSurveyed], config: ParallelConfig) -> Deployment:
+def _deployment(
+    old: Sequence[_OldGroup],
+    reports: Sequence[m.DeviceSurveyed],
+    config: ParallelConfig,
+    leaving: Mapping[str, float],
+) -> Deployment:
     """Return the deployment before; without positions where its groups are not all of one shape."""
-    instances = tuple(Instance(report.device_id, 1) for report in reports)
+    instances = tuple(Instance(each.device_id, 1, leaving.get(each.device_id)) for each in reports)
     prompts = sum(each.group.pool is Pool.PROMPT for each in old)
     shapes = {(each.group.stages, each.group.shards) for each in old if each.places}
     if len(shapes) != 1 or prompts == len(old):

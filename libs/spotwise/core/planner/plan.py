@@ -57,6 +57,10 @@ class PlannedDeployment:
         moved, given_back: requests of retiring workers, so far.
         pause_s, longest_pause_s: of the requests that moved, the mean and the longest.
         reason: why it was abandoned.
+        cause: why the planner began it; empty: an operator ordered it.
+        stopgap_ids: workers that serve only until groups with too few devices are whole again.
+        missed_ids: workers that drain or drained since a device has to leave: their groups are to be all the same.
+        left_ids: workers of `retiring` that an earlier change has drained: they do not come back where this one is abandoned.
     """
 
     change: int
@@ -75,6 +79,10 @@ class PlannedDeployment:
     pause_s: float = 0.0
     longest_pause_s: float = 0.0
     reason: str = ""
+    cause: str = ""
+    stopgap_ids: tuple[str, ...] = ()
+    missed_ids: tuple[str, ...] = ()
+    left_ids: tuple[str, ...] = ()
 
     @property
     def new(self) -> tuple[DeviceGroup, ...]:

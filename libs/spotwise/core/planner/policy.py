@@ -19,6 +19,7 @@ class PlannerPolicy:
         prompt_token_s: of a prompt token, until a worker has measured it.
         reserve_s: a notice with less time left after the end of the change under way than this ends that change.
         form_s: a re-shape whose new groups do not serve after this is abandoned.
+        replace_after_s: a device that is absent for so long is replaced in its groups; longer than a restart takes.
         reshape_drain_s: deadline of the drain of workers that retire; what has not moved by then is computed again.
     """
 
@@ -33,11 +34,12 @@ class PlannerPolicy:
     reserve_s: float = 5.0
     form_s: float = 60.0
     reshape_drain_s: float = 120.0
+    replace_after_s: float = 30.0
 
     def __post_init__(self) -> None:
         if min(self.survey_s, self.member_timeout_s, self.kv_token_s, self.prompt_token_s) <= 0:
             raise ValueError(f"survey_s, member_timeout_s, kv_token_s and prompt_token_s must be above 0: {self}")
-        if min(self.form_s, self.reshape_drain_s) <= 0:
-            raise ValueError(f"form_s and reshape_drain_s must be above 0: {self}")
+        if min(self.form_s, self.reshape_drain_s, self.replace_after_s) <= 0:
+            raise ValueError(f"form_s, reshape_drain_s and replace_after_s must be above 0: {self}")
         if min(self.margin_s, self.move_latency_s, self.reserve_s) < 0:
             raise ValueError(f"margin_s, move_latency_s and reserve_s must be at least 0: {self}")

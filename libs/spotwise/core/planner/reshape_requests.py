@@ -6,6 +6,7 @@ planned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotwise.core import messages as m
@@ -14,6 +15,7 @@ from spotwise.core.membership import Membership
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey
+from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice, choose_groups, written
 
 
@@ -30,12 +32,20 @@ class _Order:
 class ReshapeRequests:
     """The order that is being planned, if any."""
 
-    def __init__(self, planner_id: str, membership: Membership, cost: ChangeCost) -> None:
+    def __init__(
+        self,
+        planner_id: str,
+        membership: Membership,
+        watch: DeviceWatch,
+        cost: ChangeCost,
+        survey_numbers: Callable[[], int],
+    ) -> None:
         self._planner_id = planner_id
         self._membership = membership
+        self._watch = watch
+        self._survey_number = survey_numbers
         self._cost = cost
         self._order: _Order | None = None
-        self._surveys = 0
         self._commands: list[c.PlannerCommand] = []
 
     @property
@@ -51,9 +61,9 @@ class ReshapeRequests:
     def take(self, event: c.ReshapeRequested) -> None:
         """Survey all devices for an order."""
         devices = self._membership.all(MemberKind.DEVICE)
-        ready = [device.id for device in devices if device.state is MemberState.READY]
-        self._surveys += 1
-        self._order = _Order(event.number, event.order, DeviceSurvey(self._planner_id, self._surveys, ready))
+        asked = [each.id for each in devices if each.state in (MemberState.READY, MemberState.DRAINING)]
+        survey = DeviceSurvey(self._planner_id, self._survey_number(), asked)
+        self._order = _Order(event.number, event.order, survey)
 
     def surveyed(self, report: m.DeviceSurveyed) -> None:
         """Take a device's answer."""
@@ -82,7 +92,8 @@ class ReshapeRequests:
             return None
         config = order.order.config
         workers = [worker for worker in self._membership.workers() if worker.pool is not None]
-        choice = choose_groups(config, order.survey.reports, workers, change, self._cost)
+        leaving = self._watch.leaving()
+        choice = choose_groups(config, order.survey.reports, workers, change, self._cost, leaving)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
         if isinstance(choice, str):
             self.refuse_pending(choice + silent)

@@ -5,13 +5,16 @@ New groups are led again every `ORDER_EVERY_S` until all of them serve; only the
 not whole in time, or that is interrupted before, is abandoned: what was to be new retires, and the old groups are to be again.
 All else follows from the deployment and the members: a group that is to be and is missing is led again, and a worker that
 retires is drained whenever it is there. So a successor continues where a planner ended, and a lost order costs a second.
-A group that an operator or a cloud lets drain is dropped from the deployment.
+A group that an operator or a cloud lets drain is dropped from the deployment, unless one of its devices has to leave: then it
+is formed anew where there are devices (`replacement.py`).
 Source: reparallelization, SpotServe, section 3.2; new groups beside the old ones are ours (ADR 31).
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from functools import partial
 
 from spotwise.core import messages as m
 from spotwise.core.members import MemberState
@@ -19,13 +22,18 @@ from spotwise.core.membership import Membership
 from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
+from spotwise.core.planner.deployments import abandoned, adopted, begun
+from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.planner.replacement import Replacement, Replacing, described
 from spotwise.core.planner.reshape_requests import ReshapeRequests
 
 #: An order is repeated after so long, until its effect shows.
 ORDER_EVERY_S = 1.0
+#: A worker of which a device leaves drains so much before the margin of its deadline, though new groups are not whole yet.
+LAST_CALL_S = 1.0
 #: A group without a worker is missing after so long, also for a planner that has just begun to listen.
 ABSENT_S = 1.5
 
@@ -39,6 +47,7 @@ class Reshaping:
         term: int,
         policy: PlannerPolicy,
         membership: Membership,
+        watch: DeviceWatch,
         cost: ChangeCost,
         changes: FleetChanges,
         deployment: PlannedDeployment | None,
@@ -51,7 +60,10 @@ class Reshaping:
         self._changes = changes
         self._began_s = now
         self._cost = cost
-        self._requests = ReshapeRequests(planner_id, membership, cost)
+        self._watch = watch
+        numbers = partial(next, itertools.count(1))
+        self._requests = ReshapeRequests(planner_id, membership, watch, cost, numbers)
+        self._replacement = Replacement(planner_id, policy, membership, watch, cost, numbers)
         self._before: PlannedDeployment | None = None  # of an order that is not stored yet
         self._absent_since_s: dict[str, float] = {}
         self._ordered_s: dict[str, float] = {}
@@ -78,6 +90,8 @@ class Reshaping:
     def _why_not_now(self) -> str | None:
         if self._requests.is_busy:
             return "another re-shape is being planned; order this one again in a few seconds"
+        if self._replacement.is_due:
+            return "devices have to leave, are gone, or have joined; order it again when the planner has answered that"
         deployment = self.deployment
         if deployment is not None and not deployment.stage.is_over:
             return f"the re-shape to {deployment.config} is under way (change {deployment.change}); wait for its end"
@@ -96,13 +110,14 @@ class Reshaping:
     def surveyed(self, report: m.DeviceSurveyed) -> None:
         """Take a device's answer."""
         self._requests.surveyed(report)
+        self._replacement.surveyed(report)
 
     def interrupted(self, worker_id: str, reason: str, now: float, *, is_lost: bool) -> None:
-        """Abandon a re-shape that has moved nothing yet; a new group that was lost is only formed again."""
+        """Abandon an operator's re-shape that has moved nothing yet; a new group that was lost is only formed again."""
         deployment = self.deployment
         if deployment is None or not self._is_forming:
             self._requests.refuse_pending(f"{worker_id} {reason}; order the re-shape again when that has ended")
-        elif is_lost and worker_id in deployment.new_ids:
+        elif deployment.cause or (is_lost and worker_id in deployment.new_ids):
             return
         elif worker_id in [group.worker_id for group in (*deployment.groups, *deployment.retiring)]:
             self._abandon(deployment, f"{worker_id} {reason}", now)
@@ -156,6 +171,7 @@ class Reshaping:
         """Follow what operators order and members show; return surveys, answers and reports."""
         if (planned := self._requests.planned(self._changes.next_change, now)) is not None:
             self._begin(*planned, now)
+        self._replace(now)
         deployment = self.deployment
         if deployment is not None:
             self._note_absent(deployment, now)
@@ -167,22 +183,32 @@ class Reshaping:
         commands, self._commands = self._requests.commands() + self._commands, []
         return commands
 
-    def _begin(self, config: str, choice: GroupChoice, now: float) -> None:
+    def _replace(self, now: float) -> None:
+        """Begin the change that devices make necessary, where one can be."""
+        deployment = self.deployment
+        self._replacement.look(deployment, self._changes.next_change, now)
+        if deployment is not None and self._is_forming:
+            lost = [group.worker_id for group in deployment.new if self._replacement.is_short(group, deployment.groups)]
+            if lost:
+                self._abandon(deployment, f"devices of {', '.join(lost)} have to leave, or are gone", now)
+            return
+        groups = self._replacement.groups_of(deployment)
+        is_noticed = any(self._watch.first_deadline_s(group) is not None for group in groups)
+        if deployment is None and (is_noticed or self._replacement.is_due):
+            self.deployment = adopted(groups, self._changes.number_change(), now)
+        if not self._replacement.is_due or self._requests.awaits_store:
+            return
+        self._requests.refuse_pending("devices have to leave, are gone, or have joined; order the re-shape again")
+        self._commands += self._replacement.surveys(now)
+        planned = self._replacement.planned(self.deployment, self._changes.next_change, now)
+        if planned is not None:
+            self._begin(described(planned.choice.prediction.groups), planned.choice, now, planned)
+
+    def _begin(self, config: str, choice: GroupChoice, now: float, replacing: Replacing | None = None) -> None:
         self._before = self.deployment
-        known = [group.worker_id for group in (*choice.go_on, *choice.retiring)]
-        missing = () if self._before is None else self._before.groups  # those may come back
-        deployment = PlannedDeployment(
-            self._changes.number_change(),
-            config,
-            ReshapeStage.FORMING,
-            (*choice.go_on, *choice.new),
-            tuple(group.worker_id for group in choice.new),
-            (*choice.retiring, *(group for group in missing if group.worker_id not in known)),
-            now,
-            now + self._policy.form_s,
-            expected_s=choice.prediction.forming_s,
-        )
-        self._change_stage(deployment, now)
+        change, form_until_s = self._changes.number_change(), now + self._policy.form_s
+        seen = self._watch.sighted()
+        self._change_stage(begun(self._before, config, choice, replacing, seen, change, now, form_until_s), now)
 
     def _formed(self, deployment: PlannedDeployment, now: float) -> PlannedDeployment:
         """Let requests move once all new groups serve; abandon the re-shape where they do not in time."""
@@ -193,22 +219,13 @@ class Reshaping:
             return self._change_stage(replace(deployment, stage=ReshapeStage.MOVING, served_s=now), now)
         if now >= deployment.form_until_s:
             seconds = deployment.form_until_s - deployment.began_s
+            self._replacement.rest(now)
             return self._abandon(deployment, f"{', '.join(late)} did not serve within {seconds:g} s", now)
         return deployment
 
     def _abandon(self, deployment: PlannedDeployment, reason: str, now: float) -> PlannedDeployment:
         self._requests.refuse_pending(reason)
-        go_on = (group for group in deployment.groups if group.worker_id not in deployment.new_ids)
-        as_before = (group for group in deployment.retiring if group.is_whole)  # others could not be formed again
-        abandoned = replace(
-            deployment,
-            stage=ReshapeStage.ABANDONED,
-            groups=(*go_on, *as_before),
-            retiring=deployment.new,
-            ended_s=now,
-            reason=reason,
-        )
-        return self._change_stage(abandoned, now)
+        return self._change_stage(abandoned(deployment, reason, now), now)
 
     def _change_stage(self, deployment: PlannedDeployment, now: float) -> PlannedDeployment:
         self.deployment = deployment
@@ -232,11 +249,22 @@ class Reshaping:
 
     def _drop_drained(self, now: float) -> None:
         deployment = self.deployment
-        if deployment is None or self._is_forming:
+        if deployment is None:
             return
-        staying = tuple(group for group in deployment.groups if not self._drains(group, now))
-        if staying != deployment.groups:
-            self.deployment = replace(deployment, groups=staying)
+        groups = (*deployment.groups, *deployment.retiring)
+        missed = tuple(group.worker_id for group in groups if self._is_missed(group, deployment))
+        staying = tuple(
+            group
+            for group in deployment.groups
+            if self._is_forming or group.worker_id in missed or not self._drains(group, now)
+        )
+        if (staying, missed) != (deployment.groups, deployment.missed_ids):
+            self.deployment = replace(deployment, groups=staying, missed_ids=missed)
+
+    def _is_missed(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> bool:
+        """One whose device has to leave is formed anew as soon as there are devices for it."""
+        has_to_leave = self._watch.first_deadline_s(group) is not None
+        return has_to_leave or (group.worker_id in deployment.missed_ids and not self._serves(group))
 
     def _serves(self, group: m.DeviceGroup) -> bool:
         member = self._membership.get(group.worker_id)
@@ -262,14 +290,19 @@ class Reshaping:
         for group in deployment.groups:
             if self._is_to_be_led(group, deployment, now) and self._is_due(group.worker_id, now):
                 self._commands.append(m.Send(group.device_ids[0], self._lead(group, deployment.change)))
-        for worker_id in sorted(self.retiring):
-            member = self._membership.get(worker_id)
-            if member is not None and member.state is not MemberState.DRAINING and self._is_due(worker_id, now):
-                self._commands.append(c.PublishDrain(self._drain(member, now)))
+        for group in (*deployment.groups, *deployment.retiring):
+            member = self._membership.get(group.worker_id)
+            if member is None or member.state is MemberState.DRAINING:
+                continue
+            drain = self._drain(member, group, now)
+            if drain is not None and self._is_due(group.worker_id, now):
+                self._commands.append(c.PublishDrain(drain))
         commands, self._commands = self._commands, []
         return commands
 
     def _is_to_be_led(self, group: m.DeviceGroup, deployment: PlannedDeployment, now: float) -> bool:
+        if self._replacement.is_short(group, deployment.groups):
+            return False
         if self._is_forming and group.worker_id in deployment.new_ids:
             return not self._serves(group)
         absent_since_s = self._absent_since_s.get(group.worker_id)
@@ -287,7 +320,23 @@ class Reshaping:
             group.worker_id, group.pool, group.stages, group.shards, group.device_ids, self._term, change
         )
 
-    def _drain(self, member: m.Member, now: float) -> m.Drain:
-        """A worker that does not serve holds nothing, and leaves at once."""
-        serves = member.state is MemberState.READY
-        return m.Drain(member.id, now + self._policy.reshape_drain_s * serves, "re-shape", devices_stay=True)
+    def _drain(self, member: m.Member, group: m.DeviceGroup, now: float) -> m.Drain | None:
+        """Return the drain of a worker that is to leave now, with the deadline of the first of its devices that leaves."""
+        deadline_s = self._watch.first_deadline_s(group)
+        if group.worker_id in self.retiring:
+            # One that does not serve holds nothing, and leaves at once.
+            until_s = now + self._policy.reshape_drain_s * (member.state is MemberState.READY)
+            until_s = until_s if deadline_s is None else min(until_s, deadline_s)
+            return m.Drain(member.id, until_s, "re-shape", devices_stay=True)
+        if deadline_s is None:
+            return None
+        waits = self._replacement.is_due or self._is_forming
+        if waits and now < deadline_s - self._policy.margin_s - LAST_CALL_S:
+            return None
+        return m.Drain(member.id, deadline_s, "a device has to leave", devices_stay=True)
+
+    def leaving_workers(self) -> dict[str, float]:
+        """The Unix time by which each worker leaves of whose devices one does."""
+        deployment = self.deployment
+        groups = self._watch.sighted() if deployment is None else (*deployment.groups, *deployment.retiring)
+        return {each.worker_id: known for each in groups if (known := self._watch.first_deadline_s(each)) is not None}

@@ -10,15 +10,16 @@ Source: SpotServe, sections 3.1 and 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.members import MemberState
+from spotwise.core.members import MemberKind, MemberState
 from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
+from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
 from spotwise.core.planner.tenure import Tenure, name_of
@@ -33,7 +34,9 @@ class PlannerRole:
         self._membership = Membership(policy.member_timeout_s)
         self._targets = Targets(policy)
         self._cost = ChangeCost(policy.move_latency_s, policy.kv_token_s)
-        self._deadlines: dict[str, float] = {}  # of members under notice, by name
+        self._watch = DeviceWatch(self._membership)
+        self._deadlines: dict[str, float] = {}  # of workers under notice, by name
+        self._by_devices: tuple[m.Member, ...] = ()  # workers of which a device has to leave
         self._tenure: Tenure | None = None
         self._term_ends_s = 0.0
         self._commands: list[c.PlannerCommand] = []
@@ -60,18 +63,27 @@ class PlannerRole:
         """The workers under notice."""
         return frozenset(name.rpartition("/")[0] for name in self._deadlines)
 
+    @property
+    def leaving_devices(self) -> frozenset[str]:
+        """The devices that are present and under notice."""
+        return frozenset(self._watch.leaving())
+
     def handle(self, event: c.PlannerEvent, now: float) -> list[c.PlannerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
         self._commands = []
         self._handlers[type(event)](event, now)
         if self._tenure is not None and now < self._term_ends_s and not isinstance(event, m.Member):
+            self._follow_devices(self._tenure.reshaping.leaving_workers(), now)
             self._commands += self._tenure.drive(now)
         return self._commands
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for change in self._membership.observe(member, now):
             self._member_changed(change, now)
-        if self._membership.get(member.id) is not member or member.pool is None:
+        if self._membership.get(member.id) is not member:
+            return
+        self._watch.reported(member)
+        if member.pool is None:
             return
         self._targets.reported(member, now)
         if member.leaves_at_s is not None:
@@ -84,10 +96,28 @@ class PlannerRole:
             member = self._membership.get(worker_id)
             if member is None:
                 continue  # the watcher repeats itself
+            is_device = member.kind is MemberKind.DEVICE
             if report.kind is m.InterruptionKind.NOTICE and report.deadline_s is not None:
-                self._noticed(member, report.deadline_s, now)
+                if is_device:
+                    self._watch.noticed(member, report.deadline_s)
+                else:
+                    self._noticed(member, report.deadline_s, now)
             elif report.kind is m.InterruptionKind.WITHDRAWN:
-                self._withdrawn(member, now)
+                if is_device:
+                    self._watch.withdrawn(member)
+                else:
+                    self._withdrawn(member, now)
+
+    def _follow_devices(self, deadlines: Mapping[str, float], now: float) -> None:
+        """Let the workers leave of which a device does, and those stay of which none does any more."""
+        leaving = tuple(each for each in self._membership.workers() if each.id in deadlines)
+        for worker in leaving:
+            self._noticed(worker, deadlines[worker.id], now)
+        for worker in self._by_devices:
+            known = self._membership.get(worker.id)
+            if worker.id not in deadlines and known is not None and known.incarnation == worker.incarnation:
+                self._withdrawn(known, now)
+        self._by_devices = leaving
 
     def _noticed(self, member: m.Member, deadline_s: float, now: float) -> None:
         """Note the earliest deadline of a worker: it keeps to that itself."""
@@ -113,6 +143,7 @@ class PlannerRole:
             self._targets.joined(change.member)
             return
         name = name_of(change.member)
+        self._watch.worker_lost(change.member, has_left=change.drained)
         self._targets.lost(change.member)
         self._deadlines.pop(name, None)
         if self._tenure is not None and change.member.pool is not None:
@@ -150,7 +181,15 @@ class PlannerRole:
             return
         self._end_tenure()
         self._tenure = Tenure(
-            self.planner_id, event.term, self.policy, self._membership, self._targets, self._cost, event.plan, now
+            self.planner_id,
+            event.term,
+            self.policy,
+            self._membership,
+            self._watch,
+            self._targets,
+            self._cost,
+            event.plan,
+            now,
         )
         for member in self._membership.workers():
             deadline_s = self._deadlines.get(name_of(member))

@@ -13,6 +13,7 @@ from spotwise.core.migration.fleet import events as f
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
+from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.evacuation import Evacuation, evacuation
 from spotwise.core.planner.plan import Plan, PlannedLeave
 from spotwise.core.planner.policy import PlannerPolicy
@@ -38,6 +39,7 @@ class Tenure:
         term: int,
         policy: PlannerPolicy,
         membership: Membership,
+        watch: DeviceWatch,
         targets: Targets,
         cost: ChangeCost,
         last_plan: Plan | None,
@@ -53,7 +55,9 @@ class Tenure:
         last_plan = last_plan or Plan(term, 0, 0)
         self._earlier = {f"{leave.worker_id}/{leave.incarnation}": leave for leave in last_plan.leaves}
         self._changes = FleetChanges(FleetLimits(reserve_s=policy.reserve_s), last_plan.change + 1)
-        self.reshaping = Reshaping(planner_id, term, policy, membership, cost, self._changes, last_plan.deployment, now)
+        self.reshaping = Reshaping(
+            planner_id, term, policy, membership, watch, cost, self._changes, last_plan.deployment, now
+        )
         self._change: f.BeginChange | None = None
         self._evacuations: dict[str, Evacuation] = {}
         self._version = 0
@@ -106,8 +110,7 @@ class Tenure:
             return
         known = self._evacuations.get(name)
         if known is None:
-            at_once = member.id in self.reshaping.retiring
-            known = self._evacuations[name] = evacuation(member, deadline_s, self._policy, now, at_once=at_once)
+            known = self._evacuations[name] = evacuation(member, deadline_s, self._policy, now)
             if name in self._earlier:
                 known.take_up(self._earlier[name])
         known.deadline_s = deadline_s
@@ -172,6 +175,7 @@ class Tenure:
     def _evacuate(self, now: float) -> None:
         leaving = self._leaving()
         for each in self._evacuations.values():
+            each.at_once = each.at_once or each.worker_id in self.reshaping.retiring
             number = each.next_survey(now, self._policy.survey_s)
             if number is not None:
                 self._commands.append(m.Send(each.worker_id, m.SurveyWorker(self._planner_id, number)))

@@ -1,4 +1,4 @@
-"""How often a cloud's metadata is queried, and for which workers.
+"""How often a cloud's metadata is queried, and for which workers and devices.
 
 Law: a cloud that answers is queried every `poll_s`, counted from the last query, or at once after a longer answer (a hanging
 GET). One that does not answer is queried with exponential backoff, at most `backoff_s` apart: that much of a notice may be
@@ -13,12 +13,13 @@ from spotwise.core.members import Member, MemberKind
 
 #: Beyond so many failures the pause is at its longest for any sensible pair of `poll_s` and `backoff_s`.
 _MOST_DOUBLINGS = 16
-_WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+#: What computes: workers, and the devices of those that are groups.
+COMPUTING = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER, MemberKind.DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchPolicy:
-    """A watcher's configuration; `workers` are the ids of this machine's workers: where empty, `host` decides.
+    """A watcher's configuration; `workers` are the ids of this machine's workers and devices: where empty, `host` decides.
 
     Attributes:
         backoff_s: longest pause between queries that fail.
@@ -37,8 +38,8 @@ class WatchPolicy:
             raise ValueError("backoff_s and member_timeout_s must be above 0")
 
     def is_beside(self, member: Member) -> bool:
-        """Tell whether a member is a worker of this machine."""
-        if member.kind not in _WORKERS:
+        """Tell whether a member is a worker or a device of this machine."""
+        if member.kind not in COMPUTING:
             return False
         return member.id in self.workers if self.workers else member.host == self.host
 

@@ -1,11 +1,13 @@
-"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it.
+"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it, and
+to each device of groups, whose leaders may be elsewhere.
 
 Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
 earlier one or while it still reports READY `RETELL_S` later (messages may be lost). Reports to planners repeat (`reports.py`).
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
-An event is acknowledged once every notified worker has left in order and no other worker is on the machine; a silent worker has
-not left, since it may still be handing KV off.
-A worker's loss is reported by one watcher, the first by id; a watcher that does not receive its own heartbeats reports none.
+An event is acknowledged once every notified member has left in order and no other worker or device is on the machine; a silent
+one has not left, since it may still be handing KV off.
+The loss of a worker or device is reported by one watcher, the first by id; a watcher that does not receive its own heartbeats
+reports none.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.membership import MemberLost, Membership
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.policy import WatchPolicy
+from spotwise.core.spot.policy import COMPUTING, WatchPolicy
 from spotwise.core.spot.reports import RepeatedReports
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
@@ -89,7 +91,7 @@ class SpotWatcherRole:
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)
-        beside = tuple(worker.id for worker in self._membership.workers() if self._policy.is_beside(worker))
+        beside = tuple(member.id for member in self._beside())
         self._commands += [c.PublishReport(report, again=True) for report in self._reports.due(beside, now)]
 
     def _process_ended(self, event: c.ProcessEnded, now: float) -> None:
@@ -99,7 +101,7 @@ class SpotWatcherRole:
 
     def _report_lost(self, lost: MemberLost, now: float) -> None:
         member = lost.member
-        if member.kind in (m.MemberKind.PROMPT_WORKER, m.MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
+        if member.kind in COMPUTING and self._speaks_for_all(now):
             event_id = f"lost-{member.id}-{member.incarnation}"
             self._report(Sign(event_id, f"lost: {lost.reason}"), m.InterruptionKind.LOST, now, (member.id,), now)
 
@@ -111,12 +113,12 @@ class SpotWatcherRole:
         return self.watcher_id <= min(others, default=self.watcher_id)
 
     def _drain(self, order: m.Drain, now: float) -> None:
-        workers = [worker.id for worker in self._membership.workers()]
-        if order.worker_id in workers:
+        known = [member.id for member in self._membership.all(*COMPUTING)]
+        if order.worker_id in known:
             self._commands.append(c.PublishNotice(order))
             self._commands.append(c.AnswerOperator(m.DrainReply(True, "")))
         else:
-            detail = f"no worker {order.worker_id}; there are: {', '.join(workers) or 'none'}"
+            detail = f"no worker or device {order.worker_id}; there are: {', '.join(known) or 'none'}"
             self._commands.append(c.AnswerOperator(m.DrainReply(False, detail)))
 
     def _start(self, event: c.WatchStarted, now: float) -> None:
@@ -133,17 +135,21 @@ class SpotWatcherRole:
             self._problem = answer.problem
             self._commands.append(c.ReportProblem(answer.problem))
         changes = self._signs.observe(answer, now)
-        beside = [worker for worker in self._membership.workers() if self._policy.is_beside(worker)]
-        worker_ids = tuple(worker.id for worker in beside)
+        beside = self._beside()
+        worker_ids = tuple(member.id for member in beside)
         for gone in changes.gone:
             self._withdraw(gone.sign, worker_ids, now)
         for seen in changes.seen:
             kind = m.InterruptionKind.HINT if seen.deadline_s is None else m.InterruptionKind.NOTICE
             self._report(seen.sign, kind, seen.deadline_s, worker_ids, now)
-        for worker in beside:
-            self._notify(worker, now)
+        for member in beside:
+            self._notify(member, now)
         self._acknowledge()
         self._query(self._policy.next_query_s(self._queried_s, now, self._poll_s, self._failures))
+
+    def _beside(self) -> list[m.Member]:
+        """The workers and devices of this machine, in order of id."""
+        return [member for member in self._membership.all(*COMPUTING) if self._policy.is_beside(member)]
 
     def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...], now: float) -> None:
         self._report(sign, m.InterruptionKind.WITHDRAWN, None, worker_ids, now)
@@ -152,21 +158,24 @@ class SpotWatcherRole:
         if self._signs.notice() is None:
             self._notified.clear()
 
-    def _notify(self, worker: m.Member, now: float) -> bool:
-        """Send a worker the notice that it lacks; returns whether it is new to this incarnation."""
+    def _notify(self, member: m.Member, now: float) -> bool:
+        """Send a worker or device the notice that it lacks; returns whether it is new to this incarnation. Of a worker that
+        is a group only the devices of this machine leave: they have notices of their own.
+        """
         notice = self._signs.notice()
-        if notice is None or worker.state is m.MemberState.STARTING:  # it receives nothing yet
+        if notice is None or member.state is m.MemberState.STARTING:  # it receives nothing yet
             return False
         deadline_s, sign = notice
-        sent = self._notified.get(worker.id)
-        is_new = sent is None or sent.incarnation < worker.incarnation
+        sent = self._notified.get(member.id)
+        is_new = sent is None or sent.incarnation < member.incarnation
         if sent is not None and not is_new and deadline_s >= sent.deadline_s:
-            if worker.state is m.MemberState.READY and now - sent.at_s >= RETELL_S:
+            if member.state is m.MemberState.READY and now - sent.at_s >= RETELL_S:
                 sent.at_s = now
-                self._commands.append(c.PublishNotice(m.Drain(worker.id, sent.deadline_s, sign.reason), again=True))
+                again = m.Drain(member.id, sent.deadline_s, sign.reason, devices_stay=True)
+                self._commands.append(c.PublishNotice(again, again=True))
             return False
-        self._notified[worker.id] = _SentNotice(worker.incarnation, deadline_s, now)
-        self._commands.append(c.PublishNotice(m.Drain(worker.id, deadline_s, sign.reason)))
+        self._notified[member.id] = _SentNotice(member.incarnation, deadline_s, now)
+        self._commands.append(c.PublishNotice(m.Drain(member.id, deadline_s, sign.reason, devices_stay=True)))
         return is_new
 
     def _report(
@@ -179,7 +188,7 @@ class SpotWatcherRole:
     def _acknowledge(self) -> None:
         if not self._policy.acknowledge or not self._notified or not all(sent.left for sent in self._notified.values()):
             return
-        if any(self._policy.is_beside(worker) for worker in self._membership.workers()):
+        if self._beside():
             return
         for event_id in self._signs.acknowledgeable():
             if event_id not in self._acknowledged:

@@ -28,6 +28,9 @@ from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
+#: Interval at which a process under notice looks whether it is free to leave.
+_LOOK_S = 0.2
+
 #: Serves a worker whose group this process leads, until it leaves; returns whether the devices stay.
 Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, tuple[str, ...]], Awaitable[bool]]
 
@@ -92,6 +95,7 @@ class DeviceProcess:
         self._shape: ModelShape
         self._is_starting = False
         self._latest = (0, 0)  # term and change of the last order to lead
+        self._leaves_at_s: float | None = None  # under notice: when it leaves at the latest
         host.describe_with(self._described)
 
     async def follow(self, leader_id: str, orders: AsyncIterator[GroupOrder], report: Report) -> None:
@@ -144,6 +148,7 @@ class DeviceProcess:
         self._shape = await self._parts.shape()
         self.host.leave = self._leave_last
         await self.host.listen(subjects.inbox(self.host.id), self._on_message)
+        await self.host.listen(subjects.NOTICES, self._on_message)
         if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
@@ -170,6 +175,8 @@ class DeviceProcess:
 
     def _described(self, member: m.Member) -> m.Member:
         """A process that leads from its start has started once its worker serves."""
+        if self._leaves_at_s is not None:
+            return replace(member, state=m.MemberState.DRAINING, leaves_at_s=self._leaves_at_s)
         return replace(member, state=m.MemberState.STARTING) if self._is_starting else member
 
     def _leave_last(self) -> None:
@@ -183,6 +190,8 @@ class DeviceProcess:
                 self._answer(message)
             case m.LeadGroup():
                 self._lead_group(message)
+            case m.Drain(worker_id, deadline_s) if worker_id == self.host.id:
+                self._drain(deadline_s)
 
     def _answer(self, survey: m.SurveyDevice) -> None:
         groups = tuple(m.GroupMembership(*each) for each in sorted(self._places.items()))
@@ -190,8 +199,26 @@ class DeviceProcess:
         surveyed = m.DeviceSurveyed(member.id, member.incarnation, survey.number, self._shape, groups)
         self.host.send(survey.sender_id, surveyed)
 
+    def _drain(self, deadline_s: float) -> None:
+        """Take no further position, and leave once this process is in no group, or at the deadline: by then its groups are
+        formed anew without it.
+        """
+        if self._leaves_at_s is None:
+            self._leaves_at_s = deadline_s
+            self.host.spawn(self._leave_when_free(), "leave_when_free")
+        self._leaves_at_s = min(self._leaves_at_s, deadline_s)
+        self.host.beat_soon()
+
+    async def _leave_when_free(self) -> None:
+        while self._leaves_at_s is None or self.host.clock.now() < self._leaves_at_s:
+            await asyncio.sleep(_LOOK_S)
+            if not self._places and not self._led:
+                break
+        self.host.stop()
+
     def _lead_group(self, order: m.LeadGroup) -> None:
-        if order.device_ids[:1] != (self.host.id,) or (order.term, order.change) < self._latest:
+        is_stale = (order.term, order.change) < self._latest
+        if order.device_ids[:1] != (self.host.id,) or is_stale or self._leaves_at_s is not None:
             _log.warning("order_refused", worker=order.worker_id, change=order.change, term=order.term)
             return
         self._latest = (order.term, order.change)

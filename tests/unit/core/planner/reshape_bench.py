@@ -7,6 +7,7 @@ from dataclasses import replace
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, Pool
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan, PlannedDeployment, ReshapeStage
@@ -15,6 +16,8 @@ from tests.unit.core.builders import plain_member, worker_member
 from tests.unit.core.planner.bench import PlannerBench
 
 MODEL = ModelShape("six", 6, 64, 6_000, 3_000, 3_000, 256)
+#: A cut of it by 3 KV heads.
+PARTITION = ModelDimensions(6, 6, 3, 32, 32, 192, 384, 960, 1.0, (LayerMatrix(192, 192, True),))
 
 
 def group(worker_id: str, *device_ids: str, stages: int = 1, pool: Pool = Pool.MIXED) -> m.DeviceGroup:
@@ -72,6 +75,8 @@ class ReshapeBench(PlannerBench):
             place = DevicePlace(1, each.stages, each.shards, stage, shard, (0, 1), (0, 1))
             report = self.devices[device_id]
             self.devices[device_id] = replace(report, groups=(*report.groups, m.GroupMembership(each.worker_id, place)))
+            self.workers[device_id] = replace(self.workers[device_id], leader_id=each.worker_id, place=place)
+            self.feed(self.workers[device_id])
         member = worker_member(each.worker_id, each.pool, blocks=100_000, state=state, incarnation=incarnation)
         self.workers[each.worker_id] = member
         self.feed(member)
@@ -114,7 +119,8 @@ class ReshapeBench(PlannerBench):
                     self.leave(worker_id)
 
     def _lead(self, order: m.LeadGroup) -> None:
-        if self.forms and order.worker_id not in self.refused and order.worker_id not in self.workers:
+        can_form = all(device_id in self.devices for device_id in order.device_ids)
+        if self.forms and can_form and order.worker_id not in {*self.refused, *self.workers}:
             formed = m.DeviceGroup(order.worker_id, order.pool, order.stages, order.shards, order.device_ids)
             self.serve(formed, incarnation=round(self.now))
 

@@ -9,15 +9,13 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy
 from tests.unit.core.planner.bench import notice
-from tests.unit.core.planner.reshape_bench import MODEL, ReshapeBench, group
+from tests.unit.core.planner.reshape_bench import MODEL, PARTITION, ReshapeBench, group
 
 THREE_SHARDS = ParallelConfig(1, 1, 3)
-PARTITION = ModelDimensions(6, 6, 3, 32, 32, 192, 384, 960, 1.0, (LayerMatrix(192, 192, True),))
 
 
 def test_an_accepted_order_names_its_change_and_what_it_moves() -> None:

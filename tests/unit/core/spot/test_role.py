@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
@@ -14,6 +14,7 @@ from spotwise.core.spot.role import RETELL_S
 from spotwise.core.worker_messages import Drain
 from tests.unit.core.spot.watching import (
     DRAIN,
+    HERE,
     POLL_S,
     TIMEOUT_S,
     Watching,
@@ -329,11 +330,11 @@ def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> No
 
 def test_an_unknown_worker_is_reported_as_unknown(watching: Watching) -> None:
     """The error for an unknown worker lists the known ones."""
-    assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker w; there are: none"))]
+    assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker or device w; there are: none"))]
     watching.feed(worker("b"))
     watching.feed(worker("a"))
     (answer,) = of(watching.feed(Drain("x", 1.0)), c.AnswerOperator)
-    assert answer.reply == DrainReply(False, "no worker x; there are: a, b")
+    assert answer.reply == DrainReply(False, "no worker or device x; there are: a, b")
 
 
 @pytest.mark.parametrize("wrong", [{"backoff_s": 0.0}, {"member_timeout_s": 0.0}])
@@ -364,3 +365,48 @@ class TestEndedProcesses:
         watching.feed(worker("a", state=MemberState.LEFT))
         assert watching.feed(c.ProcessEnded(worker("a"))) == []
         assert watching.feed(c.ProcessEnded(worker("b", incarnation=1))) == []
+
+
+# --- devices -----------------------------------------------------------------------------------------------------------
+
+
+def device(device_id: str, host: str = HERE) -> Member:
+    """A device of a group."""
+    return replace(worker(device_id, host), kind=MemberKind.DEVICE, pool=None)
+
+
+def test_a_machine_that_has_only_a_device_of_a_group_is_reported_with_it(watching: Watching) -> None:
+    """The group's leader is elsewhere, and gets no notice; the device gets one, and is acknowledged once it has left."""
+    watching.start(device("d1"), device("d0", "machine-1"), worker("w", "machine-1"))
+    commands = watching.answer(notice(DEADLINE_S, acknowledgeable=True))
+    assert notices(commands) == [("d1", DEADLINE_S)]
+    assert [(each.kind, each.worker_ids) for each in reports(commands)] == [(InterruptionKind.NOTICE, ("d1",))]
+    assert of(watching.answer(notice(DEADLINE_S, acknowledgeable=True)), c.AcknowledgeEvent) == []
+    watching.feed(left(device("d1")))
+    assert of(watching.given, c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+
+
+def test_a_notice_of_a_devices_machine_moves_forward_and_is_withdrawn(watching: Watching) -> None:
+    """As that of a worker's."""
+    watching.start(device("d1"))
+    watching.answer(notice(DEADLINE_S))
+    assert notices(watching.answer(notice(DEADLINE_S - 60.0))) == [("d1", DEADLINE_S - 60.0)]
+    assert [(each.kind, each.worker_ids) for each in reports(watching.answer())] == [
+        (InterruptionKind.WITHDRAWN, ("d1",))
+    ]
+
+
+def test_a_worker_that_is_a_group_leaves_its_devices_on_other_machines_behind(watching: Watching) -> None:
+    """Those of this machine have notices of their own."""
+    watching.start(device("d0"), worker("w"))
+    assert all(each.notice.devices_stay for each in of(watching.answer(notice(DEADLINE_S)), c.PublishNotice))
+
+
+def test_a_device_that_is_lost_is_reported_and_one_can_be_drained(watching: Watching) -> None:
+    """By its id, as a worker."""
+    watching.start(device("d1"))
+    watching.beat_itself()
+    watching.feed(Drain("d1", DEADLINE_S))
+    assert of(watching.given, c.AnswerOperator)[-1].reply.accepted
+    watching.feed(replace(device("d1"), state=MemberState.LOST))
+    assert [(each.kind, each.worker_ids) for each in reports(watching.given)] == [(InterruptionKind.LOST, ("d1",))]

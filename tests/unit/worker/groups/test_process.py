@@ -13,6 +13,7 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.mesh.clock import SystemClock
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
@@ -32,6 +33,7 @@ class Host:
         self.sent: list[tuple[str, m.Message]] = []
         self.failures: list[str] = []
         self.stopped = False
+        self.clock = SystemClock()
 
     def introduce(self, **fields: Any) -> None:
         self.introduced.append(fields)
@@ -141,6 +143,32 @@ async def test_the_process_ends_with_a_worker_whose_machine_goes(
     assert host.stopped != devices_stay
     await _receive(process, order())
     assert len(lead.led) == 2
+
+
+async def test_a_process_under_notice_leaves_once_it_is_in_no_group(
+    process: DeviceProcess, lead: Lead, host: Host
+) -> None:
+    """It takes no further position, and tells when it leaves at the latest; a later deadline changes nothing."""
+    process.entered("old", PLACE)
+    at_s = host.clock.now() + 60.0
+    await _receive(process, m.Drain("another", at_s))
+    await _receive(process, m.Drain("d0", at_s))
+    await _receive(process, m.Drain("d0", at_s + 60.0))
+    await _receive(process, order())
+    member = m.Member("d0", MemberKind.DEVICE, 3, m.MemberState.READY, "host", 1, "")
+    assert process._described(member) == replace(member, state=m.MemberState.DRAINING, leaves_at_s=at_s)
+    await asyncio.sleep(0.3)
+    assert (lead.led, host.stopped) == ([], False)
+    process.left("old")
+    await _until(lambda: host.stopped)
+
+
+async def test_a_process_under_notice_leaves_at_its_deadline(process: DeviceProcess, host: Host) -> None:
+    """Whatever it computes: its machine is gone."""
+    process.entered("old", PLACE)
+    await _receive(process, m.Drain("d0", host.clock.now() + 60.0))
+    await _receive(process, m.Drain("d0", host.clock.now()))
+    await _until(lambda: host.stopped)
 
 
 async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(

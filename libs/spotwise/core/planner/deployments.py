@@ -1,0 +1,95 @@
+"""The deployment that follows from another one: as it is, where a re-shape begins, and where it is abandoned.
+
+Law: a group that a re-shape leaves out retires, also one whose worker is missing, which may come back. An abandoned re-shape
+leaves the groups of before it, but for those that an earlier one had drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from spotwise.core import messages as m
+from spotwise.core.planner.group_choice import GroupChoice
+from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from spotwise.core.planner.replacement import Replacing, described
+
+
+def adopted(groups: tuple[m.DeviceGroup, ...], change: int, now: float) -> PlannedDeployment:
+    """Return the groups that there are as a deployment: what is short of devices must be known when machines come."""
+    cause = "devices have to leave"
+    return PlannedDeployment(
+        change, described(groups), ReshapeStage.DONE, groups, (), (), now, now, ended_s=now, cause=cause
+    )
+
+
+def begun(
+    before: PlannedDeployment | None,
+    config: str,
+    choice: GroupChoice,
+    replacing: Replacing | None,
+    seen: Iterable[m.DeviceGroup],
+    change: int,
+    now: float,
+    form_until_s: float,
+) -> PlannedDeployment:
+    """Return the deployment with which a re-shape begins.
+
+    Args:
+        before: the last one.
+        config: of the new one, for people.
+        choice: its groups.
+        replacing: the planner's reason to begin it; `None`: an operator's order.
+        seen: groups as their devices reported them, also those that were silent when the choice was made.
+        change: its number.
+        now: Unix time.
+        form_until_s: Unix time at which new groups that do not serve yet abandon it.
+    """
+    known = [group.worker_id for group in (*choice.go_on, *choice.retiring)]
+    earlier = () if before is None else before.groups
+    whole = {group.worker_id: group for group in (*seen, *earlier)}
+    left: tuple[m.DeviceGroup, ...] = ()
+    if before is not None and before.stage is ReshapeStage.MOVING:
+        left = tuple(group for group in before.retiring if group.worker_id not in known)
+    retiring = (
+        *(_whole(group, whole) for group in choice.retiring),
+        *left,
+        *(group for group in earlier if group.worker_id not in known),
+    )
+    deployment = PlannedDeployment(
+        change,
+        config,
+        ReshapeStage.FORMING,
+        (*choice.go_on, *choice.new),
+        tuple(group.worker_id for group in choice.new),
+        retiring,
+        now,
+        form_until_s,
+        expected_s=choice.prediction.forming_s,
+        missed_ids=() if before is None else before.missed_ids,
+        left_ids=tuple(group.worker_id for group in left),
+    )
+    if replacing is None:
+        return deployment
+    stopgap_ids = () if before is None else before.stopgap_ids
+    return replace(deployment, cause=replacing.cause, stopgap_ids=(*stopgap_ids, *replacing.stopgap_ids))
+
+
+def abandoned(deployment: PlannedDeployment, reason: str, now: float) -> PlannedDeployment:
+    """Return what is to be where a re-shape that has moved nothing yet is abandoned."""
+    go_on = (group for group in deployment.groups if group.worker_id not in deployment.new_ids)
+    left = [group for group in deployment.retiring if group.worker_id in deployment.left_ids]
+    # One without a device at each position could not be formed again.
+    as_before = (group for group in deployment.retiring if group.is_whole and group not in left)
+    return replace(
+        deployment,
+        stage=ReshapeStage.ABANDONED,
+        groups=(*go_on, *as_before),
+        retiring=(*deployment.new, *left),
+        ended_s=now,
+        reason=reason,
+    )
+
+
+def _whole(group: m.DeviceGroup, whole: Mapping[str, m.DeviceGroup]) -> m.DeviceGroup:
+    return group if group.is_whole else whole.get(group.worker_id, group)
