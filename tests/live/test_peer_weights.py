@@ -93,6 +93,8 @@ def test_a_device_without_a_folder_joins(mesh: LiveMesh, tmp_path: Path) -> None
     log = tmp_path / "newcomer.log"
     with newcomer(mesh, log) as process:
         wait_for(lambda: is_ready(mesh, "newcomer"), log.read_text, 60.0)
+        planned = mesh.command("plan", "--live", "--to", "1,1,3")
+        assert planned.returncode == 0 and "newcomer" in planned.stdout, planned.stdout + planned.stderr
         tokens, _ = asyncio.run(reshaped_under_a_stream(mesh, "1,1,3"))
         assert tuple(tokens) == greedy(mixed_prompts(4, 200)[0], NEW_TOKENS)
         ((megabytes, put_off),) = fetched(log)

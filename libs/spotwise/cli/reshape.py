@@ -47,12 +47,21 @@ def reshape(
     redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
 ) -> None:
     """Change how the devices of a mesh are grouped, while it serves: new groups form, and running requests move to them."""
-    wanted = parse_shape(config)
-    mesh = find_mesh(name, nats_url, redis_url)
+    _order_reshape(ReshapeMesh(parse_shape(config), dry_run), find_mesh(name, nats_url, redis_url), timeout)
+
+
+def show_live_plan(config: str, name: str) -> None:
+    """Show what a re-shape of one of this machine's meshes would do; raises `OptionError` where `config` is none, and
+    `CommandError` as `reshape_mesh`.
+    """
+    _order_reshape(ReshapeMesh(parse_shape(config), dry_run=True), find_mesh(name, None, None), _REPLY_TIMEOUT_S)
+
+
+def _order_reshape(order: ReshapeMesh, mesh: MeshAddresses, timeout_s: float) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    asyncio.run(_reshape(mesh, ReshapeMesh(wanted, dry_run), console, timeout))
+    asyncio.run(_reshape(mesh, order, console, timeout_s))
 
 
 def parse_shape(text: str) -> ParallelConfig:
@@ -96,7 +105,7 @@ async def reshape_mesh(
     if reply.prediction is not None:
         console.print(plan_table(str(order.config).rpartition(",")[0], reply.prediction))
     if order.dry_run:
-        console.print("nothing was changed (--dry-run)")
+        console.print("nothing was changed")
         return
     progress = await _follow(store, workers, reply.change, console, timeout_s)
     deployment = progress.deployment

@@ -10,6 +10,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.options import parse_size
 from spotwise.cli.plan.document import plan_document
 from spotwise.cli.plan.lanes import lanes
@@ -17,6 +18,7 @@ from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.plan.picture import draw_plan
 from spotwise.cli.plan.scenario import parse_config, parse_sizes, scenario
 from spotwise.cli.plan.tables import mapping_table, order_table, stages_table, summary_table
+from spotwise.cli.reshape import show_live_plan
 from spotwise.cli.simulate.documents import write_document
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
@@ -26,8 +28,13 @@ from spotwise.simulator.runs.plots import save
 
 
 def plan(
-    old: Annotated[str, typer.Option("--from", help="Current configuration: D,P,M or D,P,M,B; or Dp+Dt,P,M,B.")],
-    new: Annotated[str, typer.Option("--to", help="Target configuration, in the same form.")],
+    new: Annotated[str, typer.Option("--to", help="Target configuration: D,P,M or D,P,M,B; or Dp+Dt,P,M,B.")],
+    old: Annotated[str | None, typer.Option("--from", help="Current configuration, in the same form.")] = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Plan from what a running mesh holds, in place of --from and all other options."),
+    ] = False,
+    name: Annotated[str, typer.Option(help="With --live: which of this machine's meshes.")] = DEFAULT_NAME,
     model: Annotated[
         str, typer.Option(help="gpt-20b, opt-6.7b, llama-30b, bloom-176b, llama2-70b, or a model's folder.")
     ] = "gpt-20b",
@@ -62,6 +69,13 @@ def plan(
     json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan to this file.")] = None,
 ) -> None:
     """Plan a change of the parallel configuration: new positions of devices, order of transfers, duration."""
+    if live:
+        if old is not None:
+            raise OptionError("--from: --live asks the devices of the mesh what they hold; leave one of the two out")
+        show_live_plan(new, name)
+        return
+    if old is None:
+        raise OptionError("--from is missing; --live plans from what a running mesh holds")
     before, after = parse_config(old, "--from"), parse_config(new, "--to")
     if requests is not None and requests > before.max_batch:
         raise OptionError(

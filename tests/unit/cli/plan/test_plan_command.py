@@ -91,6 +91,13 @@ def _kv_bytes(plan: dict[str, list[dict[str, int | str]]]) -> int:
     return sum(int(each["bytes"]) for each in plan["transfers"] if each["part"] == "kv")
 
 
+def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
+    """Where none runs, it says so."""
+    ended = spotwise("plan", "--live", "--to", "2,2,8", "--name", "nowhere")
+    assert ended.status == 1
+    assert "nowhere" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -106,6 +113,8 @@ def _kv_bytes(plan: dict[str, list[dict[str, int | str]]]) -> int:
         ("--from 2,3,4 --to 2,2,8 --model nothing", "--model"),
         ("--from 2,3,4 --to 2,2,8 --network fast", "--network"),
         ("--from 2,3,4 --to 2,2,8 --plot plan.txt", "--plot"),
+        ("--to 2,2,8", "--from is missing"),
+        ("--live --from 2,3,4 --to 2,2,8", "--from"),
     ],
 )
 def test_a_wrong_option_is_named(spotwise: CommandLine, options: str, named: str) -> None:
