@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+import xxhash
 
 from spotwise.engine.fused_layer import LayerWeights, find_parts
 from spotwise.engine.fusion_trial import TRIAL_BLOCKS, FusionTrial, LayerCalls
@@ -14,7 +15,8 @@ from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.matrix_form import MatrixForm
 from spotwise.engine.model_matrices import ModelMatrices
-from spotwise.engine.native.library import Kernels, load_kernels
+from spotwise.engine.native.build import variant_for_this_processor
+from spotwise.engine.native.library import LANES, PANEL, Kernels, load_kernels
 from spotwise.engine.native_attention import can_attend
 from spotwise.engine.sharding import find_layers
 from spotwise.engine.sketch import Sketch, sketch_model
@@ -31,6 +33,8 @@ class ModelStructure:
         kernels: that compute it; `None`: torch.
         calls: how the model calls its layers.
         trial_cache: a small KV cache of the whole model.
+        layout: a hash, 64 bits, of all that must be equal where bytes of panels go from one process to another: the model,
+            its dtype, and the kernels that pack and read them.
     """
 
     sketch: Sketch
@@ -39,6 +43,7 @@ class ModelStructure:
     kernels: Kernels | None
     calls: LayerCalls
     trial_cache: PagedKvCache
+    layout: int
 
     @classmethod
     @torch.inference_mode()
@@ -56,7 +61,8 @@ class ModelStructure:
         kernels = load_kernels() if is_native else None
         matrices = ModelMatrices.of(sketch, packs=kernels is not None)
         calls = LayerCalls.of(sketch.model, find_layers(sketch.model, facts)[1], facts)
-        return cls(sketch, matrices, {form.name: form for form in matrices.all()}, kernels, calls, cache)
+        forms = {form.name: form for form in matrices.all()}
+        return cls(sketch, matrices, forms, kernels, calls, cache, _layout_of(sketch, forms, kernels))
 
     def skeleton(self) -> Any:
         """Return a model of its own for a part: modules without matrices."""
@@ -76,3 +82,10 @@ class ModelStructure:
         parts = find_parts(layer)
         assert parts is not None  # the layer has the common form, as it has in the sketch
         return FusionTrial(self.kernels, self.sketch.facts, self.trial_cache, self.calls.kwargs).packed(layer, parts)
+
+
+def _layout_of(sketch: Sketch, forms: Mapping[str, MatrixForm], kernels: Kernels | None) -> int:
+    variant = "torch" if kernels is None else variant_for_this_processor().name
+    facts = f"{sketch.facts.digest} {sketch.model.dtype} {variant} {PANEL} {LANES}"
+    matrices = [(form.name, form.inputs, form.panels, form.is_packed) for form in forms.values()]
+    return xxhash.xxh3_64_intdigest(f"{facts} {matrices}".encode())

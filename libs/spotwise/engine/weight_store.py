@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import xxhash
 
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import PanelRange, Panels
@@ -21,8 +20,6 @@ from spotwise.engine.folder_panels import FolderPanels
 from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.matrix_form import MatrixForm
 from spotwise.engine.model_structure import ModelStructure
-from spotwise.engine.native.build import variant_for_this_processor
-from spotwise.engine.native.library import LANES, PANEL
 from spotwise.engine.packed import PackedWeight
 from spotwise.engine.weight_matrix import WeightMatrix
 
@@ -117,14 +114,8 @@ class WeightStore:
 
     @property
     def layout(self) -> int:
-        """A hash, 64 bits, of all that must be equal where bytes of panels go from one process to another: the model, its
-        dtype, and the kernels that pack and read them.
-        """
-        structure = self.structure
-        variant = "torch" if structure.kernels is None else variant_for_this_processor().name
-        facts = f"{structure.sketch.facts.digest} {structure.sketch.model.dtype} {variant} {PANEL} {LANES}"
-        forms = [(form.name, form.inputs, form.panels, form.is_packed) for form in structure.forms.values()]
-        return xxhash.xxh3_64_intdigest(f"{facts} {forms}".encode())
+        """See `ModelStructure`."""
+        return self.structure.layout
 
     def export_panels(self, name: str, panels: range) -> memoryview:
         """Return the bytes of panels, not to be written; raises `ValueError` where one is not present."""
