@@ -171,6 +171,12 @@ def _rows(done: Sequence[Reshaped], restart_s: Sequence[float], rerouting_s: Seq
         ReportRow("a re-shape, from its order to its end, median s", statistics.median(each.seconds for each in done))
     )
     rows.append(ReportRow("MB of KV moved, all pairs", sum(each.kv_bytes for each in done) / 1e6))
+    moved, restart = (
+        sum(bytes_) / 1e6 for bytes_ in zip(*((e.moved_bytes, e.restart_bytes) for e in done), strict=True)
+    )
+    rows.append(
+        ReportRow("MB of weights that devices had to get, beside what a restart reads, all pairs", moved, restart)
+    )
     rows.append(ReportRow("requests moved, all pairs", len(pauses_s)))
     rows.append(ReportRow("requests given back", sum(each.given_back for each in done)))
     rows.append(ReportRow("tokens computed again", sum(each.recomputed for each in done)))

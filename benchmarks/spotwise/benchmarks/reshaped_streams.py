@@ -43,7 +43,9 @@ class Reshaped:
         gaps_s: the longest time without a token, of each stream; `usual_gap_s`: the median between tokens before.
         pauses_s: of each move, by the ledger.
         seconds: of the whole re-shape, and `forming_s` of it until the new groups served.
-        kv_bytes: moved; `predicted_s` and `predicted_bytes`: the planner's, of a request's pause and of weights.
+        kv_bytes: moved; `moved_bytes`: weights that devices had to get, and `restart_bytes` what a restart of all groups reads,
+            both by the plan.
+        predicted_s, predicted_forming_s: the planner's, of a request's pause and until the new groups serve.
         given_back, recomputed: requests, and their tokens that were computed again.
         wrong: tokens that differ from those of an undisturbed run, lost and doubled ones among them.
     """
@@ -55,6 +57,8 @@ class Reshaped:
     seconds: float
     forming_s: float
     kv_bytes: int
+    moved_bytes: int
+    restart_bytes: int
     predicted_s: float
     predicted_forming_s: float
     given_back: int
@@ -99,6 +103,8 @@ async def reshaped(
         (deployment.ended_s or deployment.began_s) - deployment.began_s,
         (deployment.served_s or deployment.began_s) - deployment.began_s,
         sum(facts["kv_bytes"] for facts in moves),
+        prediction.moved_bytes,
+        prediction.kept_bytes + prediction.moved_bytes,
         prediction.pause_s,
         prediction.forming_s,
         deployment.given_back,
