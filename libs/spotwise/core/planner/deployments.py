@@ -71,8 +71,10 @@ def begun(
     )
     if replacing is None:
         return deployment
-    stopgap_ids = () if before is None else before.stopgap_ids
-    return replace(deployment, cause=replacing.cause, stopgap_ids=(*stopgap_ids, *replacing.stopgap_ids))
+    present = {group.worker_id for group in (*deployment.groups, *retiring)}
+    earlier_ids = () if before is None else before.stopgap_ids
+    stopgap_ids = (*(each for each in earlier_ids if each in present), *replacing.stopgap_ids)
+    return replace(deployment, cause=replacing.cause, stopgap_ids=stopgap_ids)
 
 
 def abandoned(deployment: PlannedDeployment, reason: str, now: float) -> PlannedDeployment:

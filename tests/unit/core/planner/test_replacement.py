@@ -127,6 +127,12 @@ def test_with_one_spare_device_a_smaller_group_serves_until_there_are_more() -> 
     bench.pass_time(5.0)
     assert list(shapes(bench).values()) == [("s0", "s1", "s2")]
     assert [each.worker_id for each in bench.deployment.groups] == ["mixed-c4-0"]
+    bench.join_device("t0")
+    for device_id in ("s0", "s1", "s2"):
+        bench.feed(notice(device_id, bench.now + NOTICE_S))
+    bench.pass_time(5.0)
+    (second,) = shapes(bench)
+    assert bench.deployment.stopgap_ids == (second,)  # the first one is gone
 
 
 def test_a_second_notice_in_the_midst_of_a_change_takes_its_device_too() -> None:
