@@ -12,6 +12,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 #: By a service's name in docker-compose.yml.
@@ -26,10 +27,16 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 _OWNERS: dict[str, type[ServiceSettings]] = {
     "workers": WorkerSettings,
     "simulated workers": SimulatedWorkerSettings,
+    "simulated devices": SimulatedDeviceSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
     "watcher": SpotWatcherSettings,
     "planner": PlannerSettings,
+}
+#: Whose settings a kind of service has besides.
+_INHERITED: dict[type[ServiceSettings], type[ServiceSettings]] = {
+    SimulatedWorkerSettings: WorkerSettings,
+    SimulatedDeviceSettings: SimulatedWorkerSettings,
 }
 
 
@@ -67,8 +74,8 @@ def setting_rows() -> list[SettingRow]:
 
 def _own_fields(settings: type[ServiceSettings]) -> set[str]:
     """Return the fields of a service that it does not have from another kind of it."""
-    inherited = WorkerSettings.model_fields if settings is SimulatedWorkerSettings else {}
-    return set(settings.model_fields) - set(inherited)
+    inherited = _INHERITED.get(settings)
+    return set(settings.model_fields) - set(() if inherited is None else inherited.model_fields)
 
 
 def _row(name: str, owners: str, info: FieldInfo) -> SettingRow:
