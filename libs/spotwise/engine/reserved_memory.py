@@ -11,6 +11,8 @@ import torch
 
 # Of Linux; Python 3.11 does not name it. Elsewhere such mappings are not reserved anyway.
 _MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+# Of Linux; Python does not name it.
+_MADV_POPULATE_WRITE = 23
 
 
 class ReservedMemory:
@@ -39,6 +41,16 @@ class ReservedMemory:
     def bytes(self, start: int, stop: int) -> memoryview:
         """Return bytes `start` to `stop` of the numbers, writable."""
         return memoryview(self._pages)[self._offset + start : self._offset + stop]
+
+    def populate(self, start: int, stop: int) -> None:
+        """Take the memory of these bytes at once, which costs less than page by page as they are written; what they hold stays.
+        Without effect elsewhere than on Linux 5.14 and later.
+        """
+        if sys.platform != "linux":
+            return
+        first = (self._offset + start) // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):
+            self._pages.madvise(_MADV_POPULATE_WRITE, first, self._offset + stop - first)
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the memory of all pages that lie within these bytes of the numbers; they are zero again."""

@@ -59,6 +59,7 @@ class WeightMatrix:
     def expect(self, panels: range) -> memoryview:
         """Return where another process's panels are due, none of which is present; `arrived` or `give_up` follows."""
         self._is_due[panels.start : panels.stop] = True
+        self._memory.populate(panels.start * self.form.panel_bytes, panels.stop * self.form.panel_bytes)
         return self.bytes(panels)
 
     def arrived(self, panels: range) -> None:
