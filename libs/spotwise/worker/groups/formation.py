@@ -22,6 +22,7 @@ from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
+from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -326,3 +327,21 @@ class GroupFormation:
 
 def _is_gone(device: _Device) -> bool:
     return not device.link.is_alive
+
+
+def unformed(settings: WorkerSettings, leader_id: str, dtype: str, model_digest: str | None) -> g.FormGroup:
+    """Return the order to form a worker's group, but for what its devices decide."""
+    return g.FormGroup(
+        epoch=0,
+        leader_id=leader_id,
+        stages=settings.stages,
+        shards=settings.shards,
+        stage=0,
+        shard=0,
+        exchange="",
+        num_blocks=0,
+        host_blocks=0,
+        block_size=settings.kv_block_size,
+        dtype=dtype,
+        model_digest=model_digest,
+    )

@@ -8,7 +8,6 @@ from functools import partial
 
 import structlog
 
-from spotwise.core.group_messages import FormGroup
 from spotwise.core.members import DevicePlace, MemberKind
 from spotwise.core.record import KvShare
 from spotwise.engine.errors import ModelError
@@ -18,7 +17,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.exchange_choice import with_exchange
-from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.formation import GroupFormation, unformed
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
 from spotwise.worker.groups.process import DeviceProcess
@@ -99,7 +98,7 @@ async def _formed_group(
             host,
             part,
             engine,
-            _form(settings, host, sizes),
+            unformed(settings, host.id, sizes.dtype, sizes.digest),
             process.offer,
             partial(with_exchange, choice=settings.group_exchange),
             device_ids,
@@ -118,21 +117,3 @@ async def _formed_group(
         finally:
             await formation.close()
             await part.leave()
-
-
-def _form(settings: WorkerSettings, host: ServiceHost, sizes: PartSizes) -> FormGroup:
-    """Return the order to form the group, but for what its devices decide."""
-    return FormGroup(
-        epoch=0,
-        leader_id=host.id,
-        stages=settings.stages,
-        shards=settings.shards,
-        stage=0,
-        shard=0,
-        exchange="",
-        num_blocks=0,
-        host_blocks=0,
-        block_size=settings.kv_block_size,
-        dtype=sizes.dtype,
-        model_digest=sizes.digest,
-    )

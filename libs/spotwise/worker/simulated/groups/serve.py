@@ -13,7 +13,7 @@ from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
 from spotwise.worker.engine_view import RuntimeView
-from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.formation import GroupFormation, unformed
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
@@ -80,7 +80,7 @@ async def _lead(
             host,
             SimulatedPart(parts),
             engine,
-            _form(settings, host),
+            unformed(settings, host.id, settings.dtype, None),
             process.offer,
             _no_exchange,
             device_ids or settings.devices_of(host.id)[1:],
@@ -108,21 +108,3 @@ def _note_place(process: DeviceProcess, leader_id: str, place: DevicePlace | Non
 def _no_exchange(form: FormGroup, offers: Sequence[DeviceOffered]) -> Iterator[FormGroup]:
     """Return the order: nothing is exchanged."""
     yield form
-
-
-def _form(settings: WorkerSettings, host: ServiceHost) -> FormGroup:
-    """Return the order to form the group, but for what its devices decide."""
-    return FormGroup(
-        epoch=0,
-        leader_id=host.id,
-        stages=settings.stages,
-        shards=settings.shards,
-        stage=0,
-        shard=0,
-        exchange="",
-        num_blocks=0,
-        host_blocks=0,
-        block_size=settings.kv_block_size,
-        dtype=settings.dtype,
-        model_digest=None,
-    )
