@@ -22,7 +22,7 @@ from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.planner.change_cost import ChangeCost
 
-#: Bytes a second at which a device reads the weights that it lacks; all of them do, from a model folder.
+#: Bytes a second at which a device is expected to get the weights that it lacks, from others or from its model folder.
 STORAGE_BYTES_PER_S = 1e9
 
 
