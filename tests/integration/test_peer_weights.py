@@ -11,6 +11,7 @@ import pytest
 
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.inventory import PanelRange
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
@@ -98,6 +99,52 @@ async def test_what_several_have_together_is_put_together(devices: Devices) -> N
     store.load(whole)
     require_same(store, devices.folder, whole)
     assert (await (await asking.fetch(whole)).run()).byte_count == 0
+
+
+async def test_weights_come_from_whom_the_plan_names_in_its_order(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layers first, from one; the others from another; what the plan gives to nobody who is there, from anybody."""
+    await devices.add((1, 1, 0, 0))
+    await devices.add((1, 1, 0, 0))
+    asking = await devices.add()
+    store, arrived = devices.stores[-1], list[str]()
+    keep: Callable[[PanelRange], None] = store.panels_arrived
+
+    def note(panels: PanelRange) -> None:
+        keep(panels)
+        arrived.append(panels.matrix)
+
+    monkeypatch.setattr(store, "panels_arrived", note)
+    whole = share_of(store, 1, 1, 0, 0)
+    plan = [PlannedWeights("device-2", "device-1", 2, 3), PlannedWeights("device-2", "device-0", -1, 3)]
+    fetched = await (await asking.fetch(whole, [*plan, PlannedWeights("device-7", "device-1", -1, 9)])).run()
+    layers = store.layer_numbers(whole)
+    bytes_of = {
+        late: sum(
+            len(panels) * store.structure.forms[name].panel_bytes
+            for name, spans in store.needed(whole).items()
+            for panels in spans
+            if (layers[name] >= 2) is late
+        )
+        for late in (False, True)
+    }
+    assert fetched.bytes_from == {"device-0": bytes_of[False], "device-1": bytes_of[True]}
+    assert fetched.unplanned_bytes == 0
+    first_of_others = next(number for number, name in enumerate(arrived) if layers[name] < 2)
+    assert sum(layers[name] >= 2 for name in arrived[first_of_others:]) <= 1  # one may be under way beside the next
+    require_same(store, devices.folder, whole)
+
+
+async def test_what_a_planned_holder_does_not_have_comes_from_others(devices: Devices) -> None:
+    """And is counted as such."""
+    await devices.add((2, 1, 0, 0))
+    await devices.add((1, 1, 0, 0))
+    asking = await devices.add()
+    whole = share_of(devices.stores[-1], 1, 1, 0, 0)
+    fetched = await (await asking.fetch(whole, [PlannedWeights("device-2", "device-0", -1, 99)])).run()
+    assert fetched.put_off_bytes == 0 < fetched.unplanned_bytes == fetched.bytes_from["device-1"]
+    require_same(devices.stores[-1], devices.folder, whole)
 
 
 async def test_a_lost_holder_costs_nothing_that_another_has(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:

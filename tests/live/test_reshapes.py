@@ -165,6 +165,10 @@ def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undist
         assert served_s is not None
         if answer.ended_s > served_s + ORDERED_S:  # on a busy machine a stream may end before the new groups serve
             assert "moved" in facts, said
+    deployment = deployment_of(mesh)
+    assert (deployment.unplanned_bytes, deployment.read_bytes) == (0, 0), (
+        "weights came from elsewhere than the plan says"
+    )
     target = ParallelConfig.parse(config)
     wait_for(lambda: len(shapes(mesh)) == target.pipelines, lambda: f"{config}, not {shapes(mesh)}")
     assert set(shapes(mesh).values()) == {(target.pipeline, target.tensor)}

@@ -182,8 +182,18 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.builds(m.GroupMembership, TEXT, PLACES), max_size=3).map(tuple),
     ),
     m.LeadGroup: st.builds(
-        m.LeadGroup, TEXT, st.sampled_from(m.Pool), U32, U32, st.lists(TEXT, max_size=4).map(tuple), U64, U64
+        m.LeadGroup,
+        TEXT,
+        st.sampled_from(m.Pool),
+        U32,
+        U32,
+        st.lists(TEXT, max_size=4).map(tuple),
+        U64,
+        U64,
+        TEXT,
+        st.lists(st.builds(m.PlannedWeights, TEXT, TEXT, st.integers(-1, 2**31 - 1), U32), max_size=3).map(tuple),
     ),
+    m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64, NUMBERS, NUMBERS),
     m.InterruptionReported: st.builds(
         m.InterruptionReported,
         TEXT,

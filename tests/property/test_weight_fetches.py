@@ -27,6 +27,7 @@ def panels_of(ranges: list[PanelRange]) -> list[tuple[str, int]]:
     missing=st.lists(st.tuples(st.sampled_from(MATRICES), SPANS), max_size=3, unique_by=lambda each: each[0]),
     buffer_bytes=st.integers(1, 200),
     piece_bytes=st.integers(1, 80),
+    planned=st.dictionaries(st.sampled_from(MATRICES), st.lists(st.sampled_from(["x", "y", "z", "gone"]), max_size=2)),
     data=st.data(),
 )
 def test_all_that_some_holder_has_arrives(
@@ -34,11 +35,14 @@ def test_all_that_some_holder_has_arrives(
     missing: list[tuple[str, range]],
     buffer_bytes: int,
     piece_bytes: int,
+    planned: dict[str, list[str]],
     data: st.DataObject,
 ) -> None:
-    """Whatever order they answer in, refuse or are lost; with no failure, nothing is put off that somebody has."""
+    """Whatever order they answer in, refuse or are lost, and whatever the plan says, which is followed where it can be; with no
+    failure, nothing is put off that somebody has.
+    """
     wanted = [PanelRange(name, panels, PANEL_BYTES) for name, panels in missing]
-    order = FetchOrder(wanted, holders, buffer_bytes, piece_bytes)
+    order = FetchOrder(wanted, holders, buffer_bytes, piece_bytes, planned)
     under_way: list[PanelRequest] = []
     arrived: list[PanelRange] = []
     failed: set[tuple[str, int]] = set()
@@ -51,6 +55,13 @@ def test_all_that_some_holder_has_arrives(
         request = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
         held = holders[request.holder][request.range.matrix]
         assert any(set(request.range.panels) <= set(each) for each in held)
+        able = [
+            name
+            for name, panels in holders.items()
+            if any(set(request.range.panels) <= set(each) for each in panels.get(request.range.matrix, ()))
+        ]
+        if not failed and (named := [name for name in able if name in planned.get(request.range.matrix, ())]):
+            assert request.holder in named
         end = data.draw(st.sampled_from(["arrives", "arrives", "refused", "lost"]))
         if end == "arrives":
             order.arrived(request)

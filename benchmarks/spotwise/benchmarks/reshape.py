@@ -170,15 +170,31 @@ def _rows(done: Sequence[Reshaped], restart_s: Sequence[float], rerouting_s: Seq
     rows.append(
         ReportRow("a re-shape, from its order to its end, median s", statistics.median(each.seconds for each in done))
     )
-    rows.append(ReportRow("MB of KV moved, all pairs", sum(each.kv_bytes for each in done) / 1e6))
-    moved, restart = (
-        sum(bytes_) / 1e6 for bytes_ in zip(*((e.moved_bytes, e.restart_bytes) for e in done), strict=True)
-    )
-    rows.append(
-        ReportRow("MB of weights that devices had to get, beside what a restart reads, all pairs", moved, restart)
-    )
+    rows += _byte_rows(done)
     rows.append(ReportRow("requests moved, all pairs", len(pauses_s)))
     rows.append(ReportRow("requests given back", sum(each.given_back for each in done)))
     rows.append(ReportRow("tokens computed again", sum(each.recomputed for each in done)))
     rows.append(ReportRow("tokens lost, doubled or wrong", sum(each.wrong for each in done)))
     return rows
+
+
+def _byte_rows(done: Sequence[Reshaped]) -> list[ReportRow]:
+    """Bytes beside those of the plan, and of a restart."""
+
+    def megabytes(name: str) -> float:
+        return float(sum(getattr(each, name) for each in done)) / 1e6
+
+    moved = megabytes("moved_bytes")
+    return [
+        ReportRow(
+            "MB of KV moved, beside the predicted, all pairs", megabytes("kv_bytes"), megabytes("predicted_kv_bytes")
+        ),
+        ReportRow(
+            "MB of weights that devices got, beside the predicted, all pairs", moved, megabytes("predicted_bytes")
+        ),
+        ReportRow(
+            "MB of weights that devices got, beside what a restart reads, all pairs", moved, megabytes("restart_bytes")
+        ),
+        ReportRow("MB of weights from others than planned", megabytes("unplanned_bytes")),
+        ReportRow("MB of weights from model folders", megabytes("read_bytes")),
+    ]

@@ -28,6 +28,9 @@ def plan_table(config: str, prediction: PredictedReshape) -> Group:
     cost = Table.grid(padding=(0, 2))
     cost.add_row("weights that stay on their device", bytes_text(prediction.kept_bytes))
     cost.add_row("weights that devices have to get", bytes_text(prediction.moved_bytes))
+    if prediction.storage_bytes:
+        cost.add_row("of them from their model folder: nobody has them", bytes_text(prediction.storage_bytes))
+    cost.add_row("KV of the requests that move", bytes_text(prediction.kv_bytes))
     cost.add_row("expected until new groups have them", seconds_text(prediction.forming_s))
     cost.add_row("expected pause of each request that moves", seconds_text(prediction.pause_s))
     return Group(table, cost)
@@ -108,11 +111,26 @@ class ReshapeProgress:
         if deployment.new_ids:
             beside = "" if prediction is None else f" (expected {seconds_text(prediction.forming_s)})"
             lines.append(f"the new groups served after {seconds_text(served_s - began_s)}{beside}")
+            lines.append(self._weights(prediction))
         if deployment.moved:
             beside = "" if prediction is None else f" (expected {seconds_text(prediction.pause_s)})"
             mean, longest = seconds_text(deployment.pause_s), seconds_text(deployment.longest_pause_s)
             lines.append(f"pause of a request that moved: {mean} in the mean{beside}, {longest} at most")
         return "\n".join(lines)
+
+    def _weights(self, prediction: PredictedReshape | None) -> str:
+        """What devices got for the new groups, beside the plan."""
+        deployment = self.deployment
+        beside = (
+            "" if prediction is None else f" (expected {bytes_text(prediction.moved_bytes - prediction.storage_bytes)})"
+        )
+        read = "" if prediction is None else f" (expected {bytes_text(prediction.storage_bytes)})"
+        others = deployment.unplanned_bytes
+        elsewhere = f", {bytes_text(others)} of that from others than planned" if others else ""
+        return (
+            f"weights from other devices: {bytes_text(deployment.fetched_bytes)}{beside}{elsewhere}; "
+            f"from model folders: {bytes_text(deployment.read_bytes)}{read}"
+        )
 
     def _state(self, worker_id: str) -> str:
         member = self.members.get(worker_id)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.record import KvHandoff, KvShare, RequestRecord
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 
@@ -40,6 +41,7 @@ class FormGroup:
         model_digest: of the leader's weights; `None`: unknown.
         addresses: where each member takes connections, `host:port`, by position; empty where they share memory.
         serves_early: the group need not wait for weights of later stages that other processes send: steps wait for them.
+        weights: where the plan has its devices get theirs from.
     """
 
     epoch: int
@@ -56,6 +58,7 @@ class FormGroup:
     model_digest: str | None
     addresses: tuple[str, ...] = ()
     serves_early: bool = False
+    weights: tuple[PlannedWeights, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +159,29 @@ class DeviceOffered:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """What a device did for its part: bytes of weights that it has got from other devices, of them from others than were
+    planned, and read from its folder; seconds of it all. All 0: it had the part already.
+    """
+
+    fetched_bytes: int = 0
+    unplanned_bytes: int = 0
+    read_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupJoined:
     """The device has loaded its part of the model, and knows that all others have joined the exchange.
 
     Attributes:
-        loaded: whether weights were loaded, and not kept from a group before.
+        loaded: what that took.
         computes_with: number format, device and kernels, for people.
         share: of the group's KV.
     """
 
     epoch: int
-    loaded: bool
+    loaded: LoadedWeights
     computes_with: str
     share: KvShare
 

@@ -19,8 +19,10 @@ from spotwise.core.members import WorkerLoad as WorkerLoad
 from spotwise.core.request import FinishReason
 from spotwise.core.reshape_messages import DeviceGroup as DeviceGroup
 from spotwise.core.reshape_messages import DeviceSurveyed as DeviceSurveyed
+from spotwise.core.reshape_messages import GroupFormed as GroupFormed
 from spotwise.core.reshape_messages import GroupMembership as GroupMembership
 from spotwise.core.reshape_messages import LeadGroup as LeadGroup
+from spotwise.core.reshape_messages import PlannedWeights as PlannedWeights
 from spotwise.core.reshape_messages import PredictedReshape as PredictedReshape
 from spotwise.core.reshape_messages import ReshapeMesh as ReshapeMesh
 from spotwise.core.reshape_messages import ReshapeReply as ReshapeReply
@@ -234,6 +236,7 @@ Message = (
     | SurveyDevice
     | DeviceSurveyed
     | LeadGroup
+    | GroupFormed
 )
 
 

@@ -39,13 +39,27 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedWeights:
+    """Weights that `device_id` lacks and `source_id` has: of so many `layers` from `first_layer` on. The embedding counts as
+    layer -1, the head as one more than there are.
+    """
+
+    device_id: str
+    source_id: str
+    first_layer: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class PredictedReshape:
     """What a re-shape changes, and what it is expected to cost.
 
     Attributes:
         groups: all that serve afterwards, those that go on as they are first.
         new_ids: workers of the groups that are formed; `retiring_ids`: workers that leave.
-        kept_bytes: weights that are on their device already; `moved_bytes`: those that a device has to get.
+        kept_bytes: weights that are on their device already; `moved_bytes`: those that a device has to get, and `storage_bytes`
+            of them those that no other device has.
+        kv_bytes: of the requests that move.
         forming_s: until the new groups have their weights; the old ones serve meanwhile.
         pause_s: of each request that moves.
     """
@@ -57,6 +71,8 @@ class PredictedReshape:
     moved_bytes: int
     forming_s: float
     pause_s: float
+    storage_bytes: int = 0
+    kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,9 @@ class LeadGroup:
         worker_id: new in the mesh, or that of the same group before its leader was lost.
         stages, shards: P and M.
         change: of the fleet, which the order is part of; `term`: the planner's.
+        planner_id: hears what the forming took; empty: nobody does.
+        weights: that its devices have to get, in the order of the plan. What it does not say, or cannot be had like this any
+            more, each device decides by itself.
     """
 
     worker_id: str
@@ -119,3 +138,25 @@ class LeadGroup:
     device_ids: tuple[str, ...]
     term: int
     change: int
+    planner_id: str = ""
+    weights: tuple[PlannedWeights, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormed:
+    """What the first forming of a group took, told by its leader; bytes of weights of all its devices.
+
+    Attributes:
+        fetched_bytes: from other devices; `unplanned_bytes` of them from others than the plan says.
+        read_bytes: from model folders.
+        loading_s: of the device that took longest to have its part.
+        seconds: from the order to the group.
+    """
+
+    worker_id: str
+    change: int
+    fetched_bytes: int
+    unplanned_bytes: int
+    read_bytes: int
+    loading_s: float
+    seconds: float

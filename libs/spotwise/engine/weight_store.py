@@ -112,6 +112,17 @@ class WeightStore:
             for panels in self._lacks(form, form.panels_of(share))
         ]
 
+    def layer_numbers(self, share: ModelShare) -> dict[str, int]:
+        """Return the layer of each matrix of a share, by name; the embedding's is -1, the head's one more than there are."""
+        matrices = self.structure.matrices
+        numbers = dict.fromkeys((form.name for form in self._forms_of(share)), -1)
+        for index in share.layers:
+            forms = matrices.layer(index, is_fused=self._is_fused.get(index, True))
+            numbers |= dict.fromkeys((form.name for form in forms), index)
+        if share.is_last:
+            numbers |= dict.fromkeys((form.name for form in matrices.head), len(matrices.common))
+        return numbers
+
     @property
     def layout(self) -> int:
         """See `ModelStructure`."""

@@ -211,6 +211,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (m.SurveyDevice, "survey_device", *codec_reshape.SURVEY),
     (m.DeviceSurveyed, "device_surveyed", *codec_reshape.SURVEYED),
     (m.LeadGroup, "lead_group", *codec_reshape.LEAD),
+    (m.GroupFormed, "group_formed", *codec_reshape.FORMED),
 )
 _BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _CODECS}
 _BY_FIELD = {field: from_proto for _, field, _, from_proto in _CODECS}

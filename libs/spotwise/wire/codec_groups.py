@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from spotwise.core import group_messages as g
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
-from spotwise.wire import codec_kv
+from spotwise.wire import codec_kv, codec_reshape
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_tokens import logprobs_from, logprobs_to, record_from, record_to
 from spotwise.wire.field_codec import Codec, codec_of, same
@@ -116,6 +116,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
 
 _ATTEMPT = ("choice_id", "epoch")
 _SAMPLED: Codec = (_sampled_to, _sampled_from)
+_LOADED = codec_of(g.LoadedWeights, pb.LoadedWeights, "fetched_bytes", "unplanned_bytes", "read_bytes", "seconds")
 _ORDERS: _Table = {
     g.FormGroup: (
         "form",
@@ -126,6 +127,7 @@ _ORDERS: _Table = {
             *("block_size", "dtype", "serves_early"),
             optional=("model_digest",),
             addresses=(same, tuple),
+            weights=codec_reshape.WEIGHTS,
         ),
     ),
     g.AddGroupSequence: (
@@ -176,7 +178,7 @@ _REPORTS: _Table = {
     ),
     g.GroupJoined: (
         "joined",
-        *codec_of(g.GroupJoined, pb.GroupJoined, "epoch", "loaded", "computes_with", share=codec_kv.SHARE),
+        *codec_of(g.GroupJoined, pb.GroupJoined, "epoch", "computes_with", loaded=_LOADED, share=codec_kv.SHARE),
     ),
     g.StepEnded: ("ended", *codec_of(g.StepEnded, pb.StepEnded, "epoch", "number", sampled=_SAMPLED)),
     g.StepFailed: ("failed", *codec_of(g.StepFailed, pb.StepFailed, "epoch", "number", "reason")),

@@ -30,7 +30,7 @@ _DEVICES = codec_of(
 _PREDICTION = codec_of(
     m.PredictedReshape,
     reshape.PredictedReshape,
-    *("kept_bytes", "moved_bytes", "forming_s", "pause_s"),
+    *("kept_bytes", "moved_bytes", "storage_bytes", "kv_bytes", "forming_s", "pause_s"),
     groups=(lambda groups: [*map(_DEVICES[0], groups)], lambda protos: tuple(map(_DEVICES[1], protos))),
     new_ids=(same, tuple),
     retiring_ids=(same, tuple),
@@ -91,10 +91,22 @@ SURVEYED: Codec = codec_of(
     model=(_shape_to, _shape_from),
     groups=(lambda groups: [*map(_GROUP[0], groups)], lambda protos: tuple(map(_GROUP[1], protos))),
 )
+_PLANNED_WEIGHTS = codec_of(m.PlannedWeights, reshape.PlannedWeights, "device_id", "source_id", "first_layer", "layers")
+#: Of a plan, in its order.
+WEIGHTS: Codec = (
+    lambda weights: [*map(_PLANNED_WEIGHTS[0], weights)],
+    lambda protos: tuple(map(_PLANNED_WEIGHTS[1], protos)),
+)
 LEAD: Codec = codec_of(
     m.LeadGroup,
     reshape.LeadGroup,
-    *("worker_id", "stages", "shards", "term", "change"),
+    *("worker_id", "stages", "shards", "term", "change", "planner_id"),
     pool=(same, m.Pool),
     device_ids=(same, tuple),
+    weights=WEIGHTS,
+)
+FORMED: Codec = codec_of(
+    m.GroupFormed,
+    reshape.GroupFormed,
+    *("worker_id", "change", "fetched_bytes", "unplanned_bytes", "read_bytes", "loading_s", "seconds"),
 )

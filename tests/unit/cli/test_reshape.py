@@ -140,15 +140,19 @@ def test_progress_counts_groups_and_requests() -> None:
     assert line == "moving: 2 requests moved, 1 given back, 4 left; mixed-0 of the old groups to leave"
     assert ReshapeProgress(MOVING, {}, 1.0).line().endswith("0 left; none of the old groups to leave")
     ended = replace(MOVING, stage=ReshapeStage.DONE, ended_s=112.5, served_s=103.0, pause_s=0.06, longest_pause_s=0.09)
+    ended = replace(ended, fetched_bytes=2 << 20, unplanned_bytes=1 << 19)
     done = ReshapeProgress(ended, {}, 12.0)
     assert done.line() == "done"
     assert done.summary().splitlines() == [
         "re-shaped to 1,2,1 in 12.50 s: 2 requests moved, 1 given back (computed again)",
         "the new groups served after 3.00 s",
+        "weights from other devices: 2.0 MiB, 512.0 KiB of that from others than planned; from model folders: 0 B",
         "pause of a request that moved: 60 ms in the mean, 90 ms at most",
     ]
-    expected = m.PredictedReshape((), (), (), 0, 0, forming_s=2.5, pause_s=0.05)
+    expected = m.PredictedReshape((), (), (), 0, 4 << 20, forming_s=2.5, pause_s=0.05, storage_bytes=1 << 20)
     assert "after 3.00 s (expected 2.50 s)" in done.summary(expected)
+    assert "devices: 2.0 MiB (expected 3.0 MiB), 512.0 KiB of that" in done.summary(expected)
+    assert "folders: 0 B (expected 1.0 MiB)" in done.summary(expected)
     assert "60 ms in the mean (expected 50 ms)" in done.summary(expected)
     screen = Screen()
     screen.console.print(ReshapeProgress(MOVING, {"mixed-0": old}, 3.0).table())

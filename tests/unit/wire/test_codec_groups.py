@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotwise.core import group_messages as g
@@ -9,6 +11,7 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff, KvShare, KvTarget, RequestRecord
 from spotwise.core.request import StopCriteria
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.wire.codec import MalformedMessageError
@@ -30,6 +33,9 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
         FORM,
         g.FormGroup(8, "w", 1, 2, 0, 1, "x", 1, 0, 16, "float32", None),
         g.FormGroup(9, "w", 1, 2, 0, 1, "00" * 16, 1, 0, 16, "float32", None, ("a:1", "b:2")),
+        replace(
+            FORM, serves_early=True, weights=(PlannedWeights("d1", "d0", -1, 16), PlannedWeights("d2", "d0", 16, 15))
+        ),
         g.AddGroupSequence(RECORD),
         g.DropGroupSequence("r#0@2"),
         g.AppendGroupTokens(("a@1", "b@1"), (5, 0)),
@@ -60,7 +66,7 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
     "report",
     [
         g.DeviceOffered("d", 1 << 34, 0, "machine", "host:7000"),
-        g.GroupJoined(7, True, "bfloat16 on cpu", SHARE),
+        g.GroupJoined(7, g.LoadedWeights(5, 1, 2, 0.5), "bfloat16 on cpu", SHARE),
         g.PartArrived(HANDOFF, 4096, 0.5, "shm"),
         c.PushCaughtUp("r#0", 2),
         c.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),

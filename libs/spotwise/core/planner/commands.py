@@ -43,6 +43,7 @@ PlannerEvent = (
     | m.InterruptionReported
     | m.WorkerSurveyed
     | m.DeviceSurveyed
+    | m.GroupFormed
     | m.MoveEnded
     | m.Tick
     | TermHeld

@@ -68,6 +68,7 @@ def begun(
         expected_s=choice.prediction.forming_s,
         missed_ids=() if before is None else before.missed_ids,
         left_ids=tuple(group.worker_id for group in left),
+        weights=choice.weights,
     )
     if replacing is None:
         return deployment
@@ -90,6 +91,7 @@ def abandoned(deployment: PlannedDeployment, reason: str, now: float) -> Planned
         retiring=(*deployment.new, *left),
         ended_s=now,
         reason=reason,
+        weights=(),
     )
 
 

@@ -9,31 +9,30 @@ Pipelines are numbered by workers: the prompt pool first, then the others, by id
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, Pool
-from spotwise.core.migration.deployment import Deployment, Device, Instance
+from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
-from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.planner.change_cost import ChangeCost
-
-#: Bytes a second at which a device is expected to get the weights that it lacks, from others or from its model folder.
-STORAGE_BYTES_PER_S = 1e9
+from spotwise.core.planner.group_migration import migration_of
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """The groups of a re-shape: those that `go_on`, `new` ones, and those that retire; what that costs."""
+    """The groups of a re-shape: those that `go_on`, `new` ones, and those that retire; what that costs; who gives weights to
+    devices of new groups.
+    """
 
     go_on: tuple[m.DeviceGroup, ...]
     new: tuple[m.DeviceGroup, ...]
     retiring: tuple[m.DeviceGroup, ...]
     prediction: m.PredictedReshape
+    weights: tuple[m.PlannedWeights, ...] = ()
 
 
 def written(config: ParallelConfig) -> str:
@@ -47,6 +46,7 @@ def choose_groups(
     workers: Sequence[m.Member],
     change: int,
     cost: ChangeCost,
+    now: float,
     leaving: Mapping[str, float] = MappingProxyType({}),
 ) -> GroupChoice | str:
     """Return the groups of a configuration, or why it cannot be.
@@ -56,9 +56,11 @@ def choose_groups(
         workers: of the mesh.
         change: number of the re-shape.
         cost: of changes so far.
+        now: Unix time.
         leaving: devices that get no position, each with the Unix time by which it leaves.
     """
     old = [_group_of(worker, reports) for worker in sorted(workers, key=_in_order)]
+    config = replace(config, max_batch=max(1, len(old)))  # of each old group, all requests count as one
     if (reason := _why_not(config, reports, old, leaving)) is not None:
         return reason
     model = reports[0].model
@@ -70,24 +72,35 @@ def choose_groups(
     retiring = tuple(each.group for each in old if each.group not in go_on)
     if not new and not retiring:
         return f"the mesh has the configuration {written(config)} already"
-    plan = plan_migration(device_map, model, Links(*(STORAGE_BYTES_PER_S,) * 3))
+    migration = migration_of(device_map, model, cost, now)
+    retiring_ids = {group.worker_id for group in retiring}
     prediction = m.PredictedReshape(
         (*go_on, *new),
         tuple(group.worker_id for group in new),
         tuple(group.worker_id for group in retiring),
-        plan.kept_bytes,
-        plan.moved_bytes + plan.storage_bytes,
-        cost.forming_s + plan.done_s if new else 0.0,
+        migration.kept_bytes,
+        migration.moved_bytes,
+        cost.forming_s + migration.seconds if new else 0.0,
         (cost.pause_s or cost.latency_s) if retiring else 0.0,
+        migration.storage_bytes,
+        sum(kv_tokens(worker) for worker in workers if worker.id in retiring_ids) * model.kv_token_bytes,
     )
-    return GroupChoice(go_on, new, retiring, prediction)
+    return GroupChoice(go_on, new, retiring, prediction, migration.weights)
+
+
+def kv_tokens(worker: m.Member) -> int:
+    """Return the tokens for which a worker has taken KV blocks, by its last heartbeat."""
+    return 0 if worker.load is None else worker.load.kv_blocks_used * worker.load.kv_block_size
 
 
 @dataclass(frozen=True, slots=True)
 class _OldGroup:
-    """A worker's group, whether it `serves`, and the position of each device that reports one in it, in order of positions."""
+    """A worker's group, whether it `serves`, and the position of each device that reports one in it, in order of positions;
+    `kv_tokens`: of its requests.
+    """
 
     group: m.DeviceGroup
+    kv_tokens: int
     serves: bool
     places: Mapping[str, DevicePlace]
 
@@ -105,7 +118,7 @@ def _group_of(worker: m.Member, reports: Sequence[m.DeviceSurveyed]) -> _OldGrou
     stages, shards = next(((place.stages, place.shards) for place in places.values()), (0, 0))
     assert worker.pool is not None
     group = m.DeviceGroup(worker.id, worker.pool, stages, shards, tuple(places))
-    return _OldGroup(group, worker.state is m.MemberState.READY, places)
+    return _OldGroup(group, kv_tokens(worker), worker.state is m.MemberState.READY, places)
 
 
 def _why_not(
@@ -158,7 +171,12 @@ def _deployment(
         for device_id, place in each.places.items():
             positions.setdefault(Device(device_id, 0), Position(number, place.stage, place.shard))
     before = ParallelConfig(len(old) - prompts, stages, shards, config.max_batch, prompts)
-    return Deployment(before, instances, positions)
+    running = {
+        number: (RunningRequest(each.group.worker_id, each.kv_tokens, each.kv_tokens),)  # all of its requests as one
+        for number, each in enumerate(old)
+        if each.kv_tokens and each.group.pool is not Pool.PROMPT
+    }
+    return Deployment(before, instances, positions, running)
 
 
 def _groups(device_map: DeviceMap, old: Sequence[_OldGroup], change: int) -> list[m.DeviceGroup]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.migration.interruption.arrangement import Arrangement
-from spotwise.core.reshape_messages import DeviceGroup
+from spotwise.core.reshape_messages import DeviceGroup, PlannedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class PlannedDeployment:
         stopgap_ids: workers that serve only until groups with too few devices are whole again.
         missed_ids: workers that drain or drained since a device has to leave: their groups are to be all the same.
         left_ids: workers of `retiring` that an earlier change has drained: they do not come back where this one is abandoned.
+        weights: that devices of new groups get from others, in the order of the plan of the migration.
+        fetched_bytes, unplanned_bytes, read_bytes: of weights, as the new groups told (`GroupFormed`).
     """
 
     change: int
@@ -83,6 +85,10 @@ class PlannedDeployment:
     stopgap_ids: tuple[str, ...] = ()
     missed_ids: tuple[str, ...] = ()
     left_ids: tuple[str, ...] = ()
+    weights: tuple[PlannedWeights, ...] = ()
+    fetched_bytes: int = 0
+    unplanned_bytes: int = 0
+    read_bytes: int = 0
 
     @property
     def new(self) -> tuple[DeviceGroup, ...]:

@@ -21,7 +21,8 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.group_choice import STORAGE_BYTES_PER_S, GroupChoice, choose_groups
+from spotwise.core.planner.group_choice import GroupChoice, choose_groups
+from spotwise.core.planner.group_migration import GroupMigration, migration_of, same_shape_map
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
 
@@ -232,19 +233,20 @@ class Replacement:
         known = {each.worker_id for each in groups} | (set() if deployment is None else deployment.retiring_ids)
         answering = {each.device_id for each in reports if each.model == model and self._is_free(each, known)}
         usable = tuple(each for each in self._watch.usable() if each in answering)
+        present = {each.device_id for each in reports if each.model == model}
         cause = self._cause(groups)
         due = self._refill(groups, deployment, usable, change)
         if model is None or not due.changes_something:
             self.rest(now)
             return None
         if not due.stopgap:
-            return Replacing(self._choice(due, model), (), cause)
+            return Replacing(self._choice(due, model, present), (), cause)
         stopgap = self._stopgap(due.stopgap, groups, [each for each in reports if each.model == model], change)
         if stopgap is None:
             self.rest(now)
             return None
         due = Refill(due.go_on, (stopgap,), due.retiring)
-        return Replacing(self._choice(due, model), (stopgap.worker_id,), cause)
+        return Replacing(self._choice(due, model, present), (stopgap.worker_id,), cause)
 
     def _is_free(self, report: m.DeviceSurveyed, known: Collection[str]) -> bool:
         """Tell whether a device is in no group of a worker that the deployment does not know."""
@@ -281,21 +283,33 @@ class Replacement:
         workers = [each for each in self._membership.workers() if each.id in ids]
         leaving = {each.device_id: self._watch.deadline_s(each.device_id) or self._now for each in reports}
         leaving = {device_id: deadline_s for device_id, deadline_s in leaving.items() if device_id not in usable}
-        choice = choose_groups(config, reports, workers, change, self._cost, leaving)
+        choice = choose_groups(config, reports, workers, change, self._cost, self._now, leaving)
         return None if isinstance(choice, str) else next(iter(choice.new), None)
 
-    def _choice(self, due: Refill, model: ModelShape) -> GroupChoice:
-        part_bytes = max((model.weight_bytes // len(each.device_ids) for each in due.new), default=0)
+    def _choice(self, due: Refill, model: ModelShape, device_ids: Collection[str]) -> GroupChoice:
+        migration = self._migration(due, model, device_ids)
         prediction = m.PredictedReshape(
             (*due.go_on, *due.new),
             tuple(group.worker_id for group in due.new),
             tuple(group.worker_id for group in due.retiring),
-            0,
-            part_bytes,
-            self._cost.forming_s + part_bytes / STORAGE_BYTES_PER_S if due.new else 0.0,
+            migration.kept_bytes,
+            migration.moved_bytes,
+            self._cost.forming_s + migration.seconds if due.new else 0.0,
             self._cost.pause_s or self._cost.latency_s,
+            migration.storage_bytes,
         )
-        return GroupChoice(due.go_on, due.new, due.retiring, prediction)
+        return GroupChoice(due.go_on, due.new, due.retiring, prediction, migration.weights)
+
+    def _migration(self, due: Refill, model: ModelShape, device_ids: Collection[str]) -> GroupMigration:
+        """Return what moves; where there is no plan, as if each device got all of its part from storage."""
+        after = [*(group for group in due.go_on if not self.is_short(group, due.go_on)), *due.new]
+        leaving = {each: self._watch.deadline_s(each) for each in device_ids}
+        noticed = {each: deadline_s for each, deadline_s in leaving.items() if deadline_s is not None}
+        device_map = same_shape_map((*due.go_on, *due.retiring), after, device_ids, noticed) if due.new else None
+        if device_map is not None:
+            return migration_of(device_map, model, self._cost, self._now)
+        part_bytes = max((model.weight_bytes // len(each.device_ids) for each in due.new), default=0)
+        return GroupMigration(0, part_bytes, part_bytes, part_bytes / self._cost.storage_bytes_per_s)
 
     def _cause(self, groups: Sequence[m.DeviceGroup]) -> str:
         lost = [each for each in homes(groups) if self.is_lost(each)]

@@ -93,7 +93,7 @@ class ReshapeRequests:
         config = order.order.config
         workers = [worker for worker in self._membership.workers() if worker.pool is not None]
         leaving = self._watch.leaving()
-        choice = choose_groups(config, order.survey.reports, workers, change, self._cost, leaving)
+        choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
         if isinstance(choice, str):
             self.refuse_pending(choice + silent)

@@ -54,6 +54,7 @@ class Reshaping:
         now: float,
     ) -> None:
         self.deployment = deployment
+        self._planner_id = planner_id
         self._term = term
         self._policy = policy
         self._membership = membership
@@ -133,6 +134,18 @@ class Reshaping:
                 pause_s=known.pause_s + (report.pause_s - known.pause_s) / moved,
                 longest_pause_s=max(known.longest_pause_s, report.pause_s),
             )
+
+    def formed(self, report: m.GroupFormed) -> None:
+        """Count the weights that a new group's devices have got, and learn how long that took."""
+        deployment = self.deployment
+        if deployment is None or report.change != deployment.change or report.worker_id not in deployment.new_ids:
+            return
+        self.deployment = replace(
+            deployment,
+            fetched_bytes=deployment.fetched_bytes + report.fetched_bytes,
+            unplanned_bytes=deployment.unplanned_bytes + report.unplanned_bytes,
+            read_bytes=deployment.read_bytes + report.read_bytes,
+        )
 
     def sent(self, orders: list[m.Send]) -> None:
         """Count requests that are given back."""
@@ -289,7 +302,7 @@ class Reshaping:
         self._commands += self._requests.commands()
         for group in deployment.groups:
             if self._is_to_be_led(group, deployment, now) and self._is_due(group.worker_id, now):
-                self._commands.append(m.Send(group.device_ids[0], self._lead(group, deployment.change)))
+                self._commands.append(m.Send(group.device_ids[0], self._lead(group, deployment)))
         for group in (*deployment.groups, *deployment.retiring):
             member = self._membership.get(group.worker_id)
             if member is None or member.state is MemberState.DRAINING:
@@ -315,9 +328,18 @@ class Reshaping:
         self._ordered_s[worker_id] = now
         return True
 
-    def _lead(self, group: m.DeviceGroup, change: int) -> m.LeadGroup:
+    def _lead(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> m.LeadGroup:
+        is_new = group.worker_id in deployment.new_ids
         return m.LeadGroup(
-            group.worker_id, group.pool, group.stages, group.shards, group.device_ids, self._term, change
+            group.worker_id,
+            group.pool,
+            group.stages,
+            group.shards,
+            group.device_ids,
+            self._term,
+            deployment.change,
+            self._planner_id,
+            tuple(each for each in deployment.weights if is_new and each.device_id in group.device_ids),
         )
 
     def _drain(self, member: m.Member, group: m.DeviceGroup, now: float) -> m.Drain | None:

@@ -45,6 +45,7 @@ class PlannerRole:
             m.InterruptionReported: self._interruption,
             m.WorkerSurveyed: self._surveyed,
             m.DeviceSurveyed: self._device_surveyed,
+            m.GroupFormed: self._group_formed,
             m.MoveEnded: self._move_ended,
             m.Tick: self._tick,
             c.TermHeld: self._term_held,
@@ -153,6 +154,10 @@ class PlannerRole:
     def _surveyed(self, report: m.WorkerSurveyed, now: float) -> None:
         if self._tenure is not None:
             self._tenure.surveyed(report, now)
+
+    def _group_formed(self, report: m.GroupFormed, now: float) -> None:
+        if self._tenure is not None:
+            self._tenure.reshaping.formed(report)
 
     def _device_surveyed(self, report: m.DeviceSurveyed, now: float) -> None:
         if self._tenure is not None:

@@ -1,15 +1,17 @@
 """In which order a process asks for the panels that it lacks, and whom.
 
 Law: panels are asked for in the model's order, so that the first layers are whole first. What is asked for and not here yet is
-at most U_max bytes (SpotServe, section 4.2), unless a single panel is larger. Each panel is asked of the holder with the least
-under way; of the next one where that fails. A panel of which no holder is left is put off: its process reads it from storage.
+at most U_max bytes (SpotServe, section 4.2), unless a single panel is larger. Each panel is asked of the holder that the plan
+names; where it names none, or several, of the one with the least under way; of the next one where that fails. A panel of which
+no holder is left is put off: its process reads it from storage.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from spotwise.core.weights.inventory import PanelRange, Panels
 
@@ -30,12 +32,19 @@ class FetchOrder:
         holders: what each holder has, the preferred ones first.
         buffer_bytes: U_max.
         piece_bytes: of a request, at most, unless a panel is larger.
+        planned: the holders that the plan names, by matrix.
     """
 
     def __init__(
-        self, missing: Iterable[PanelRange], holders: Mapping[str, Panels], buffer_bytes: int, piece_bytes: int
+        self,
+        missing: Iterable[PanelRange],
+        holders: Mapping[str, Panels],
+        buffer_bytes: int,
+        piece_bytes: int,
+        planned: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         self._holders = dict(holders)
+        self._planned = planned
         self._buffer_bytes = buffer_bytes
         self._waiting = [piece for each in missing for piece in _pieces(each, min(piece_bytes, buffer_bytes))]
         self._waiting.reverse()  # the next is the last
@@ -98,7 +107,8 @@ class FetchOrder:
         able = [name for name in self._holders if name not in refused]
         holders = [name for name in able if _has(self._holders[name], piece.matrix, piece.panels)]
         if holders:
-            return [self._request(min(holders, key=self._under_way.__getitem__), piece)]
+            named = [name for name in holders if name in self._planned.get(piece.matrix, ())]
+            return [self._request(min(named or holders, key=self._under_way.__getitem__), piece)]
         if len(piece.panels) > 1 and (cut := self._cut(piece, able)) is not None:
             self._refused |= {_key(part): set(refused) for part in cut}
             self._waiting += reversed(cut)

@@ -23,62 +23,65 @@ _sym_db = _symbol_database.Default()
 
 
 from spotwise.wire.v1 import request_pb2 as spotwise_dot_v1_dot_request__pb2
+from spotwise.wire.v1 import reshape_pb2 as spotwise_dot_v1_dot_reshape__pb2
 from spotwise.wire.v1 import worker_pb2 as spotwise_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17spotwise/v1/group.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/request.proto\x1a\x18spotwise/v1/worker.proto\"\x8d\x04\n\nGroupOrder\x12&\n\x04\x66orm\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.FormGroupH\x00\x12)\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x1a.spotwise.v1.RequestRecordH\x00\x12\x1a\n\x10\x64rop_sequence_id\x18\x03 \x01(\tH\x00\x12\x30\n\x06\x61ppend\x18\x04 \x01(\x0b\x32\x1e.spotwise.v1.AppendGroupTokensH\x00\x12#\n\x03run\x18\x05 \x01(\x0b\x32\x14.spotwise.v1.RunStepH\x00\x12(\n\x04swap\x18\x06 \x01(\x0b\x32\x18.spotwise.v1.SwapGroupKvH\x00\x12.\n\x08\x64issolve\x18\x07 \x01(\x0b\x32\x1a.spotwise.v1.DissolveGroupH\x00\x12*\n\texpect_kv\x18\x08 \x01(\x0b\x32\x15.spotwise.v1.ExpectKvH\x00\x12 \n\x16\x66orget_kv_of_choice_id\x18\t \x01(\tH\x00\x12*\n\topen_push\x18\n \x01(\x0b\x32\x15.spotwise.v1.OpenPushH\x00\x12.\n\x0b\x63ommit_push\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.CommitPushH\x00\x12,\n\nabort_push\x18\x0c \x01(\x0b\x32\x16.spotwise.v1.OfAttemptH\x00\x42\x07\n\x05order\"-\n\tOfAttempt\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"?\n\x08\x45xpectKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\"\xad\x01\n\x08OpenPush\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x18\n\x10source_block_ids\x18\x04 \x03(\r\x12\x17\n\nnum_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0ewritten_tokens\x18\x06 \x01(\rB\r\n\x0b_num_tokens\")\n\nQueueLevel\x12\r\n\x05queue\x18\x01 \x01(\r\x12\x0c\n\x04used\x18\x02 \x01(\x01\"\x9a\x01\n\tKvHandoff\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12&\n\x05level\x18\x05 \x01(\x0b\x32\x17.spotwise.v1.QueueLevel\x12\x17\n\x0flater_token_ids\x18\x06 \x03(\r\"O\n\nCommitPush\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.KvHandoff\x12\x18\n\x10source_block_ids\x18\x02 \x03(\r\"\x9e\x02\n\tFormGroup\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05shard\x18\x06 \x01(\r\x12\x10\n\x08\x65xchange\x18\x07 \x01(\t\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x13\n\x0bhost_blocks\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x19\n\x0cmodel_digest\x18\x0c \x01(\tH\x00\x88\x01\x01\x12\x11\n\taddresses\x18\r \x03(\t\x12\x14\n\x0cserves_early\x18\x0e \x01(\x08\x42\x0f\n\r_model_digest\"<\n\x11\x41ppendGroupTokens\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xa2\x01\n\x07RunStep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x02 \x03(\t\x12\x17\n\x0f\x66irst_positions\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x13\n\x0bkept_blocks\x18\x05 \x03(\r\x12\x18\n\x10new_block_counts\x18\x06 \x03(\r\x12\x15\n\rnew_block_ids\x18\x07 \x03(\r\"Y\n\x0bSwapGroupKv\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x16\n\x0ehost_block_ids\x18\x03 \x03(\r\x12\x0f\n\x07to_host\x18\x04 \x01(\x08\"B\n\rDissolveGroup\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x66or_good\x18\x02 \x01(\x08\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"\xa6\x04\n\x0bGroupReport\x12-\n\x07offered\x18\x01 \x01(\x0b\x32\x1a.spotwise.v1.DeviceOfferedH\x00\x12*\n\x06joined\x18\x02 \x01(\x0b\x32\x18.spotwise.v1.GroupJoinedH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StepEndedH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.spotwise.v1.StepFailedH\x00\x12.\n\x07swapped\x18\x05 \x01(\x0b\x32\x1b.spotwise.v1.GroupSwapEndedH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.spotwise.v1.GroupRefusedH\x00\x12\x30\n\x0epush_caught_up\x18\x07 \x01(\x0b\x32\x16.spotwise.v1.OfAttemptH\x00\x12:\n\x11handoff_delivered\x18\x08 \x01(\x0b\x32\x1d.spotwise.v1.HandoffDeliveredH\x00\x12\x34\n\x0ehandoff_failed\x18\t \x01(\x0b\x32\x1a.spotwise.v1.HandoffFailedH\x00\x12\x30\n\x0cpart_arrived\x18\n \x01(\x0b\x32\x18.spotwise.v1.PartArrivedH\x00\x12*\n\x06\x62roken\x18\x0b \x01(\x0b\x32\x18.spotwise.v1.GroupBrokenH\x00\x42\x08\n\x06report\"\x80\x01\n\x10HandoffDelivered\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x11\n\tvisible_s\x18\x06 \x01(\x01\"A\n\rHandoffFailed\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\x0bPartArrived\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.KvHandoff\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x11\n\ttransport\x18\x04 \x01(\t\"|\n\rDeviceOffered\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\x0ekv_cache_bytes\x18\x02 \x01(\x04\x12\x15\n\rkv_host_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x05 \x01(\t\"h\n\x0bGroupJoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06loaded\x18\x02 \x01(\x08\x12\x15\n\rcomputes_with\x18\x03 \x01(\t\x12#\n\x05share\x18\x04 \x01(\x0b\x32\x14.spotwise.v1.KvShare\"\xb5\x01\n\x0cSampledToken\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.spotwise.v1.TokenLogprobs\x12\x1b\n\x13has_prompt_logprobs\x18\x04 \x01(\x08\x12\x33\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1a.spotwise.v1.TokenLogprobs\"V\n\tStepEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12*\n\x07sampled\x18\x03 \x03(\x0b\x32\x19.spotwise.v1.SampledToken\";\n\nStepFailed\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x0eGroupSwapEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x65rror\x18\x03 \x01(\t\",\n\x0bGroupBroken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"-\n\x0cGroupRefused\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17spotwise/v1/group.proto\x12\x0bspotwise.v1\x1a\x19spotwise/v1/request.proto\x1a\x19spotwise/v1/reshape.proto\x1a\x18spotwise/v1/worker.proto\"\x8d\x04\n\nGroupOrder\x12&\n\x04\x66orm\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.FormGroupH\x00\x12)\n\x03\x61\x64\x64\x18\x02 \x01(\x0b\x32\x1a.spotwise.v1.RequestRecordH\x00\x12\x1a\n\x10\x64rop_sequence_id\x18\x03 \x01(\tH\x00\x12\x30\n\x06\x61ppend\x18\x04 \x01(\x0b\x32\x1e.spotwise.v1.AppendGroupTokensH\x00\x12#\n\x03run\x18\x05 \x01(\x0b\x32\x14.spotwise.v1.RunStepH\x00\x12(\n\x04swap\x18\x06 \x01(\x0b\x32\x18.spotwise.v1.SwapGroupKvH\x00\x12.\n\x08\x64issolve\x18\x07 \x01(\x0b\x32\x1a.spotwise.v1.DissolveGroupH\x00\x12*\n\texpect_kv\x18\x08 \x01(\x0b\x32\x15.spotwise.v1.ExpectKvH\x00\x12 \n\x16\x66orget_kv_of_choice_id\x18\t \x01(\tH\x00\x12*\n\topen_push\x18\n \x01(\x0b\x32\x15.spotwise.v1.OpenPushH\x00\x12.\n\x0b\x63ommit_push\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.CommitPushH\x00\x12,\n\nabort_push\x18\x0c \x01(\x0b\x32\x16.spotwise.v1.OfAttemptH\x00\x42\x07\n\x05order\"-\n\tOfAttempt\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"?\n\x08\x45xpectKv\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\"\xad\x01\n\x08OpenPush\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12%\n\x06target\x18\x03 \x01(\x0b\x32\x15.spotwise.v1.KvTarget\x12\x18\n\x10source_block_ids\x18\x04 \x03(\r\x12\x17\n\nnum_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0ewritten_tokens\x18\x06 \x01(\rB\r\n\x0b_num_tokens\")\n\nQueueLevel\x12\r\n\x05queue\x18\x01 \x01(\r\x12\x0c\n\x04used\x18\x02 \x01(\x01\"\x9a\x01\n\tKvHandoff\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12&\n\x05level\x18\x05 \x01(\x0b\x32\x17.spotwise.v1.QueueLevel\x12\x17\n\x0flater_token_ids\x18\x06 \x03(\r\"O\n\nCommitPush\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.KvHandoff\x12\x18\n\x10source_block_ids\x18\x02 \x03(\r\"\xcc\x02\n\tFormGroup\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x0e\n\x06stages\x18\x03 \x01(\r\x12\x0e\n\x06shards\x18\x04 \x01(\r\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05shard\x18\x06 \x01(\r\x12\x10\n\x08\x65xchange\x18\x07 \x01(\t\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x13\n\x0bhost_blocks\x18\t \x01(\r\x12\x12\n\nblock_size\x18\n \x01(\r\x12\r\n\x05\x64type\x18\x0b \x01(\t\x12\x19\n\x0cmodel_digest\x18\x0c \x01(\tH\x00\x88\x01\x01\x12\x11\n\taddresses\x18\r \x03(\t\x12\x14\n\x0cserves_early\x18\x0e \x01(\x08\x12,\n\x07weights\x18\x0f \x03(\x0b\x32\x1b.spotwise.v1.PlannedWeightsB\x0f\n\r_model_digest\"<\n\x11\x41ppendGroupTokens\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xa2\x01\n\x07RunStep\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0csequence_ids\x18\x02 \x03(\t\x12\x17\n\x0f\x66irst_positions\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x13\n\x0bkept_blocks\x18\x05 \x03(\r\x12\x18\n\x10new_block_counts\x18\x06 \x03(\r\x12\x15\n\rnew_block_ids\x18\x07 \x03(\r\"Y\n\x0bSwapGroupKv\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x16\n\x0ehost_block_ids\x18\x03 \x03(\r\x12\x0f\n\x07to_host\x18\x04 \x01(\x08\"B\n\rDissolveGroup\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08\x66or_good\x18\x02 \x01(\x08\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"\xa6\x04\n\x0bGroupReport\x12-\n\x07offered\x18\x01 \x01(\x0b\x32\x1a.spotwise.v1.DeviceOfferedH\x00\x12*\n\x06joined\x18\x02 \x01(\x0b\x32\x18.spotwise.v1.GroupJoinedH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StepEndedH\x00\x12)\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x17.spotwise.v1.StepFailedH\x00\x12.\n\x07swapped\x18\x05 \x01(\x0b\x32\x1b.spotwise.v1.GroupSwapEndedH\x00\x12,\n\x07refused\x18\x06 \x01(\x0b\x32\x19.spotwise.v1.GroupRefusedH\x00\x12\x30\n\x0epush_caught_up\x18\x07 \x01(\x0b\x32\x16.spotwise.v1.OfAttemptH\x00\x12:\n\x11handoff_delivered\x18\x08 \x01(\x0b\x32\x1d.spotwise.v1.HandoffDeliveredH\x00\x12\x34\n\x0ehandoff_failed\x18\t \x01(\x0b\x32\x1a.spotwise.v1.HandoffFailedH\x00\x12\x30\n\x0cpart_arrived\x18\n \x01(\x0b\x32\x18.spotwise.v1.PartArrivedH\x00\x12*\n\x06\x62roken\x18\x0b \x01(\x0b\x32\x18.spotwise.v1.GroupBrokenH\x00\x42\x08\n\x06report\"\x80\x01\n\x10HandoffDelivered\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x11\n\tvisible_s\x18\x06 \x01(\x01\"A\n\rHandoffFailed\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\x0bPartArrived\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.spotwise.v1.KvHandoff\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x11\n\ttransport\x18\x04 \x01(\t\"|\n\rDeviceOffered\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x16\n\x0ekv_cache_bytes\x18\x02 \x01(\x04\x12\x15\n\rkv_host_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x18\n\x10\x65xchange_address\x18\x05 \x01(\t\"d\n\rLoadedWeights\x12\x15\n\rfetched_bytes\x18\x01 \x01(\x04\x12\x17\n\x0funplanned_bytes\x18\x02 \x01(\x04\x12\x12\n\nread_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"\x84\x01\n\x0bGroupJoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x06loaded\x18\x02 \x01(\x0b\x32\x1a.spotwise.v1.LoadedWeights\x12\x15\n\rcomputes_with\x18\x03 \x01(\t\x12#\n\x05share\x18\x04 \x01(\x0b\x32\x14.spotwise.v1.KvShare\"\xb5\x01\n\x0cSampledToken\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1a.spotwise.v1.TokenLogprobs\x12\x1b\n\x13has_prompt_logprobs\x18\x04 \x01(\x08\x12\x33\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x1a.spotwise.v1.TokenLogprobs\"V\n\tStepEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12*\n\x07sampled\x18\x03 \x03(\x0b\x32\x19.spotwise.v1.SampledToken\";\n\nStepFailed\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x0eGroupSwapEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x65rror\x18\x03 \x01(\t\",\n\x0bGroupBroken\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"-\n\x0cGroupRefused\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spotwise.wire.v1.group_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GROUPORDER']._serialized_start=94
-  _globals['_GROUPORDER']._serialized_end=619
-  _globals['_OFATTEMPT']._serialized_start=621
-  _globals['_OFATTEMPT']._serialized_end=666
-  _globals['_EXPECTKV']._serialized_start=668
-  _globals['_EXPECTKV']._serialized_end=731
-  _globals['_OPENPUSH']._serialized_start=734
-  _globals['_OPENPUSH']._serialized_end=907
-  _globals['_QUEUELEVEL']._serialized_start=909
-  _globals['_QUEUELEVEL']._serialized_end=950
-  _globals['_KVHANDOFF']._serialized_start=953
-  _globals['_KVHANDOFF']._serialized_end=1107
-  _globals['_COMMITPUSH']._serialized_start=1109
-  _globals['_COMMITPUSH']._serialized_end=1188
-  _globals['_FORMGROUP']._serialized_start=1191
-  _globals['_FORMGROUP']._serialized_end=1477
-  _globals['_APPENDGROUPTOKENS']._serialized_start=1479
-  _globals['_APPENDGROUPTOKENS']._serialized_end=1539
-  _globals['_RUNSTEP']._serialized_start=1542
-  _globals['_RUNSTEP']._serialized_end=1704
-  _globals['_SWAPGROUPKV']._serialized_start=1706
-  _globals['_SWAPGROUPKV']._serialized_end=1795
-  _globals['_DISSOLVEGROUP']._serialized_start=1797
-  _globals['_DISSOLVEGROUP']._serialized_end=1863
-  _globals['_GROUPREPORT']._serialized_start=1866
-  _globals['_GROUPREPORT']._serialized_end=2416
-  _globals['_HANDOFFDELIVERED']._serialized_start=2419
-  _globals['_HANDOFFDELIVERED']._serialized_end=2547
-  _globals['_HANDOFFFAILED']._serialized_start=2549
-  _globals['_HANDOFFFAILED']._serialized_end=2614
-  _globals['_PARTARRIVED']._serialized_start=2616
-  _globals['_PARTARRIVED']._serialized_end=2727
-  _globals['_DEVICEOFFERED']._serialized_start=2729
-  _globals['_DEVICEOFFERED']._serialized_end=2853
-  _globals['_GROUPJOINED']._serialized_start=2855
-  _globals['_GROUPJOINED']._serialized_end=2959
-  _globals['_SAMPLEDTOKEN']._serialized_start=2962
-  _globals['_SAMPLEDTOKEN']._serialized_end=3143
-  _globals['_STEPENDED']._serialized_start=3145
-  _globals['_STEPENDED']._serialized_end=3231
-  _globals['_STEPFAILED']._serialized_start=3233
-  _globals['_STEPFAILED']._serialized_end=3292
-  _globals['_GROUPSWAPENDED']._serialized_start=3294
-  _globals['_GROUPSWAPENDED']._serialized_end=3356
-  _globals['_GROUPBROKEN']._serialized_start=3358
-  _globals['_GROUPBROKEN']._serialized_end=3402
-  _globals['_GROUPREFUSED']._serialized_start=3404
-  _globals['_GROUPREFUSED']._serialized_end=3449
+  _globals['_GROUPORDER']._serialized_start=121
+  _globals['_GROUPORDER']._serialized_end=646
+  _globals['_OFATTEMPT']._serialized_start=648
+  _globals['_OFATTEMPT']._serialized_end=693
+  _globals['_EXPECTKV']._serialized_start=695
+  _globals['_EXPECTKV']._serialized_end=758
+  _globals['_OPENPUSH']._serialized_start=761
+  _globals['_OPENPUSH']._serialized_end=934
+  _globals['_QUEUELEVEL']._serialized_start=936
+  _globals['_QUEUELEVEL']._serialized_end=977
+  _globals['_KVHANDOFF']._serialized_start=980
+  _globals['_KVHANDOFF']._serialized_end=1134
+  _globals['_COMMITPUSH']._serialized_start=1136
+  _globals['_COMMITPUSH']._serialized_end=1215
+  _globals['_FORMGROUP']._serialized_start=1218
+  _globals['_FORMGROUP']._serialized_end=1550
+  _globals['_APPENDGROUPTOKENS']._serialized_start=1552
+  _globals['_APPENDGROUPTOKENS']._serialized_end=1612
+  _globals['_RUNSTEP']._serialized_start=1615
+  _globals['_RUNSTEP']._serialized_end=1777
+  _globals['_SWAPGROUPKV']._serialized_start=1779
+  _globals['_SWAPGROUPKV']._serialized_end=1868
+  _globals['_DISSOLVEGROUP']._serialized_start=1870
+  _globals['_DISSOLVEGROUP']._serialized_end=1936
+  _globals['_GROUPREPORT']._serialized_start=1939
+  _globals['_GROUPREPORT']._serialized_end=2489
+  _globals['_HANDOFFDELIVERED']._serialized_start=2492
+  _globals['_HANDOFFDELIVERED']._serialized_end=2620
+  _globals['_HANDOFFFAILED']._serialized_start=2622
+  _globals['_HANDOFFFAILED']._serialized_end=2687
+  _globals['_PARTARRIVED']._serialized_start=2689
+  _globals['_PARTARRIVED']._serialized_end=2800
+  _globals['_DEVICEOFFERED']._serialized_start=2802
+  _globals['_DEVICEOFFERED']._serialized_end=2926
+  _globals['_LOADEDWEIGHTS']._serialized_start=2928
+  _globals['_LOADEDWEIGHTS']._serialized_end=3028
+  _globals['_GROUPJOINED']._serialized_start=3031
+  _globals['_GROUPJOINED']._serialized_end=3163
+  _globals['_SAMPLEDTOKEN']._serialized_start=3166
+  _globals['_SAMPLEDTOKEN']._serialized_end=3347
+  _globals['_STEPENDED']._serialized_start=3349
+  _globals['_STEPENDED']._serialized_end=3435
+  _globals['_STEPFAILED']._serialized_start=3437
+  _globals['_STEPFAILED']._serialized_end=3496
+  _globals['_GROUPSWAPENDED']._serialized_start=3498
+  _globals['_GROUPSWAPENDED']._serialized_end=3560
+  _globals['_GROUPBROKEN']._serialized_start=3562
+  _globals['_GROUPBROKEN']._serialized_end=3606
+  _globals['_GROUPREFUSED']._serialized_start=3608
+  _globals['_GROUPREFUSED']._serialized_end=3653
 # @@protoc_insertion_point(module_scope)

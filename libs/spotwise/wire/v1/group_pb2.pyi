@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from spotwise.wire.v1 import request_pb2 as _request_pb2
+from spotwise.wire.v1 import reshape_pb2 as _reshape_pb2
 from spotwise.wire.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -270,6 +271,7 @@ class FormGroup(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     SERVES_EARLY_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_id: _builtins.str
     stages: _builtins.int
@@ -285,6 +287,8 @@ class FormGroup(_message.Message):
     serves_early: _builtins.bool
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[_reshape_pb2.PlannedWeights]: ...
     def __init__(
         self,
         *,
@@ -302,10 +306,11 @@ class FormGroup(_message.Message):
         model_digest: _builtins.str | None = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         serves_early: _builtins.bool = ...,
+        weights: _abc.Iterable[_reshape_pb2.PlannedWeights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "serves_early", b"serves_early", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "serves_early", b"serves_early", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
@@ -619,6 +624,34 @@ class DeviceOffered(_message.Message):
 Global___DeviceOffered: _TypeAlias = DeviceOffered  # noqa: Y015
 
 @_typing.final
+class LoadedWeights(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    UNPLANNED_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    fetched_bytes: _builtins.int
+    unplanned_bytes: _builtins.int
+    read_bytes: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        fetched_bytes: _builtins.int = ...,
+        unplanned_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetched_bytes", b"fetched_bytes", "read_bytes", b"read_bytes", "seconds", b"seconds", "unplanned_bytes", b"unplanned_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadedWeights: _TypeAlias = LoadedWeights  # noqa: Y015
+
+@_typing.final
 class GroupJoined(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -627,19 +660,20 @@ class GroupJoined(_message.Message):
     COMPUTES_WITH_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    loaded: _builtins.bool
     computes_with: _builtins.str
+    @_builtins.property
+    def loaded(self) -> Global___LoadedWeights: ...
     @_builtins.property
     def share(self) -> _worker_pb2.KvShare: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        loaded: _builtins.bool = ...,
+        loaded: Global___LoadedWeights | None = ...,
         computes_with: _builtins.str = ...,
         share: _worker_pb2.KvShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded", "share", b"share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["computes_with", b"computes_with", "epoch", b"epoch", "loaded", b"loaded", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

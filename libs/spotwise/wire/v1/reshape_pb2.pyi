@@ -97,10 +97,14 @@ class PredictedReshape(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     FORMING_S_FIELD_NUMBER: _builtins.int
     PAUSE_S_FIELD_NUMBER: _builtins.int
+    STORAGE_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     kept_bytes: _builtins.int
     moved_bytes: _builtins.int
     forming_s: _builtins.float
     pause_s: _builtins.float
+    storage_bytes: _builtins.int
+    kv_bytes: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceGroup]: ...
     @_builtins.property
@@ -117,10 +121,12 @@ class PredictedReshape(_message.Message):
         moved_bytes: _builtins.int = ...,
         forming_s: _builtins.float = ...,
         pause_s: _builtins.float = ...,
+        storage_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forming_s", b"forming_s", "groups", b"groups", "kept_bytes", b"kept_bytes", "moved_bytes", b"moved_bytes", "new_ids", b"new_ids", "pause_s", b"pause_s", "retiring_ids", b"retiring_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forming_s", b"forming_s", "groups", b"groups", "kept_bytes", b"kept_bytes", "kv_bytes", b"kv_bytes", "moved_bytes", b"moved_bytes", "new_ids", b"new_ids", "pause_s", b"pause_s", "retiring_ids", b"retiring_ids", "storage_bytes", b"storage_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,14 +373,19 @@ class LeadGroup(_message.Message):
     DEVICE_IDS_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    PLANNER_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     stages: _builtins.int
     shards: _builtins.int
     term: _builtins.int
     change: _builtins.int
+    planner_id: _builtins.str
     @_builtins.property
     def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedWeights]: ...
     def __init__(
         self,
         *,
@@ -385,11 +396,80 @@ class LeadGroup(_message.Message):
         device_ids: _abc.Iterable[_builtins.str] | None = ...,
         term: _builtins.int = ...,
         change: _builtins.int = ...,
+        planner_id: _builtins.str = ...,
+        weights: _abc.Iterable[Global___PlannedWeights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "device_ids", b"device_ids", "pool", b"pool", "shards", b"shards", "stages", b"stages", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "device_ids", b"device_ids", "planner_id", b"planner_id", "pool", b"pool", "shards", b"shards", "stages", b"stages", "term", b"term", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeadGroup: _TypeAlias = LeadGroup  # noqa: Y015
+
+@_typing.final
+class PlannedWeights(_message.Message):
+    """The embedding is layer -1; the head one more than there are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_ID_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    source_id: _builtins.str
+    first_layer: _builtins.int
+    layers: _builtins.int
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        source_id: _builtins.str = ...,
+        first_layer: _builtins.int = ...,
+        layers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "first_layer", b"first_layer", "layers", b"layers", "source_id", b"source_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedWeights: _TypeAlias = PlannedWeights  # noqa: Y015
+
+@_typing.final
+class GroupFormed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    FETCHED_BYTES_FIELD_NUMBER: _builtins.int
+    UNPLANNED_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    LOADING_S_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    change: _builtins.int
+    fetched_bytes: _builtins.int
+    unplanned_bytes: _builtins.int
+    read_bytes: _builtins.int
+    loading_s: _builtins.float
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        change: _builtins.int = ...,
+        fetched_bytes: _builtins.int = ...,
+        unplanned_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        loading_s: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "fetched_bytes", b"fetched_bytes", "loading_s", b"loading_s", "read_bytes", b"read_bytes", "seconds", b"seconds", "unplanned_bytes", b"unplanned_bytes", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupFormed: _TypeAlias = GroupFormed  # noqa: Y015

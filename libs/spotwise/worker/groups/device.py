@@ -163,7 +163,9 @@ class DeviceSession:
     async def _complete(self, form: g.FormGroup, joined: g.GroupJoined) -> None:
         """Say that the group is joined once its members know of each other: from then on none is lost in silence."""
         if await self._part.completed():
-            _log.info("group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, loaded=joined.loaded)
+            _log.info(
+                "group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, seconds=joined.loaded.seconds
+            )
             self._report(joined)
 
     def _run(self, step: g.RunStep, pushes: KvPushes) -> None:

@@ -22,7 +22,6 @@ from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
-from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -84,6 +83,8 @@ class GroupFormation:
         self._devices: dict[str, _Device] = {}
         self._positions: dict[str, int] = {}
         self._called_s: dict[str, float] = {}
+        #: What each member did for its part of the last group.
+        self.loaded: tuple[g.LoadedWeights, ...] = ()
         self._epoch = 0
         self._news = asyncio.Event()
         self._is_leaving = False
@@ -120,7 +121,7 @@ class GroupFormation:
             while True:
                 await self.offers()
                 # Nothing of this worker serves meanwhile. A first group may wait for all weights: others serve beside it.
-                self._form = replace(self._form, serves_early=True)
+                self._form = replace(self._form, serves_early=True, weights=())
                 try:
                     await self._until_formed()
                     break
@@ -181,7 +182,7 @@ class GroupFormation:
             for device, form in zip(members, forms[1:], strict=True):
                 device.answer = None
                 device.link.send(form)
-            await self._part.load(forms[0])
+            own = await self._part.load(forms[0])
             await self._part.join(forms[0])
             await self._decided(members)
         for device in members:
@@ -195,7 +196,9 @@ class GroupFormation:
             self._part.break_up()
             return False
         self._show_place(self._part.place(forms[0]))
-        shares = tuple(device.answer.share for device in members if isinstance(device.answer, g.GroupJoined))
+        joined = [device.answer for device in members if isinstance(device.answer, g.GroupJoined)]
+        shares = tuple(answer.share for answer in joined)
+        self.loaded = (own, *(answer.loaded for answer in joined))
         self._engine.formed([device.link for device in members], self._epoch, shares)
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
@@ -327,21 +330,3 @@ class GroupFormation:
 
 def _is_gone(device: _Device) -> bool:
     return not device.link.is_alive
-
-
-def unformed(settings: WorkerSettings, leader_id: str, dtype: str, model_digest: str | None) -> g.FormGroup:
-    """Return the order to form a worker's group, but for what its devices decide."""
-    return g.FormGroup(
-        epoch=0,
-        leader_id=leader_id,
-        stages=settings.stages,
-        shards=settings.shards,
-        stage=0,
-        shard=0,
-        exchange="",
-        num_blocks=0,
-        host_blocks=0,
-        block_size=settings.kv_block_size,
-        dtype=dtype,
-        model_digest=model_digest,
-    )

@@ -7,14 +7,16 @@ waits in it; nothing here waits for another process on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import structlog
 
-from spotwise.core.group_messages import FormGroup
+from spotwise.core.group_messages import FormGroup, LoadedWeights
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.engine.errors import ModelError
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
@@ -27,7 +29,7 @@ from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.groups.weight_fetch import WeightFetch
+from spotwise.worker.groups.weight_fetch import FetchedWeights, WeightFetch
 
 _log = structlog.get_logger(__name__)
 
@@ -44,7 +46,7 @@ class GroupPart:
     Args:
         store: the process's weights.
         loads: of the process, held while a part loads: until it has, its share of the weights is not known.
-        fetch: finds out who has weights that are missing for a share.
+        fetch: finds out who has weights that are missing for a share, of those first that a plan names.
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
@@ -54,7 +56,7 @@ class GroupPart:
         self,
         store: WeightStore,
         loads: asyncio.Lock,
-        fetch: Callable[[ModelShare], Awaitable[WeightFetch]],
+        fetch: Callable[[ModelShare, Sequence[PlannedWeights]], Awaitable[WeightFetch]],
         niceness: int,
         sockets: GroupSockets,
         patience_s: float,
@@ -108,11 +110,12 @@ class GroupPart:
         """The member that broke the exchange, where one did."""
         return None if self._exchange is None else self._exchange.broken_by
 
-    async def load(self, form: FormGroup) -> bool:
-        """Load what the position computes; return `False` where that was loaded already. Weights that the store has are not
-        loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no sequences
-        afterwards. Raises `MeshError` where the model cannot be served so.
+    async def load(self, form: FormGroup) -> LoadedWeights:
+        """Load what the position computes; return what that took: nothing where it was loaded already. Weights that the store
+        has are not loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no
+        sequences afterwards. Raises `MeshError` where the model cannot be served so.
         """
+        began_s = time.monotonic()
         await self.leave()
         key = (
             *(form.stages, form.shards, form.stage, form.shard, form.num_blocks, form.host_blocks, form.block_size),
@@ -120,7 +123,7 @@ class GroupPart:
         )
         if self._engine is not None and key == self._key:
             self._engine.drop_all()
-            return False
+            return LoadedWeights()
         await self._unload()
         self._shard = Shard(form.shard, form.shards, form.stage)
         place = GroupPlace(self._shard, form.stages)
@@ -129,11 +132,12 @@ class GroupPart:
         try:
             self._store.adopt(form.dtype, form.block_size)
             share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
-            fetch = await self._fetch(share)
+            fetch = await self._fetch(share, form.weights)
+            fetched: FetchedWeights | None = None
             if form.serves_early and form.stage and fetch.gives_all:
                 flow = WeightFlow(lambda: self.is_whole)
             else:
-                await fetch.run()
+                fetched = await fetch.run()
             self._engine = await EngineThread.load_part(
                 self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow
             )
@@ -145,7 +149,11 @@ class GroupPart:
         finally:
             if self._flowing is None:
                 self._loads.release()
-        return True
+        seconds = time.monotonic() - began_s
+        if fetched is None:  # it arrives while the engine computes
+            return LoadedWeights(seconds=seconds)
+        read_bytes = fetch.missing_bytes - fetched.byte_count
+        return LoadedWeights(fetched.byte_count, fetched.unplanned_bytes, read_bytes, seconds)
 
     async def _flow(self, fetch: WeightFetch, share: ModelShare, flow: WeightFlow) -> None:
         """Get weights that the engine waits for; what others do not give after all is read from the folder."""

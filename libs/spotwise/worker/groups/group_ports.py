@@ -30,8 +30,8 @@ class LeadersPart(Protocol):
     def broken_by(self) -> int | None:
         """The member that broke the group, where one did."""
 
-    async def load(self, form: g.FormGroup) -> bool:
-        """Load what the position computes; raises `MeshError` where the model cannot be served."""
+    async def load(self, form: g.FormGroup) -> g.LoadedWeights:
+        """Load what the position computes; return what that took. Raises `MeshError` where the model cannot be served."""
 
     async def join(self, form: g.FormGroup) -> None:
         """Be in the group; raises `MeshError` where its exchange cannot be opened."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
 import structlog
 
+from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, MemberKind
 from spotwise.core.record import KvShare
 from spotwise.engine.errors import ModelError
@@ -17,9 +19,10 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.exchange_choice import with_exchange
-from spotwise.worker.groups.formation import GroupFormation, unformed
+from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
+from spotwise.worker.groups.group_orders import report_formed, unformed
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
@@ -33,7 +36,7 @@ async def lead_worker(
     process: DeviceProcess,
     settings: WorkerSettings,
     kind: MemberKind,
-    device_ids: tuple[str, ...],
+    order: m.LeadGroup | None,
 ) -> bool:
     """Join the mesh as a worker, and serve with this process's group until the worker leaves.
 
@@ -43,7 +46,7 @@ async def lead_worker(
         process: leads.
         settings: of the worker: its id, its pool, P and M.
         kind: of the worker.
-        device_ids: of the other processes, by position; empty: those that register with the worker's id.
+        order: of a planner, which names the other processes; `None`: they are those that register with the worker's id.
 
     Returns:
         Whether the group's processes stay in the mesh.
@@ -53,7 +56,7 @@ async def lead_worker(
     """
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
         host.introduce(pool=settings.pool, model=settings.served_name)
-        formation, engine = await stack.enter_async_context(_formed_group(parts, process, settings, host, device_ids))
+        formation, engine = await stack.enter_async_context(_formed_group(parts, process, settings, host, order))
         memory = engine.engine.kv
         own_share = partial(KvShare, host.id, host.member.incarnation, part=memory.part)
         runtime = await started_worker(
@@ -78,9 +81,10 @@ async def _formed_group(
     process: DeviceProcess,
     settings: WorkerSettings,
     host: ServiceHost,
-    device_ids: tuple[str, ...],
+    order: m.LeadGroup | None,
 ) -> AsyncIterator[tuple[GroupFormation, GroupEngine]]:
     """Wait for the devices and form the group, again whenever it is broken."""
+    began_s = time.monotonic()
     try:
         sizes = PartSizes.of(parts.store, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
@@ -98,10 +102,10 @@ async def _formed_group(
             host,
             part,
             engine,
-            unformed(settings, host.id, sizes.dtype, sizes.digest),
+            unformed(settings, host.id, sizes.dtype, sizes.digest, order),
             process.offer,
             partial(with_exchange, choice=settings.group_exchange),
-            device_ids,
+            () if order is None else order.device_ids[1:],
             place_changed,
         )
         try:
@@ -112,6 +116,7 @@ async def _formed_group(
             if num_blocks < 1:
                 raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")
             await formation.form(num_blocks, host_blocks if settings.swaps else 0)
+            report_formed(host, order, formation.loaded, time.monotonic() - began_s)
             host.spawn(formation.keep(), "keep_group")
             yield formation, engine
         finally:

@@ -7,12 +7,13 @@ the model's order. What nobody has, or nobody gives any more, is read from the m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import structlog
 
 from spotwise.core.members import Member, MemberKind
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.errors import ModelError
@@ -26,12 +27,12 @@ from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
-#: Holders that are asked, at most.
+#: Holders that are asked, at most, beside those that a plan names.
 _MOST_HOLDERS = 16
 
 
 async def holders_in(store: MeshStore, own_id: str, model: str) -> list[Member]:
-    """Return devices that may have weights of a model, those in groups first; empty where the store cannot be asked."""
+    """Return all devices that may have weights of a model, those in groups first; empty where the store cannot be asked."""
     try:
         members = await store.members()
     except MeshError:
@@ -45,7 +46,7 @@ async def holders_in(store: MeshStore, own_id: str, model: str) -> list[Member]:
         and member.model
         and model in ("", member.model)
     ]
-    return sorted(found, key=lambda member: (member.place is None, member.id))[:_MOST_HOLDERS]
+    return sorted(found, key=lambda member: (member.place is None, member.id))
 
 
 class PeerWeights:
@@ -104,18 +105,28 @@ class PeerWeights:
         """See `WeightSource`."""
         return self._store.export_panels(matrix, panels)
 
-    async def fetch(self, share: ModelShare) -> WeightFetch:
-        """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads."""
+    async def fetch(self, share: ModelShare, plan: Sequence[PlannedWeights] = ()) -> WeightFetch:
+        """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads.
+
+        Args:
+            share: of the model.
+            plan: of all devices of a group.
+        """
         if not self._settings.peer_weights or not self._store.missing(share):
             return WeightFetch(self._end, self._store, share, {}, self._settings.weight_buffer_bytes)
-        holders = await self._holders()
+        planned = [each for each in plan if each.device_id == self._device_id]
+        holders = await self._holders({each.source_id for each in planned})
         for inventory in holders.values():
             self._store.learn(inventory.fused_layers)
-        return WeightFetch(self._end, self._store, share, holders, self._settings.weight_buffer_bytes)
+        return WeightFetch(self._end, self._store, share, holders, self._settings.weight_buffer_bytes, planned)
 
-    async def _holders(self) -> dict[str, WeightInventory]:
-        """Return what others keep of the same model in the same layout, by their addresses."""
-        found = await self._find_holders()
+    async def _holders(self, planned_ids: Collection[str]) -> dict[str, WeightInventory]:
+        """Return what others keep of the same model in the same layout, by their addresses; of those that the plan names, and
+        some others.
+        """
+        known = await self._find_holders()
+        others = [member for member in known if member.id not in planned_ids]
+        found = [member for member in known if member.id in planned_ids] + others[:_MOST_HOLDERS]
         addresses = [member.transfer_address for member in found]
         answers = await asyncio.gather(*map(self._end.inventory, addresses), return_exceptions=True)
         holders: dict[str, WeightInventory] = {}

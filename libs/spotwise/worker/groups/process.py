@@ -31,8 +31,9 @@ _log = structlog.get_logger(__name__)
 #: Interval at which a process under notice looks whether it is free to leave.
 _LOOK_S = 0.2
 
-#: Serves a worker whose group this process leads, until it leaves; returns whether the devices stay.
-Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, tuple[str, ...]], Awaitable[bool]]
+#: Serves a worker whose group this process leads, by a planner's order or from its start (`None`), until it leaves; returns
+#: whether the devices stay.
+Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, m.LeadGroup | None], Awaitable[bool]]
 
 
 class Parts(Protocol):
@@ -152,7 +153,7 @@ class DeviceProcess:
         if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
-            self._begin(first, self._serve_worker(settings, (), is_first=True))
+            self._begin(first, self._serve_worker(settings, None))
 
     async def close(self) -> None:
         """Leave every group; the workers that it leads have ended then."""
@@ -234,7 +235,7 @@ class DeviceProcess:
                 "transfer_port": 0,  # the first worker's may still be in use
             }
         )
-        self._begin(order.worker_id, self._serve_worker(settings, order.device_ids[1:]))
+        self._begin(order.worker_id, self._serve_worker(settings, order))
 
     def _begin(self, worker_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Serve a worker in the background; an error that was not foreseen ends the process."""
@@ -247,15 +248,15 @@ class DeviceProcess:
 
         task.add_done_callback(ended)
 
-    async def _serve_worker(self, settings: WorkerSettings, others: tuple[str, ...], *, is_first: bool = False) -> None:
+    async def _serve_worker(self, settings: WorkerSettings, order: m.LeadGroup | None) -> None:
         worker_id = settings.service_id
         structlog.contextvars.bind_contextvars(member=worker_id)
         kind = MemberKind.PROMPT_WORKER if settings.pool is Pool.PROMPT else MemberKind.TOKEN_WORKER
         devices_stay = True
         try:
-            devices_stay = await self._lead(self, settings, kind, others)
+            devices_stay = await self._lead(self, settings, kind, order)
         except MeshError as error:
-            if is_first:
+            if order is None:
                 self.host.fail(str(error))
             else:
                 _log.error("cannot_lead", reason=str(error))

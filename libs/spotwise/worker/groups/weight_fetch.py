@@ -1,15 +1,19 @@
-"""One fetch of the weights that a part lacks, from the devices that have them."""
+"""One fetch of the weights that a part lacks, from the devices that have them: as the plan says, where there is one.
+
+Law: panels are asked for in the plan's order, then in the model's; of the holder that the plan names, if it has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
 from spotwise.core.weights.inventory import PanelRange, WeightInventory
 from spotwise.engine.weight_store import WeightStore
@@ -20,15 +24,20 @@ _log = structlog.get_logger(__name__)
 
 #: Bytes of a request, at most, unless a panel is larger.
 PIECE_BYTES = 2 << 20
+#: Rank of what is in no plan.
+_LAST = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
-    """What a device has got from others for a part: bytes, by holder, and seconds; `put_off_bytes`: what nobody gave."""
+    """What a device has got from others for a part: bytes, by holder, and seconds; `unplanned_bytes`: from others than the plan
+    says; `put_off_bytes`: what nobody gave.
+    """
 
     bytes_from: Mapping[str, int]
     seconds: float
     put_off_bytes: int
+    unplanned_bytes: int = 0
 
     @property
     def byte_count(self) -> int:
@@ -45,6 +54,7 @@ class WeightFetch:
         share: of the model.
         holders: what others keep in the same layout, by address.
         buffer_bytes: U_max.
+        planned: what the plan has this device get, in its order.
     """
 
     def __init__(
@@ -54,15 +64,32 @@ class WeightFetch:
         share: ModelShare,
         holders: Mapping[str, WeightInventory],
         buffer_bytes: int,
+        planned: Sequence[PlannedWeights] = (),
     ) -> None:
         self._end = end
         self._store = store
         self._layers = share.layers
         self._holders = holders
-        self._missing = store.missing(share)
+        self._planned = _by_matrix(planned, store.layer_numbers(share))
+        self._missing = sorted(store.missing(share), key=self._rank)  # stable
         panels = {address: inventory.panels for address, inventory in holders.items()}
-        self._order = FetchOrder(self._missing, panels, buffer_bytes, PIECE_BYTES)
-        self._bytes_from = dict.fromkeys((inventory.device_id for inventory in holders.values()), 0)
+        addresses = {inventory.device_id: address for address, inventory in holders.items()}
+        named = {
+            matrix: [addresses[source_id] for source_id in sources if source_id in addresses]
+            for matrix, sources in self._planned.items()
+        }
+        self._order = FetchOrder(self._missing, panels, buffer_bytes, PIECE_BYTES, named)
+        self._bytes_from = dict.fromkeys(addresses, 0)
+        self._unplanned_bytes = 0
+
+    def _rank(self, missing: PanelRange) -> int:
+        """Where the plan has it; what the plan does not say comes last."""
+        return min(self._planned.get(missing.matrix, {}).values(), default=_LAST)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the part lacked before."""
+        return sum(each.byte_count for each in self._missing)
 
     @property
     def gives_all(self) -> bool:
@@ -96,12 +123,13 @@ class WeightFetch:
                 await asyncio.wait(asked)
         put_off = sum(each.byte_count for each in self._order.put_off)
         given = {name: count for name, count in self._bytes_from.items() if count}
-        fetched = FetchedWeights(given, time.monotonic() - began_s, put_off)
+        fetched = FetchedWeights(given, time.monotonic() - began_s, put_off, self._unplanned_bytes)
         if fetched.byte_count:
             _log.info(
                 "weights_fetched",
                 megabytes=round(fetched.byte_count / 1e6, 1),
                 put_off_megabytes=round(put_off / 1e6, 1),
+                unplanned_megabytes=round(self._unplanned_bytes / 1e6, 1),
                 seconds=round(fetched.seconds, 3),
                 holders=sorted(given),
             )
@@ -112,6 +140,8 @@ class WeightFetch:
         if error is None:
             self._order.arrived(request)
             self._bytes_from[holder_id] += request.range.byte_count
+            if holder_id not in self._planned.get(request.range.matrix, ()):
+                self._unplanned_bytes += request.range.byte_count
         else:
             _log.warning("weights_not_sent", holder=holder_id, reason=str(error))
             self._order.failed(request, holder_is_lost=error.holder_is_lost)
@@ -129,3 +159,14 @@ class WeightFetch:
             raise
         self._store.panels_arrived(request.range)
         return None
+
+
+def _by_matrix(planned: Sequence[PlannedWeights], layers: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Return who gives each matrix by the plan, and as which of its steps."""
+    steps = list(enumerate(planned))
+    return {
+        matrix: {
+            each.source_id: step for step, each in steps if each.first_layer <= layer < each.first_layer + each.layers
+        }
+        for matrix, layer in layers.items()
+    }

@@ -25,7 +25,7 @@ Answer = Callable[[g.FormGroup], g.GroupReport | None]
 
 
 def _joined(form: g.FormGroup) -> g.GroupReport:
-    return g.GroupJoined(form.epoch, True, "", KvShare("d", 1, "d:1", KvPart.of(range(1), range(1))))
+    return g.GroupJoined(form.epoch, g.LoadedWeights(4), "", KvShare("d", 1, "d:1", KvPart.of(range(1), range(1))))
 
 
 class Part:
@@ -37,8 +37,8 @@ class Part:
         self.is_complete = True
         self.broken_by: int | None = None
 
-    async def load(self, form: g.FormGroup) -> bool:
-        return True
+    async def load(self, form: g.FormGroup) -> g.LoadedWeights:
+        return g.LoadedWeights()
 
     async def join(self, form: g.FormGroup) -> None:
         self.joined.append(form)

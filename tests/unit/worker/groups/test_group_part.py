@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from spotwise.core.group_messages import FormGroup
+from spotwise.core.group_messages import FormGroup, LoadedWeights
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
 from spotwise.worker.groups.group_part import GroupPart
+from spotwise.worker.groups.weight_fetch import FetchedWeights
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 FORM = FormGroup(1, "w", 2, 1, 1, 0, "", 8, 0, 16, "float32", None, serves_early=True)
@@ -27,16 +29,19 @@ class Fetch:
 
     def __init__(self, source: WeightStore, target: WeightStore, share: ModelShare) -> None:
         self.gives_all = True
+        self.missing_bytes = sum(each.byte_count for each in target.missing(share))
         self.may_give = asyncio.Event()
         self.is_lost = False
         self._source, self._target, self._share = source, target, share
 
-    async def run(self, on_arrival: Any = lambda: None) -> None:
+    async def run(self, on_arrival: Any = lambda: None) -> FetchedWeights:
         await self.may_give.wait()
-        for each in [] if self.is_lost else self._target.missing(self._share):
+        given = [] if self.is_lost else self._target.missing(self._share)
+        for each in given:
             self._target.expect_panels(each)[:] = self._source.export_panels(each.matrix, each.panels)
             self._target.panels_arrived(each)
         on_arrival()
+        return FetchedWeights({"d9": sum(each.byte_count for each in given)}, 0.1, 0)
 
 
 class Parts:
@@ -50,7 +55,7 @@ class Parts:
         self.fetches: list[Fetch] = []
         self.part = GroupPart(self.store, self.loads, self._fetch, 0, cast(Any, None), 1.0)
 
-    async def _fetch(self, share: ModelShare) -> Any:
+    async def _fetch(self, share: ModelShare, plan: Sequence[PlannedWeights]) -> Any:
         self.store.learn(self.source.fused_layers)
         self.fetches.append(Fetch(self.source, self.store, share))
         return self.fetches[-1]
@@ -71,13 +76,13 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
 
 async def test_a_later_stage_is_there_before_its_weights(parts: Parts) -> None:
     """Nothing else loads until they are; the same position again needs nothing."""
-    assert await parts.part.load(FORM)
+    assert (await parts.part.load(FORM)).fetched_bytes == 0
     assert parts.missing and parts.loads.locked()
     parts.fetches[0].may_give.set()
     await asyncio.wait_for(parts.loads.acquire(), 5.0)
     parts.loads.release()
     assert not parts.missing
-    assert not await parts.part.load(replace(FORM, epoch=2))
+    assert await parts.part.load(replace(FORM, epoch=2)) == LoadedWeights()
 
 
 @pytest.mark.parametrize("form", [replace(FORM, serves_early=False), replace(FORM, stage=0)])
@@ -87,8 +92,9 @@ async def test_others_wait_for_them(parts: Parts, form: FormGroup) -> None:
     await asyncio.sleep(0.3)
     assert not loading.done()
     parts.fetches[0].may_give.set()
-    await loading
+    loaded = await loading
     assert not parts.missing
+    assert (loaded.fetched_bytes, loaded.read_bytes) == (parts.fetches[0].missing_bytes, 0) != (0, 0)
 
 
 async def test_what_others_lose_is_read_from_the_folder(parts: Parts) -> None:

@@ -59,13 +59,13 @@ class Lead:
     """Serves workers until a test ends them."""
 
     def __init__(self) -> None:
-        self.led: list[tuple[WorkerSettings, MemberKind, tuple[str, ...]]] = []
+        self.led: list[tuple[WorkerSettings, MemberKind, m.LeadGroup | None]] = []
         self.ends: dict[str, asyncio.Future[bool]] = {}
 
     async def __call__(
-        self, process: DeviceProcess, settings: WorkerSettings, kind: MemberKind, device_ids: tuple[str, ...]
+        self, process: DeviceProcess, settings: WorkerSettings, kind: MemberKind, order: m.LeadGroup | None
     ) -> bool:
-        self.led.append((settings, kind, device_ids))
+        self.led.append((settings, kind, order))
         self.ends[settings.service_id] = asyncio.get_running_loop().create_future()
         return await self.ends[settings.service_id]
 
@@ -118,9 +118,9 @@ async def _receive(process: DeviceProcess, *messages: m.Message) -> None:
 async def test_it_leads_a_worker_once_however_often_it_is_told(process: DeviceProcess, lead: Lead, host: Host) -> None:
     """With the worker's id, pool and shape, and a KV listener of its own."""
     await _receive(process, order(), order(), order(term=5))
-    ((settings, kind, device_ids),) = lead.led
+    ((settings, kind, ordered),) = lead.led
     assert (settings.service_id, settings.pool, settings.stages, settings.shards) == ("mixed-c2-0", Pool.PROMPT, 2, 1)
-    assert (settings.transfer_port, kind, device_ids) == (0, MemberKind.PROMPT_WORKER, ("d1",))
+    assert (settings.transfer_port, kind, ordered) == (0, MemberKind.PROMPT_WORKER, order())
     assert not host.stopped
 
 

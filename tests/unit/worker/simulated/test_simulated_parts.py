@@ -13,7 +13,7 @@ import pytest
 from spotwise.core import group_messages as g
 from spotwise.core.kv_part import KvPart
 from spotwise.core.members import DevicePlace
-from spotwise.core.planner.group_choice import STORAGE_BYTES_PER_S
+from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.simulated.groups import part as module
 from spotwise.worker.simulated.groups.part import SimulatedPart, SimulatedParts, simulated_model
@@ -77,9 +77,8 @@ def parts(slept_s: list[float]) -> SimulatedParts:
 async def test_only_what_a_device_lacks_takes_time(parts: SimulatedParts, slept_s: list[float]) -> None:
     """A quarter of the weights first, of which another shape has half; of a part that it holds, nothing."""
     whole_s = MODEL.weight_bytes / STORAGE_BYTES_PER_S
-    assert await parts.load(KvPart(0, 16, 0, 4))
-    assert await parts.load(KvPart(0, 16, 0, 8))
-    assert not await parts.load(KvPart(0, 8, 0, 8))
+    took = [await parts.load(part) for part in (KvPart(0, 16, 0, 4), KvPart(0, 16, 0, 8), KvPart(0, 8, 0, 8))]
+    assert [each.read_bytes for each in took] == [MODEL.weight_bytes // 4, MODEL.weight_bytes // 4, 0]
     assert slept_s == pytest.approx([whole_s / 4, whole_s / 4, 0.0])
 
 
@@ -99,7 +98,7 @@ async def test_a_device_is_in_the_group_until_it_is_dissolved(parts: SimulatedPa
     await until(lambda: bool(leader.reports))
     (joined,) = leader.reports
     assert isinstance(joined, g.GroupJoined)
-    assert (joined.epoch, joined.loaded, joined.share.member_id) == (7, True, "d")
+    assert (joined.epoch, joined.loaded.read_bytes > 0, joined.share.member_id) == (7, True, "d")
     place = leader.device.places["w"]
     assert (place.stage, place.shard, place.kv_heads, place.layers[1]) == (1, 1, (4, 8), MODEL.layers)
     leader.orders.put_nowait(g.DissolveGroup("a member is gone"))

@@ -16,7 +16,7 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions, ModelShare
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.planner.group_choice import STORAGE_BYTES_PER_S
+from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
 from spotwise.core.record import KvShare
 from spotwise.mesh.device_control import Report
 from spotwise.mesh.ports import MeshError
@@ -63,7 +63,7 @@ class SimulatedPart:
         self.is_whole = False
         self._parts = parts
 
-    async def load(self, form: g.FormGroup) -> bool:
+    async def load(self, form: g.FormGroup) -> g.LoadedWeights:
         """Take the time to load what the device does not hold; raises `MeshError` where the model cannot be cut so."""
         self.is_whole = False
         return await self._parts.load(self._parts.part_at(form))
@@ -116,14 +116,15 @@ class SimulatedParts:
             raise MeshError(f"the model cannot be served: {error}") from error
         return KvPart.of(share.layers, share.kv_heads)
 
-    async def load(self, part: KvPart) -> bool:
-        """Hold a part, after the time that its missing weights take; return whether any were missing."""
+    async def load(self, part: KvPart) -> g.LoadedWeights:
+        """Hold a part, after the time that its missing weights take; return what that took."""
         kept = None if self._held is None else part.overlap(self._held)
         missing = part.size - (0 if kept is None else kept.size)
         weight_bytes = self._model.weight_bytes * missing / (NUM_LAYERS * _KV_HEADS)
-        await asyncio.sleep(weight_bytes / STORAGE_BYTES_PER_S)
+        seconds = weight_bytes / STORAGE_BYTES_PER_S
+        await asyncio.sleep(seconds)
         self._held = part
-        return missing > 0
+        return g.LoadedWeights(read_bytes=round(weight_bytes), seconds=seconds)
 
     async def follow(
         self, device: DeviceProcess, leader_id: str, orders: AsyncIterator[g.GroupOrder], report: Report

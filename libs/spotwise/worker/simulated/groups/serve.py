@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
+from spotwise.core import messages as m
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind
@@ -13,7 +15,8 @@ from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
 from spotwise.worker.engine_view import RuntimeView
-from spotwise.worker.groups.formation import GroupFormation, unformed
+from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.group_orders import report_formed, unformed
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
@@ -65,11 +68,12 @@ async def _lead(
     process: DeviceProcess,
     settings: WorkerSettings,
     kind: MemberKind,
-    device_ids: tuple[str, ...],
+    order: m.LeadGroup | None,
 ) -> bool:
     """Join the mesh as a worker, and serve until it leaves; see `lead_worker`. A group takes the profile's time and has its KV
     blocks, whatever its shape.
     """
+    began_s = time.monotonic()
     settings = simulated.model_copy(update=settings.model_dump(include={"service_id", "pool", "stages", "shards"}))
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
         host.introduce(pool=settings.pool, model=settings.served_name)
@@ -80,15 +84,16 @@ async def _lead(
             host,
             SimulatedPart(parts),
             engine,
-            unformed(settings, host.id, settings.dtype, None),
+            unformed(settings, host.id, settings.dtype, None, order),
             process.offer,
             _no_exchange,
-            device_ids or settings.devices_of(host.id)[1:],
+            settings.devices_of(host.id)[1:] if order is None else order.device_ids[1:],
             lambda place: _note_place(process, host.id, place),
         )
         stack.push_async_callback(formation.close)
         await formation.offers()
         await formation.form(engine.num_blocks, engine.host_blocks)
+        report_formed(host, order, formation.loaded, time.monotonic() - began_s)
         host.spawn(formation.keep(), "keep_group")
         runtime = await started_simulated_worker(settings, costs, host, engine, view, stack)
         process.serves()

@@ -1,0 +1,123 @@
+"""What a change of groups moves: the plan of its migration (`plan_migration`), from the groups before to those after.
+
+Law: a device has what its position before needs, and gets what its new one needs besides: from the devices that the plan names,
+in the plan's order (`PlannedWeights`, which the orders to lead carry). Groups of unequal shapes are no `ParallelConfig`: for
+those there is no plan, and each device finds out by itself who has what it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spotwise.core import messages as m
+from spotwise.core.members import Pool
+from spotwise.core.migration.deployment import Deployment, Device, Instance
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.parts import Part, PartKind
+from spotwise.core.migration.planning.plan import MigrationPlan
+from spotwise.core.migration.planning.planner import plan_migration
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.planner.change_cost import ChangeCost
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMigration:
+    """Bytes of weights that stay on their device, that devices get, of them those from storage; seconds; and who gives what."""
+
+    kept_bytes: int
+    moved_bytes: int
+    storage_bytes: int
+    seconds: float
+    weights: tuple[m.PlannedWeights, ...] = ()
+
+
+def migration_of(device_map: DeviceMap, model: ModelShape, cost: ChangeCost, now: float) -> GroupMigration:
+    """Return what a change of groups that begins at Unix time `now` moves of a model's weights."""
+    before = replace(device_map.before, running={})  # requests are moved one by one, as the evacuation arranges
+    plan = plan_migration(replace(device_map, before=before, running={}), model, cost.links, now_s=now)
+    return GroupMigration(
+        plan.kept_bytes,
+        plan.moved_bytes + plan.storage_bytes,
+        plan.storage_bytes,
+        plan.done_s,
+        planned_weights(plan, model.layers),
+    )
+
+
+def planned_weights(plan: MigrationPlan, layers: int) -> tuple[m.PlannedWeights, ...]:
+    """Return who gives what, by device, in the plan's order; consecutive layers of one source together."""
+    by_device: dict[str, list[m.PlannedWeights]] = {}
+    for each in plan.transfers:
+        if each.source is None or each.part.kind is PartKind.KV:
+            continue
+        number, runs = _number(each.part, layers), by_device.setdefault(each.target.instance, [])
+        last = runs[-1] if runs else None
+        if last is None or last.source_id != each.source.instance or number != last.first_layer + last.layers:
+            runs.append(m.PlannedWeights(each.target.instance, each.source.instance, number, 1))
+        else:
+            runs[-1] = m.PlannedWeights(last.device_id, last.source_id, last.first_layer, last.layers + 1)
+    return tuple(run for device_id in sorted(by_device) for run in by_device[device_id])
+
+
+def _number(part: Part, layers: int) -> int:
+    if part.kind is PartKind.LAYER:
+        assert part.layer is not None
+        return part.layer
+    return -1 if part.kind is PartKind.EMBEDDING else layers
+
+
+def prompts_first(groups: Iterable[m.DeviceGroup]) -> list[m.DeviceGroup]:
+    """Return groups in the order in which pipelines are numbered."""
+    return sorted(groups, key=lambda group: group.pool is not Pool.PROMPT)
+
+
+def same_shape_map(
+    before: Sequence[m.DeviceGroup],
+    after: Sequence[m.DeviceGroup],
+    device_ids: Iterable[str],
+    leaving: Mapping[str, float],
+) -> DeviceMap | None:
+    """Return the map from groups to others of the same shape, where all have one.
+
+    Args:
+        before: groups that may have lost devices.
+        after: whole groups; those of `before` go on.
+        device_ids: the devices that answer.
+        leaving: those under notice, each with its deadline.
+    """
+    known, old, new = set(device_ids), prompts_first(before), prompts_first(after)
+    shapes = {(group.stages, group.shards) for group in (*old, *new)}
+    if len(shapes) != 1 or _config(old, *next(iter(shapes))) is None:
+        return None
+    ((stages, shards),) = shapes
+    config, next_config = _config(old, stages, shards), _config(new, stages, shards)
+    if config is None or next_config is None:
+        return None
+    placed = _positions(new)
+    staying = {
+        device_id for group in new if group in old for device_id in group.device_ids
+    }  # also such as are silent for a moment
+    held = {device: place for device, place in _positions(old).items() if device.instance in known | staying}
+    instances = tuple(
+        Instance(each, 1, leaving.get(each)) for each in sorted(known | {device.instance for device in placed})
+    )
+    running_on = {number: old.index(group) for number, group in enumerate(new) if group in old}
+    return DeviceMap(Deployment(config, instances, held), next_config, placed, {}, (), 0, 0, running_on)
+
+
+def _config(groups: Sequence[m.DeviceGroup], stages: int, shards: int) -> ParallelConfig | None:
+    prompts = sum(group.pool is Pool.PROMPT for group in groups)
+    if prompts == len(groups):
+        return None
+    return ParallelConfig(len(groups) - prompts, stages, shards, prompt_data=prompts)
+
+
+def _positions(groups: Sequence[m.DeviceGroup]) -> dict[Device, Position]:
+    """Return the position of each device; of one that is in two groups the first."""
+    found: dict[Device, Position] = {}
+    for number, group in enumerate(groups):
+        for place, device_id in enumerate(group.device_ids):
+            found.setdefault(Device(device_id, 0), Position(number, *divmod(place, group.shards)))
+    return found

@@ -1,0 +1,48 @@
+"""The order to form a worker's group, and what its planner hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spotwise.core import group_messages as g
+from spotwise.core import messages as m
+from spotwise.mesh.service import ServiceHost
+from spotwise.worker.settings import WorkerSettings
+
+
+def unformed(
+    settings: WorkerSettings, leader_id: str, dtype: str, model_digest: str | None, order: m.LeadGroup | None
+) -> g.FormGroup:
+    """Return the order to form a worker's group, but for what its devices decide."""
+    return g.FormGroup(
+        epoch=0,
+        leader_id=leader_id,
+        stages=settings.stages,
+        shards=settings.shards,
+        stage=0,
+        shard=0,
+        exchange="",
+        num_blocks=0,
+        host_blocks=0,
+        block_size=settings.kv_block_size,
+        dtype=dtype,
+        model_digest=model_digest,
+        weights=() if order is None else order.weights,
+    )
+
+
+def report_formed(
+    host: ServiceHost, order: m.LeadGroup | None, loaded: Sequence[g.LoadedWeights], seconds: float
+) -> None:
+    """Tell the planner that has ordered a group what it took."""
+    if order is not None and order.planner_id:
+        formed = m.GroupFormed(
+            order.worker_id,
+            order.change,
+            sum(each.fetched_bytes for each in loaded),
+            sum(each.unplanned_bytes for each in loaded),
+            sum(each.read_bytes for each in loaded),
+            max(each.seconds for each in loaded),
+            seconds,
+        )
+        host.send(order.planner_id, formed)

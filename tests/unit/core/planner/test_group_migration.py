@@ -1,0 +1,110 @@
+"""What a change of groups moves, and who gives it: as the plan of the migration says, in its order."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.members import Pool
+from spotwise.core.planner.change_cost import ChangeCost
+from spotwise.core.planner.group_migration import migration_of, same_shape_map
+from tests.unit.core.planner.bench import notice
+from tests.unit.core.planner.reshape_bench import MODEL, ReshapeBench, group
+
+COST = ChangeCost(0.05, 1e-4)
+
+
+def weights_of(bench: ReshapeBench, device_id: str) -> list[tuple[str, int, int]]:
+    """What orders to lead had a device get."""
+    orders = {
+        send.message.worker_id: send.message
+        for _, send in bench.orders(m.LeadGroup)
+        if isinstance(send.message, m.LeadGroup)
+    }
+    return [
+        (each.source_id, each.first_layer, each.layers)
+        for order in orders.values()
+        for each in order.weights
+        if each.device_id == device_id
+    ]
+
+
+def test_orders_to_lead_say_who_gives_what() -> None:
+    """Each device gets what it lacks, once: the layers of the other stage, with the embedding or the head."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2))
+    bench.reshape("2,1,1")
+    bench.pass_time(3.0)
+    assert weights_of(bench, "d0") == [("d1", 3, 4)]
+    assert weights_of(bench, "d1") == [("d0", -1, 4)]
+    assert {
+        send.message.planner_id for _, send in bench.orders(m.LeadGroup) if isinstance(send.message, m.LeadGroup)
+    } == {"planner"}
+
+
+def test_what_new_groups_tell_is_counted_once_for_the_change() -> None:
+    """Not for another one, and not of groups that are not its own."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2))
+    bench.reshape("2,1,1")
+    bench.pass_time(1.0)
+    change = bench.deployment.change
+    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change, 7, 2, 1, 0.5, 0.7))
+    bench.feed(m.GroupFormed(f"mixed-c{change}-1", change, 3, 0, 0, 0.5, 0.7))
+    bench.feed(m.GroupFormed("mixed-0", change, 100, 0, 0, 0.5, 0.7))
+    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change - 1, 100, 0, 0, 0.5, 0.7))
+    bench.pass_time(3.0)
+    deployment = bench.deployment
+    assert (deployment.fetched_bytes, deployment.unplanned_bytes, deployment.read_bytes) == (10, 2, 1)
+
+
+def test_a_spare_device_gets_its_part_from_the_one_that_leaves() -> None:
+    """Nobody else has it; the others keep what they have."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2), spare=("d2",))
+    bench.feed(notice("d1", bench.now + 60.0))
+    bench.pass_time(3.0)
+    assert weights_of(bench, "d2") == [("d1", 3, 4)]
+    assert weights_of(bench, "d0") == []
+
+
+def test_sources_are_those_of_the_plan() -> None:
+    """Who has it gives it, also under notice; of several, each gives a share."""
+    before = [group("w", "d0", "d1", "d2", stages=3)]
+    device_map = same_shape_map(
+        before, [group("v", "d3", "d4", "d5", stages=3)], [f"d{n}" for n in range(6)], {"d2": 60.0}
+    )
+    assert device_map is not None
+    migration = migration_of(device_map, MODEL, COST, now=50.0)
+    assert [(each.device_id, each.source_id) for each in migration.weights] == [
+        ("d3", "d0"),
+        ("d4", "d1"),
+        ("d5", "d2"),
+    ]
+    whole = same_shape_map(
+        [group("w", "d0"), group("u", "d1")], [group("v", "d2"), group("u", "d1")], ["d0", "d1", "d2"], {}
+    )
+    assert whole is not None
+    shared = migration_of(whole, MODEL, COST, now=50.0).weights
+    assert sum(each.layers for each in shared) == MODEL.layers + 2 and {each.source_id for each in shared} == {
+        "d0",
+        "d1",
+    }
+
+
+def test_there_is_no_plan_for_groups_of_unequal_shapes() -> None:
+    """Nor where all groups compute prompts."""
+    assert same_shape_map([group("w", "d0", "d1")], [group("v", "d0", "d1", stages=2)], ["d0", "d1"], {}) is None
+    prompts = [group("w", "d0", pool=Pool.PROMPT)]
+    assert same_shape_map(prompts, [group("v", "d1", pool=Pool.PROMPT)], ["d0", "d1"], {}) is None
+
+
+def test_a_device_that_is_gone_gives_nothing() -> None:
+    """Storage does."""
+    lost = same_shape_map([group("w", "d0", "d1", stages=2)], [group("v", "d0", "d2", stages=2)], ["d0", "d2"], {})
+    assert lost is not None
+    migration = migration_of(lost, MODEL, COST, now=50.0)
+    assert migration.weights == () and migration.moved_bytes == migration.storage_bytes > 0
+
+
+def test_a_device_that_is_silent_for_a_moment_needs_nothing() -> None:
+    """Its group goes on."""
+    before = [group("w", "d0"), group("u", "d1")]
+    found = same_shape_map(before, [before[1], group("v", "d2")], ["d0", "d2"], {"d0": 90.0})
+    assert found is not None
+    assert {each.device_id for each in migration_of(found, MODEL, COST, now=50.0).weights} == {"d2"}
