@@ -43,9 +43,9 @@ class Reshaped:
         gaps_s: the longest time without a token, of each stream; `usual_gap_s`: the median between tokens before.
         pauses_s: of each move, by the ledger.
         seconds: of the whole re-shape, and `forming_s` of it until the new groups served.
-        kv_bytes: moved, and `predicted_kv_bytes`; `moved_bytes`: weights that devices got, of them `unplanned_bytes` from
-            others than planned and `read_bytes` from their folder; `predicted_bytes` and `restart_bytes`: what they had to get, and
-            what a restart of all groups reads, both by the plan.
+        kv_bytes: moved, and `predicted_kv_bytes`.
+        moved_bytes: weights that devices got, `unplanned_bytes` from others than planned, `read_bytes` from their folder.
+        predicted_bytes, restart_bytes: what they had to get, and what a restart of all groups reads, both by the plan.
         predicted_s, predicted_forming_s: the planner's, of a request's pause and until the new groups serve.
         given_back, recomputed: requests, and their tokens that were computed again.
         wrong: tokens that differ from those of an undisturbed run, lost and doubled ones among them.
