@@ -2,54 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from spotwise.core import messages as m
 from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.planner.learned_seconds import LearnedSeconds
 
-#: Weight of the newest move, and of the newest re-shape.
-_NEWEST, _NEWEST_FORMING = 0.25, 0.5
+#: Weight of the newest move.
+_NEWEST = 0.25
 #: A link has no bandwidth without a limit.
 _LEAST_S = 1e-9
-#: Bytes a second at which a device is expected to get the weights that it lacks, until that was measured.
+#: Bytes a second at which a device gets weights, from others or from its model folder, in the plan of a migration. What the
+#: seconds of that plan come to is learned.
 STORAGE_BYTES_PER_S = 1e9
+#: Seconds until new groups serve, beside the plan's, before any did.
+_FORMING_S = 2.0
 
 
-@dataclass(slots=True)
 class ChangeCost:
     """What was learned so far.
 
-    Attributes:
-        latency_s, token_s: of a move, whatever its tokens, and for each token with KV.
-        pause_s: of a request that moves, as measured; 0: none has.
-        forming_s: until new groups serve, beside the time in which their weights travel.
-        weight_bytes_per_s: at which one device gets weights from another; `storage_bytes_per_s`: from its model folder.
+    Law: the pause of a request that moves grows with the processes of the group that it leaves and of the one that it goes to:
+    an iteration there has to end, and each of them takes part in the transfer. Until new groups serve, each of their processes
+    has to load, and the weights have to come.
+
+    Args:
+        latency_s, token_s: of a move, whatever its tokens, and for each token with KV, until moves were measured.
     """
 
-    latency_s: float
-    token_s: float
-    pause_s: float = 0.0
-    forming_s: float = 2.0
-    weight_bytes_per_s: float = STORAGE_BYTES_PER_S
-    storage_bytes_per_s: float = STORAGE_BYTES_PER_S
+    #: The links over which weights travel.
+    links = Links(*(STORAGE_BYTES_PER_S,) * 3)
 
-    @property
-    def links(self) -> Links:
-        """The links over which weights travel."""
-        return Links(self.weight_bytes_per_s, self.weight_bytes_per_s, self.storage_bytes_per_s)
+    def __init__(self, latency_s: float, token_s: float) -> None:
+        self.latency_s = latency_s
+        self.token_s = token_s
+        self._pause_s = LearnedSeconds(latency_s, 0.0, 0.0)
+        self._forming_s = LearnedSeconds(_FORMING_S, 0.0, 1.0)
 
     def move_s(self, tokens: int) -> float:
         """Return the expected seconds of a move, from its order to its end."""
         return self.latency_s + tokens * self.token_s
 
-    def learn_forming(self, seconds: float, expected_s: float) -> None:
-        """Learn from groups that were formed in so many seconds, of which `expected_s` were expected."""
-        self.forming_s = max(0.0, self.forming_s + _NEWEST_FORMING * (seconds - expected_s))
+    def pause_s(self, sources: Sequence[m.DeviceGroup], targets: Sequence[m.DeviceGroup]) -> float:
+        """Return the expected pause of a request that moves from one of some groups to one of others; 0 where none is left."""
+        return self._pause_s.expected(1.0, _size(sources), _size(targets)) if sources else 0.0
 
-    def learn(self, ended: m.MoveEnded) -> None:
-        """Learn from a move that was made."""
+    def forming_s(self, new: Sequence[m.DeviceGroup], migration_s: float) -> float:
+        """Return the expected seconds until new groups serve, to which weights travel for `migration_s` by the plan."""
+        return self._forming_s.expected(1.0, _count(new), migration_s) if new else 0.0
+
+    def learn_forming(self, seconds: float, new: Sequence[m.DeviceGroup], migration_s: float) -> None:
+        """Learn from groups that served after so many seconds."""
+        self._forming_s.learn(seconds, 1.0, _count(new), migration_s)
+
+    def learn(self, ended: m.MoveEnded, source_size: int | None, target_size: int | None) -> None:
+        """Learn from a move that was made, between groups of so many processes; `None`: one of them is gone."""
         if ended.tokens > 0:
             token_s = ended.copy_s / ended.tokens
             self.token_s = max(self.token_s + _NEWEST * (token_s - self.token_s), _LEAST_S)
-        if ended.pause_s > 0:
-            self.pause_s += (_NEWEST if self.pause_s else 1.0) * (ended.pause_s - self.pause_s)
+        if ended.pause_s > 0 and source_size is not None and target_size is not None:
+            self._pause_s.learn(ended.pause_s, 1.0, source_size, target_size)
+
+
+def _count(groups: Sequence[m.DeviceGroup]) -> int:
+    return sum(len(group.device_ids) for group in groups)
+
+
+def _size(groups: Sequence[m.DeviceGroup]) -> float:
+    return _count(groups) / len(groups) if groups else 0.0

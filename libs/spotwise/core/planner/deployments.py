@@ -65,10 +65,10 @@ def begun(
         retiring,
         now,
         form_until_s,
-        expected_s=choice.prediction.forming_s,
+        migration_s=choice.migration.seconds,
         missed_ids=() if before is None else before.missed_ids,
         left_ids=tuple(group.worker_id for group in left),
-        weights=choice.weights,
+        weights=choice.migration.weights,
     )
     if replacing is None:
         return deployment

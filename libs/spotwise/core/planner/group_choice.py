@@ -19,20 +19,18 @@ from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.group_migration import migration_of
+from spotwise.core.planner.group_migration import GroupMigration, migration_of
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """The groups of a re-shape: those that `go_on`, `new` ones, and those that retire; what that costs; who gives weights to
-    devices of new groups.
-    """
+    """The groups of a re-shape: those that `go_on`, `new` ones, and those that retire; what that costs, and what it moves."""
 
     go_on: tuple[m.DeviceGroup, ...]
     new: tuple[m.DeviceGroup, ...]
     retiring: tuple[m.DeviceGroup, ...]
     prediction: m.PredictedReshape
-    weights: tuple[m.PlannedWeights, ...] = ()
+    migration: GroupMigration
 
 
 def written(config: ParallelConfig) -> str:
@@ -80,12 +78,12 @@ def choose_groups(
         tuple(group.worker_id for group in retiring),
         migration.kept_bytes,
         migration.moved_bytes,
-        cost.forming_s + migration.seconds if new else 0.0,
-        (cost.pause_s or cost.latency_s) if retiring else 0.0,
+        cost.forming_s(new, migration.seconds),
+        cost.pause_s(retiring, (*go_on, *new)),
         migration.storage_bytes,
         sum(kv_tokens(worker) for worker in workers if worker.id in retiring_ids) * model.kv_token_bytes,
     )
-    return GroupChoice(go_on, new, retiring, prediction, migration.weights)
+    return GroupChoice(go_on, new, retiring, prediction, migration)
 
 
 def kv_tokens(worker: m.Member) -> int:

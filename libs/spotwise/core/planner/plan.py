@@ -52,7 +52,7 @@ class PlannedDeployment:
         retiring: groups that are not to be any more.
         began_s, ended_s: Unix time of the re-shape's beginning and end; `None` before its end.
         form_until_s: Unix time at which new groups that do not serve yet abandon it.
-        expected_s: expected until they serve.
+        migration_s: that their weights travel by the plan of the migration.
         served_s: Unix time at which all new groups served.
         moved, given_back: requests of retiring workers, so far.
         pause_s, longest_pause_s: of the requests that moved, the mean and the longest.
@@ -74,7 +74,7 @@ class PlannedDeployment:
     began_s: float
     form_until_s: float
     ended_s: float | None = None
-    expected_s: float = 0.0
+    migration_s: float = 0.0
     served_s: float | None = None
     moved: int = 0
     given_back: int = 0

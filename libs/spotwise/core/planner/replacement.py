@@ -294,11 +294,11 @@ class Replacement:
             tuple(group.worker_id for group in due.retiring),
             migration.kept_bytes,
             migration.moved_bytes,
-            self._cost.forming_s + migration.seconds if due.new else 0.0,
-            self._cost.pause_s or self._cost.latency_s,
+            self._cost.forming_s(due.new, migration.seconds),
+            self._cost.pause_s(due.retiring, (*due.go_on, *due.new)),
             migration.storage_bytes,
         )
-        return GroupChoice(due.go_on, due.new, due.retiring, prediction, migration.weights)
+        return GroupChoice(due.go_on, due.new, due.retiring, prediction, migration)
 
     def _migration(self, due: Refill, model: ModelShape, device_ids: Collection[str]) -> GroupMigration:
         """Return what moves; where there is no plan, as if each device got all of its part from storage."""
@@ -309,7 +309,7 @@ class Replacement:
         if device_map is not None:
             return migration_of(device_map, model, self._cost, self._now)
         part_bytes = max((model.weight_bytes // len(each.device_ids) for each in due.new), default=0)
-        return GroupMigration(0, part_bytes, part_bytes, part_bytes / self._cost.storage_bytes_per_s)
+        return GroupMigration(0, part_bytes, part_bytes, part_bytes / self._cost.links.storage_bytes_per_s)
 
     def _cause(self, groups: Sequence[m.DeviceGroup]) -> str:
         lost = [each for each in homes(groups) if self.is_lost(each)]

@@ -228,7 +228,7 @@ class Reshaping:
         late = [group.worker_id for group in deployment.new if not self._serves(group)]
         if not late:
             if deployment.new_ids:
-                self._cost.learn_forming(now - deployment.began_s, deployment.expected_s)
+                self._cost.learn_forming(now - deployment.began_s, deployment.new, deployment.migration_s)
             return self._change_stage(replace(deployment, stage=ReshapeStage.MOVING, served_s=now), now)
         if now >= deployment.form_until_s:
             seconds = deployment.form_until_s - deployment.began_s

@@ -171,7 +171,7 @@ class PlannerRole:
             self._tenure.reshaping.requested(event)
 
     def _move_ended(self, report: m.MoveEnded, now: float) -> None:
-        self._cost.learn(report)
+        self._cost.learn(report, self._size_of(report.worker_id), self._size_of(report.target_id))
         if self._tenure is not None:
             self._tenure.move_ended(report, now)
 
@@ -214,3 +214,10 @@ class PlannerRole:
     def _plan_stored(self, event: c.PlanStored, now: float) -> None:
         if self._tenure is not None:
             self._tenure.stored(event, now)
+
+    def _size_of(self, worker_id: str) -> int | None:
+        """Return the number of processes of a worker that is there."""
+        member = self._membership.get(worker_id)
+        if member is None:
+            return None
+        return 1 if member.place is None else member.place.stages * member.place.shards

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from spotwise.core import messages as m
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.policy import PlannerPolicy
@@ -105,14 +103,7 @@ def test_what_a_move_costs_is_learned() -> None:
     cost = ChangeCost(0.05, 1e-4)
     ended = m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.MOVED, "", 1000, 2.0)
     for _ in range(30):
-        cost.learn(ended)
+        cost.learn(ended, 1, 1)
     assert 1.9 < cost.move_s(1000) < 2.1
-    assert cost.pause_s == 0.0
-    for pause_s in (0.2, 0.1):
-        cost.learn(replace(ended, pause_s=pause_s))
-    assert 0.1 < cost.pause_s < 0.2
-    for _ in range(10):
-        cost.learn_forming(seconds=5.0, expected_s=cost.forming_s + 1.0)  # of weights on their way
-    assert cost.forming_s == pytest.approx(4.0, abs=0.01)
-    cost.learn(m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.REFUSED))
+    cost.learn(m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.REFUSED), 1, 1)
     assert cost.move_s(1000) > 1.9
