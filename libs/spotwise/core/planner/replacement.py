@@ -28,8 +28,10 @@ from spotwise.core.planner.policy import PlannerPolicy
 
 #: Events of devices come together: the first one waits so long for the others.
 GATHER_S = 0.3
-#: After a change that was not carried out the next one waits so long.
+#: After a change that was not carried out the next one waits so long, and twice as long each time that the same one was not
+#: again, up to `LONGEST_REST_S`.
 REST_S = 5.0
+LONGEST_REST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class Replacement:
         self._due: Refill | None = None
         self._due_since_s = 0.0
         self._rests_until_s = 0.0
+        self._rest_s = REST_S
+        self._tried: tuple[tuple[str, ...], ...] = ()
         self._survey: DeviceSurvey | None = None
         self._now = 0.0
 
@@ -184,6 +188,9 @@ class Replacement:
             self._due = self._survey = None
         elif self._due is None or _gist(due) != _gist(self._due):
             self._due, self._due_since_s, self._survey = due, now, None
+            if _gist(due) != self._tried:
+                self._tried, self._rest_s = _gist(due), REST_S
+                self._rests_until_s = min(self._rests_until_s, now + REST_S)
         else:
             self._due = due
 
@@ -209,7 +216,8 @@ class Replacement:
 
     def rest(self, now: float) -> None:
         """Wait a while: the last change came to nothing."""
-        self._rests_until_s = now + REST_S
+        self._rests_until_s = now + self._rest_s
+        self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
         self._survey = None
 
     def surveys(self, now: float) -> list[m.Send]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy
-from spotwise.core.planner.replacement import described, stopgap_config
+from spotwise.core.planner.replacement import LONGEST_REST_S, described, stopgap_config
 from tests.unit.core.planner.bench import notice, sequence
 from tests.unit.core.planner.reshape_bench import MODEL, PARTITION, ReshapeBench, group
 
@@ -192,6 +193,24 @@ def test_a_worker_whose_new_group_is_late_drains_in_time() -> None:
     bench.pass_time(3.0)
     ((at_s, drain),) = bench.drains
     assert drain.worker_id == "mixed-0" and at_s < drain.deadline_s == pytest.approx(1000.0 + NOTICE_S)
+
+
+def test_a_change_that_cannot_be_is_tried_less_and_less_often() -> None:
+    """Another one, which a new device makes possible, is tried at once."""
+    policy = PlannerPolicy(replace_after_s=1.0)
+    bench = ReshapeBench(group("mixed-0", "d0", "d1"), group("mixed-1", "d2", "d3"), spare=("s0",), policy=policy)
+    bench.forms = False
+    die(bench, "d3")
+    bench.pass_time(600.0)
+    tries = {each.change: each for plan in bench.plans if (each := plan.deployment) is not None and each.new_ids}
+    ends_s = [(each.began_s, each.ended_s or 0.0) for each in tries.values()]
+    rests_s = [began_s - ended_s for (_, ended_s), (began_s, _) in itertools.pairwise(ends_s)]
+    assert rests_s[:5] == pytest.approx([5, 10, 20, 40, 60], abs=1)
+    assert rests_s[5:] == pytest.approx([LONGEST_REST_S] * len(rests_s[5:]), abs=1)
+    bench.forms = True
+    bench.join_device("s1")
+    bench.pass_time(LONGEST_REST_S + 10.0)
+    assert all(each.state is m.MemberState.READY for each in bench.workers.values())
 
 
 def test_a_notice_that_is_withdrawn_keeps_the_group() -> None:
