@@ -174,17 +174,21 @@ class Tenure:
 
     def _evacuate(self, now: float) -> None:
         leaving = self._leaving()
-        for each in self._evacuations.values():
+        for each in self._first_deadline_first():
             each.at_once = each.at_once or each.worker_id in self.reshaping.retiring
             number = each.next_survey(now, self._policy.survey_s)
             if number is not None:
                 self._commands.append(m.Send(each.worker_id, m.SurveyWorker(self._planner_id, number)))
             each.choose_targets(self._targets, leaving, now + self._policy.survey_s, now)
 
+    def _first_deadline_first(self) -> list[Evacuation]:
+        """Return the evacuations in the order in which they get room at targets, and their orders."""
+        return sorted(self._evacuations.values(), key=lambda each: each.deadline_s)
+
     def _order(self, now: float) -> None:
         leaves = () if self._stored is None else self._stored.leaves
         stored = {leave.worker_id: leave for leave in reversed(leaves)}
-        for each in self._evacuations.values():
+        for each in self._first_deadline_first():
             if (leave := stored.get(each.worker_id)) is not None:
                 orders = each.due(leave, self._planner_id, self.term, now)
                 self._commands += orders

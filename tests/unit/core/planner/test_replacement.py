@@ -312,3 +312,16 @@ def test_shapes_are_written_as_an_operator_writes_them() -> None:
     """Phases that are split, with a plus sign."""
     groups = (group("p", "a", "b", "c", pool=Pool.PROMPT), group("t", "d", pool=Pool.TOKEN), group("u", "e"))
     assert described(groups) == "1,1,3+2,1,1"
+
+
+@pytest.mark.parametrize("sooner", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+def test_requests_of_the_device_that_leaves_first_move_first(sooner: int, first: int) -> None:
+    """They get room at the new groups, and their orders, before those of one with more time."""
+    bench = ReshapeBench(group("mixed-0", "d0"), group("mixed-1", "d1"), spare=("s0", "s1"))
+    bench.held = {f"mixed-{each}": [sequence("sooner" if each == sooner else "later")] for each in (0, 1)}
+    for each in (first, 1 - first):
+        bench.feed(notice(f"d{each}", bench.now + (20.0 if each == sooner else 60.0)))
+    bench.pass_time(3.0)
+    assert [choice_id for _, choice_id, _ in bench.moves[:2]] == ["sooner", "later"]
+    assert bench.moves[0][0] == bench.moves[1][0]
