@@ -192,6 +192,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         U64,
         TEXT,
         st.lists(st.builds(m.PlannedWeights, TEXT, TEXT, st.integers(-1, 2**31 - 1), U32), max_size=3).map(tuple),
+        st.booleans(),
     ),
     m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64, NUMBERS, NUMBERS),
     m.InterruptionReported: st.builds(

@@ -129,6 +129,7 @@ class LeadGroup:
         planner_id: hears what the forming took; empty: nobody does.
         weights: that its devices have to get, in the order of the plan. What it does not say, or cannot be had like this any
             more, each device decides by itself.
+        serves_early: nothing else serves: the group need not wait for the weights of its later stages.
     """
 
     worker_id: str
@@ -140,6 +141,7 @@ class LeadGroup:
     change: int
     planner_id: str = ""
     weights: tuple[PlannedWeights, ...] = ()
+    serves_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

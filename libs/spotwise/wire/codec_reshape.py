@@ -100,7 +100,7 @@ WEIGHTS: Codec = (
 LEAD: Codec = codec_of(
     m.LeadGroup,
     reshape.LeadGroup,
-    *("worker_id", "stages", "shards", "term", "change", "planner_id"),
+    *("worker_id", "stages", "shards", "term", "change", "planner_id", "serves_early"),
     pool=(same, m.Pool),
     device_ids=(same, tuple),
     weights=WEIGHTS,

@@ -330,6 +330,7 @@ class Reshaping:
 
     def _lead(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> m.LeadGroup:
         is_new = group.worker_id in deployment.new_ids
+        others_serve = any(map(self._serves, (*deployment.groups, *deployment.retiring)))
         return m.LeadGroup(
             group.worker_id,
             group.pool,
@@ -340,6 +341,7 @@ class Reshaping:
             deployment.change,
             self._planner_id,
             tuple(each for each in deployment.weights if is_new and each.device_id in group.device_ids),
+            serves_early=not others_serve,
         )
 
     def _drain(self, member: m.Member, group: m.DeviceGroup, now: float) -> m.Drain | None:

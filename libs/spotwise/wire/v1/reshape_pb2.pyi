@@ -375,6 +375,7 @@ class LeadGroup(_message.Message):
     CHANGE_FIELD_NUMBER: _builtins.int
     PLANNER_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    SERVES_EARLY_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     stages: _builtins.int
@@ -382,6 +383,7 @@ class LeadGroup(_message.Message):
     term: _builtins.int
     change: _builtins.int
     planner_id: _builtins.str
+    serves_early: _builtins.bool
     @_builtins.property
     def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -398,10 +400,11 @@ class LeadGroup(_message.Message):
         change: _builtins.int = ...,
         planner_id: _builtins.str = ...,
         weights: _abc.Iterable[Global___PlannedWeights] | None = ...,
+        serves_early: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "device_ids", b"device_ids", "planner_id", b"planner_id", "pool", b"pool", "shards", b"shards", "stages", b"stages", "term", b"term", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "device_ids", b"device_ids", "planner_id", b"planner_id", "pool", b"pool", "serves_early", b"serves_early", "shards", b"shards", "stages", b"stages", "term", b"term", "weights", b"weights", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,7 +120,7 @@ class GroupFormation:
             began_s = time.monotonic()
             while True:
                 await self.offers()
-                # Nothing of this worker serves meanwhile. A first group may wait for all weights: others serve beside it.
+                # Nothing of this worker serves meanwhile.
                 self._form = replace(self._form, serves_early=True, weights=())
                 try:
                     await self._until_formed()

@@ -27,6 +27,7 @@ def unformed(
         block_size=settings.kv_block_size,
         dtype=dtype,
         model_digest=model_digest,
+        serves_early=order is not None and order.serves_early,
         weights=() if order is None else order.weights,
     )
 

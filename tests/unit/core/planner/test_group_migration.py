@@ -54,6 +54,23 @@ def test_what_new_groups_tell_is_counted_once_for_the_change() -> None:
     assert (deployment.fetched_bytes, deployment.unplanned_bytes, deployment.read_bytes) == (10, 2, 1)
 
 
+def test_a_group_beside_which_nothing_serves_need_not_wait_for_all_its_weights() -> None:
+    """Another one does: streams go on in the old groups meanwhile."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2), spare=("d2",))
+    bench.reshape("3,1,1")
+    bench.pass_time(3.0)
+    bench.leave("mixed-c1-0", m.MemberState.LOST)
+    bench.forms = False
+    bench.pass_time(5.0)
+    orders = [send.message for _, send in bench.orders(m.LeadGroup) if isinstance(send.message, m.LeadGroup)]
+    assert not any(each.serves_early for each in orders)
+    bench.leave("mixed-c1-1", m.MemberState.LOST)
+    bench.leave("mixed-c1-2", m.MemberState.LOST)
+    bench.pass_time(5.0)
+    last = bench.orders(m.LeadGroup)[-1][1].message
+    assert isinstance(last, m.LeadGroup) and last.serves_early
+
+
 def test_a_spare_device_gets_its_part_from_the_one_that_leaves() -> None:
     """Nobody else has it; the others keep what they have."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2), spare=("d2",))
