@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.live.conftest import pytest_runtest_makereport  # noqa: F401  # what a failed test's mesh said last
 from tests.long.walk import Totals
+
+_TOTALS = pytest.StashKey[dict[str, Totals]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,10 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def totals(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[Totals]:
-    """What a file's tests have compared; shown at its end."""
-    counted = Totals()
-    yield counted
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and counted.changes:
-        reporter.write_line(f"\n{request.node.name}: {counted}")
+def totals(request: pytest.FixtureRequest) -> Totals:
+    """What a file's tests have compared; shown at the end of all."""
+    return request.config.stash.setdefault(_TOTALS, {}).setdefault(request.node.name, Totals())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, counted in config.stash.get(_TOTALS, {}).items():
+        if counted.changes:
+            terminalreporter.write_line(f"{name}: {counted}")

@@ -8,7 +8,7 @@ from tests.live.oracle import greedy, greedy_with_penalties, mixed_prompts
 from tests.live.reshaped_requests import Answer, Bodies
 
 #: What a stream of one process decodes in a few seconds.
-MOST_TOKENS = 160
+MOST_TOKENS = 128
 #: Of a long prompt's answer.
 FEW_TOKENS = 24
 LONG_PROMPT = 1000
