@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-compose test-cuda proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +73,7 @@ proto-check: setup
 # meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute. Last, one
 # after the other, what has the cores to itself: meshes that compute, and tests of how long something takes or of which worker is
 # faster. A new file of tests/live is among the last.
-PYTEST := $(BIN)/pytest -m "not compose"
+PYTEST := $(BIN)/pytest -m "not compose and not long"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
@@ -98,6 +98,9 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(PYTEST) $(ARGS)
 endif
+
+test-long: setup ## Every change between two shapes, under requests; takes half an hour, a choice of them in ARGS
+	$(BIN)/pytest -m long tests/long $(ARGS)
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
 	scripts/compose-test.sh $(ARGS)

@@ -29,6 +29,7 @@ class Source:
         random = np.random.default_rng(len(name))
         self.data = random.integers(0, 255, PANELS * PANEL_BYTES, np.uint8)
         self.exports = 0
+        self.drops = 0
 
     def inventory(self) -> WeightInventory:
         return WeightInventory(self.name, self.layout, {0: True, 1: False}, {"w": (self.held,)})
@@ -41,6 +42,9 @@ class Source:
         if matrix != "w" or not (self.held.start <= panels.start and panels.stop <= self.held.stop):
             raise ValueError(f"panels {panels} of {matrix} are not here")
         return self.data.data[panels.start * PANEL_BYTES : panels.stop * PANEL_BYTES].toreadonly()
+
+    def times_dropped(self, matrix: str, panels: range) -> int:
+        return self.drops
 
 
 def wanted(panels: range, matrix: str = "w") -> PanelRange:
@@ -110,6 +114,29 @@ async def test_panels_that_change_while_they_are_sent_are_noticed() -> None:
         with pytest.raises(WeightTransferError, match="damaged") as caught:
             await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
         assert not caught.value.holder_is_lost
+
+
+async def test_panels_that_are_given_back_before_their_checksum_is_known_are_refused() -> None:
+    """Their zeros would have the right checksum; once the panels are here again they are sent."""
+
+    class Dropping(Source):
+        def export_panels(self, matrix: str, panels: range) -> memoryview:
+            found = super().export_panels(matrix, panels)
+            if self.exports == 1:
+                self.drops += 1
+                self.data[:PANEL_BYTES] = 0
+            return found
+
+    source = Dropping()
+    data = source.data[:PANEL_BYTES].tobytes()
+    async with ends(source, Source("asking")) as (holder, asking):
+        into = memoryview(bytearray(PANEL_BYTES))
+        with pytest.raises(WeightTransferError, match="given back") as caught:
+            await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
+        assert not caught.value.holder_is_lost
+        source.data[:PANEL_BYTES] = np.frombuffer(data, np.uint8)
+        await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
+        assert bytes(into) == data
 
 
 async def test_a_holder_that_closes_is_lost() -> None:

@@ -16,26 +16,32 @@ from tests.live.oracle import model_folder
 
 WEIGHTS = "model.safetensors"
 UP_PROJECTION = "model.layers.1.mlp.up_proj.weight"
+#: A shape of which M may be 2 and 4: so many KV heads, and as many columns for each shard.
+FOUR_KV_HEADS = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 Tensors = dict[str, torch.Tensor]
 
 
-def write_tiny_model(folder: Path) -> Path:
-    """Write the model, always the same one."""
+def write_tiny_model(folder: Path, **changes: Any) -> Path:
+    """Write the model, always the same one; `changes` are those of its shape."""
+    shape: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 6, "num_key_value_heads": 2, **changes}
     config = LlamaConfig(
         vocab_size=json.loads((model_folder() / "config.json").read_text())["vocab_size"],
-        hidden_size=96,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
         initializer_range=0.2,  # large enough that the likeliest token depends on what came before
+        **shape,
     )
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM

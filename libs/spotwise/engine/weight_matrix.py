@@ -35,6 +35,7 @@ class WeightMatrix:
         self._by_panel = self._memory.tensor.view(form.panels, PANEL * form.inputs)
         self._is_present = np.zeros(form.panels, dtype=bool)
         self._is_due = np.zeros(form.panels, dtype=bool)
+        self._times_dropped = np.zeros(form.panels, dtype=np.int64)
 
     @property
     def held(self) -> tuple[range, ...]:
@@ -75,10 +76,17 @@ class WeightMatrix:
         """Give back the memory of all other panels."""
         dropped = self._is_present & ~self._mask(panels)
         self._is_present &= ~dropped
+        self._times_dropped += dropped  # between the two: see `times_dropped`
         size = self.form.panel_bytes
         for absent in _ranges(~(self._is_present | self._is_due)):  # a page of two panels goes back with the second
             if dropped[absent.start : absent.stop].any():
                 self._memory.give_back(absent.start * size, absent.stop * size)
+
+    def times_dropped(self, panels: range) -> int:
+        """Return how often one of some panels was dropped. What was read of panels is theirs where this is what it was before
+        they were found present.
+        """
+        return int(self._times_dropped[panels.start : panels.stop].sum())
 
     def bytes(self, panels: range) -> memoryview:
         """Return the bytes of some panels, writable."""

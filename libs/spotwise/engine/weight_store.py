@@ -135,6 +135,11 @@ class WeightStore:
             raise ValueError(f"panels {panels} of {name} are not here")
         return matrix.bytes(panels).toreadonly()
 
+    def times_dropped(self, name: str, panels: range) -> int:
+        """Return how often one of some panels was given back (`WeightMatrix.times_dropped`)."""
+        matrix = self._matrices.get(name)
+        return 0 if matrix is None else matrix.times_dropped(panels)
+
     def expect_panels(self, missing: PanelRange) -> memoryview:
         """Return the memory where missing panels are due from another process; `panels_arrived` or `give_up_panels` follows.
         Waits for a part that is being loaded; that of these panels must not be.

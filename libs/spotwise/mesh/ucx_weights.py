@@ -263,11 +263,16 @@ class UcxWeights:
         if frame.layout != layout:
             raise ValueError("its weights have another layout here")
         panels = range(frame.first_panel, frame.first_panel + frame.num_panels)
+        dropped = self._source.times_dropped(frame.matrix, panels)
         payload = np.frombuffer(self._source.export_panels(frame.matrix, panels), np.uint8)
         key = (layout, frame.matrix, panels.start, panels.stop)
         checksum = self._checksums.get(key)
         if checksum is None:
-            checksum = self._checksums[key] = await self._checksum(payload)
+            checksum = await self._checksum(payload)
+            # Else it may be that of zeros, which the receiver would take for the panels.
+            if self._source.times_dropped(frame.matrix, panels) != dropped:
+                raise ValueError(f"panels {panels} of {frame.matrix} were given back meanwhile")
+            self._checksums[key] = checksum
         return payload, checksum
 
     async def _checksum(self, payload: NDArray[np.uint8]) -> int:

@@ -33,3 +33,6 @@ class WeightSource(Protocol):
         """Return bytes of panels, read-only; raises `ValueError` where one is not here. Their memory may be given back while
         they are sent: then the receiver finds that their checksum is wrong.
         """
+
+    def times_dropped(self, matrix: str, panels: range) -> int:
+        """Return how often one of these panels was given back; it has grown before the memory of any is zero."""

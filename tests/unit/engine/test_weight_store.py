@@ -183,6 +183,20 @@ def test_only_what_some_share_needs_is_kept(wide: Path, best_kernels: Kernels) -
     assert store.held == {} and store.held_bytes == 0
 
 
+def test_panels_tell_how_often_they_were_given_back(wide: Path, best_kernels: Kernels) -> None:
+    """Who reads them beside that can tell whether what was read is theirs."""
+    store = store_of(wide)
+    kept, name = share_of(store, 1, 2, 0, 0), "model.layers.1.down"
+    for times in range(3):
+        store.load(share_of(store, 1, 1, 0, 0))
+        assert [store.times_dropped(name, panels) for panels in (range(4), range(4, 8), range(3, 5))] == [
+            *(0, 4 * times),
+            times,
+        ]
+        store.keep_only([kept])
+    assert store.times_dropped("unknown", range(1)) == 0
+
+
 def test_panels_that_are_not_there_are_neither_exported_nor_computed_with(wide: Path, best_kernels: Kernels) -> None:
     store = store_of(wide)
     share = share_of(store, 1, 2, 0, 0)

@@ -42,6 +42,9 @@ class _NothingYet:
     def export_panels(self, matrix: str, panels: range) -> memoryview:
         raise ValueError(f"panels {panels} of {matrix} are not here")
 
+    def times_dropped(self, matrix: str, panels: range) -> int:
+        return 0
+
 
 @contextlib.asynccontextmanager
 async def model_of_others(settings: WorkerSettings, store: MeshStore) -> AsyncIterator[WorkerSettings]:

@@ -105,6 +105,10 @@ class PeerWeights:
         """See `WeightSource`."""
         return self._store.export_panels(matrix, panels)
 
+    def times_dropped(self, matrix: str, panels: range) -> int:
+        """See `WeightSource`."""
+        return self._store.times_dropped(matrix, panels)
+
     async def fetch(self, share: ModelShare, plan: Sequence[PlannedWeights] = ()) -> WeightFetch:
         """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads.
 

@@ -1,0 +1,181 @@
+"""Requests in flight while a mesh takes another shape, and what has to hold of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotwise.benchmarks.groups import Shape
+from spotwise.benchmarks.moved_streams import computed_again
+from spotwise.benchmarks.reshaped_streams import order_reshape, until_reshaped
+from spotwise.core.messages import LedgerEntry
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.planner.plan import PlannedDeployment
+from spotwise.mesh.redis_store import RedisStore
+from tests.live.mesh import LiveMesh, wait_for
+
+#: A request decodes once its first choice has so many tokens.
+BEGUN = 8
+#: A prompt that was sent is with its worker after so long.
+SENT_S = 0.3
+#: Once the new groups serve, every request has its order to move within so long.
+ORDERED_S = 3.0
+_LEDGER_S = 10.0
+#: Entries of a ledger that say that tokens are, or may have been, computed again.
+_AGAIN = {"given_back", "preempted", "attempt_lost", "failed"}
+
+#: Bodies of completions by name, without the model.
+Bodies = Mapping[str, dict[str, Any]]
+
+
+@dataclass
+class Answer:
+    """What a client got, by choice; `last_s`: when its last token came, Unix time."""
+
+    request_id: str = ""
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    last_s: dict[int, float] = field(default_factory=dict)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def tokens(self) -> int:
+        """Of all choices."""
+        return sum(map(len, self.token_ids.values()))
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A change of shape, and the requests that were in flight; those of `decoding` had begun."""
+
+    deployment: PlannedDeployment
+    decoding: frozenset[str]
+    answers: dict[str, Answer]
+    ledgers: dict[str, list[LedgerEntry]]
+
+    @property
+    def moves(self) -> int:
+        """Of all choices."""
+        return sum(entry.stage == "moved" for ledger in self.ledgers.values() for entry in ledger)
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds from the order to the end of the old groups."""
+        assert self.deployment.ended_s is not None
+        return self.deployment.ended_s - self.deployment.began_s
+
+    def prompts_in_flight(self) -> int:
+        """The prompts that were still computed when the re-shape began."""
+        began_s = self.deployment.began_s
+        return sum(
+            any(entry.stage == "prefilled" and entry.at_s > began_s for entry in ledger)
+            for ledger in self.ledgers.values()
+        )
+
+
+def undisturbed(mesh: LiveMesh, model: str, bodies: Bodies) -> dict[str, Answer]:
+    """What the requests give side by side where nothing happens."""
+
+    async def run() -> dict[str, Answer]:
+        answers = {name: Answer() for name in bodies}
+        async with mesh.async_client() as client:
+            await asyncio.gather(*(_stream(client, model, bodies[name], into) for name, into in answers.items()))
+        return answers
+
+    return asyncio.run(run())
+
+
+def reshaped(
+    mesh: LiveMesh, model: str, config: ParallelConfig, decoding: Bodies, prompts: Bodies | None = None
+) -> Reshaped:
+    """Re-shape the mesh while the ones decode and the prompts of the others are computed; return when all have ended."""
+    return asyncio.run(_reshaped(mesh, model, config, decoding, prompts or {}))
+
+
+async def _reshaped(mesh: LiveMesh, model: str, config: ParallelConfig, decoding: Bodies, prompts: Bodies) -> Reshaped:
+    answers = {name: Answer() for name in (*decoding, *prompts)}
+    store = await RedisStore.connect(mesh.state.redis_url)
+    try:
+        async with mesh.async_client() as client, asyncio.TaskGroup() as streams:
+            for name, body in decoding.items():
+                streams.create_task(_stream(client, model, body, answers[name]))
+            for name in decoding:
+                await answers[name].has_begun.wait()
+            for name, body in prompts.items():
+                streams.create_task(_stream(client, model, body, answers[name]))
+            if prompts:
+                await asyncio.sleep(SENT_S)
+            change, _ = await order_reshape(mesh.state.nats_url, config)
+            deployment = await until_reshaped(store, change, config)
+        ledgers = {name: await _ledger(store, answer) for name, answer in answers.items()}
+    finally:
+        await store.close()
+    return Reshaped(deployment, frozenset(decoding), answers, ledgers)
+
+
+async def _stream(client: Any, model: str, body: dict[str, Any], into: Answer) -> None:
+    """By the real client, which repeats nothing."""
+    chunks = await client.completions.create(
+        model=model, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
+    )
+    async for chunk in chunks:
+        into.request_id = chunk.id
+        for choice in chunk.choices:
+            into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
+            if choice.token_ids:
+                into.last_s[choice.index] = time.time()
+            if choice.logprobs is not None:
+                into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+        if len(into.token_ids.get(0, ())) >= BEGUN:
+            into.has_begun.set()
+
+
+async def _ledger(store: RedisStore, answer: Answer) -> list[LedgerEntry]:
+    """A request's entries once each choice has its last one."""
+    ledger: list[LedgerEntry] = []
+    ends_s = time.monotonic() + _LEDGER_S
+    while time.monotonic() < ends_s:
+        ledger = await store.get_ledger(answer.request_id)
+        if sum(entry.stage == "completed" for entry in ledger) >= len(answer.token_ids):
+            break
+        await asyncio.sleep(0.1)
+    return ledger
+
+
+def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, Answer]) -> None:
+    """Each choice has the tokens and log-probabilities of an undisturbed run, of which no fewer, in one attempt, moved where it
+    outlasted the old groups, with nothing computed again.
+    """
+    deployment = done.deployment
+    assert deployment.served_s is not None and deployment.ended_s is not None
+    past_s = min(deployment.ended_s, deployment.served_s + ORDERED_S)
+    for name, answer in done.answers.items():
+        body, want, ledger = bodies[name], expected[name], done.ledgers[name]
+        count = body["max_tokens"]
+        assert answer.token_ids == {choice: ids[:count] for choice, ids in want.token_ids.items()}, name
+        assert answer.logprobs == {choice: values[:count] for choice, values in want.logprobs.items()}, name
+        attempts = [dict(entry.facts)["attempts"] for entry in ledger if entry.stage == "completed"]
+        assert attempts == [1] * len(answer.token_ids), name
+        assert not [entry for entry in ledger if entry.stage in _AGAIN], name
+        assert computed_again(ledger) == 0, name
+        if name in done.decoding:
+            moved = {entry.choice_id for entry in ledger if entry.stage == "moved"}
+            past = [choice for choice, last_s in answer.last_s.items() if last_s > past_s]
+            assert len(moved) >= len(past), (name, past, ledger)
+    assert deployment.given_back == 0
+    assert done.moves, "no request lasted until the new groups served; give them more tokens"
+
+
+def serving_shapes(mesh: LiveMesh) -> list[Shape]:
+    """P and M of each group that serves."""
+    places = [status.member_now for status in mesh.members() if status.member_now.load is not None]
+    return sorted((member.place.stages, member.place.shards) for member in places if member.place is not None)
+
+
+def wait_for_shape(mesh: LiveMesh, config: ParallelConfig) -> None:
+    """Until the groups of a configuration serve, and no others."""
+    wanted = [(config.pipeline, config.tensor)] * config.pipelines
+    wait_for(lambda: serving_shapes(mesh) == wanted, lambda: f"{config}, not {serving_shapes(mesh)}")
