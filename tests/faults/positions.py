@@ -66,17 +66,16 @@ class Victim:
 
 
 def device_at(position: Position, deployment: PlannedDeployment) -> str:
-    """Return the device at a position: where there are several, one that is in no group of the other kind."""
-    (old, *_), (new, *_) = deployment.retiring, deployment.new
-    match position:
-        case Position.OLD_LEADER:
-            return old.device_ids[0]
-        case Position.NEW_LEADER:
-            return new.device_ids[0]
-        case Position.OLD_MEMBER:
-            return min(old.device_ids[1:], key=lambda each: (each in new.device_ids, each))
-        case _:
-            return min(new.device_ids[1:], key=lambda each: (each in old.device_ids, each))
+    """Return the device at a position: where there are several, one that is nothing else, or at least leads no other group."""
+    is_old = position in (Position.OLD_LEADER, Position.OLD_MEMBER)
+    groups, others = deployment.retiring, deployment.new
+    if not is_old:
+        groups, others = others, groups
+    leads = position in (Position.OLD_LEADER, Position.NEW_LEADER)
+    found = [each for group in groups for each in (group.device_ids[:1] if leads else group.device_ids[1:])]
+    elsewhere = [each for group in others for each in group.device_ids]
+    leading = [group.device_ids[0] for group in others]
+    return min(found, key=lambda each: (each in elsewhere, each in leading, each))
 
 
 def positions_of(device_id: str, deployment: PlannedDeployment) -> list[str]:
