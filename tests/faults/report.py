@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _WIDTH = 200
@@ -46,7 +47,7 @@ def as_text(results: Sequence[CaseResult]) -> str:
         is_text = field.name in ("case", "victims", "ended")
         table.add_column(field.name, justify="left" if is_text else "right", overflow="fold")
     for result in results:
-        table.add_row(*map(str, astuple(result)))
+        table.add_row(*map(escape, map(str, astuple(result))))
     table.add_section()
     sums = {name: sum(getattr(each, name) for each in results) for name in ("requests", "tokens", "lost", "doubled")}
     wrong, again, seconds = (sum(getattr(each, name) for each in results) for name in ("wrong", "again", "seconds"))
