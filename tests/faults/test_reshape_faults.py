@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -92,13 +93,15 @@ def test_a_process_fails_in_the_midst_of_a_reshape(
 
 
 async def _planned_or_refused(
-    store: RedisStore, after: int, state: State, order: asyncio.Task[object]
+    store: RedisStore, after: int, state: State, order: asyncio.Task[subprocess.CompletedProcess[str]]
 ) -> PlannedDeployment:
+    """Return what was planned, once it has come to a state; fail where the order was refused."""
     reaching = asyncio.create_task(reached(store, after, state))
     await asyncio.wait([reaching, order], return_when=asyncio.FIRST_COMPLETED)
-    if not reaching.done() and (await store.get_plan() is None):
+    plan = await store.get_plan()
+    if plan is None or plan.deployment is None or plan.deployment.change <= after:
         reaching.cancel()
-        raise AssertionError(f"refused: {await order}")
+        raise AssertionError(f"refused: {(await order).stderr}")
     return await reaching
 
 
