@@ -29,16 +29,12 @@ class Source:
         random = np.random.default_rng(len(name))
         self.data = random.integers(0, 255, PANELS * PANEL_BYTES, np.uint8)
         self.exports = 0
-        self.dropped = 0
 
     def inventory(self) -> WeightInventory:
         return WeightInventory(self.name, self.layout, {0: True, 1: False}, {"w": (self.held,)})
 
     def sketch(self) -> ModelSketch:
         return SKETCH
-
-    def drops(self, matrix: str) -> int:
-        return self.dropped
 
     def export_panels(self, matrix: str, panels: range) -> memoryview:
         self.exports += 1
@@ -114,33 +110,6 @@ async def test_panels_that_change_while_they_are_sent_are_noticed() -> None:
         with pytest.raises(WeightTransferError, match="damaged") as caught:
             await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
         assert not caught.value.holder_is_lost
-
-
-@pytest.mark.parametrize("is_back", [False, True])
-async def test_panels_that_are_dropped_before_their_checksum_is_known_are_not_sent(is_back: bool) -> None:
-    """Memory that was given back is zeros, whose checksum would be right; panels that have come back are sent as they are."""
-
-    class Dropping(Source):
-        def export_panels(self, matrix: str, panels: range) -> memoryview:
-            found = super().export_panels(matrix, panels)
-            if self.exports == 1:
-                self.dropped += 1
-                self.data[:] = 0
-                self.held = self.held if is_back else range(0)
-            else:
-                self.data[:] = kept
-            return found
-
-    source = Dropping()
-    kept = source.data.copy()
-    async with ends(source, Source("asking")) as (holder, asking):
-        into = memoryview(bytearray(PANEL_BYTES))
-        if is_back:
-            await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
-            assert into == kept[:PANEL_BYTES].data
-        else:
-            with pytest.raises(WeightTransferError, match="are not here"):
-                await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
 
 
 async def test_a_holder_that_closes_is_lost() -> None:

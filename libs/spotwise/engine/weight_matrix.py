@@ -27,14 +27,10 @@ class WeightMatrix:
     Args:
         form: of the matrix.
         offset: bytes from the beginning of a page to its first number.
-
-    Attributes:
-        drops: how often panels have been dropped; grows once they are not present, before their memory is given back.
     """
 
     def __init__(self, form: MatrixForm, offset: int = 0) -> None:
         self.form = form
-        self.drops = 0
         self._memory = ReservedMemory(form.panels * PANEL * form.inputs, form.dtype, offset)
         self._by_panel = self._memory.tensor.view(form.panels, PANEL * form.inputs)
         self._is_present = np.zeros(form.panels, dtype=bool)
@@ -79,7 +75,6 @@ class WeightMatrix:
         """Give back the memory of all other panels."""
         dropped = self._is_present & ~self._mask(panels)
         self._is_present &= ~dropped
-        self.drops += bool(dropped.any())
         size = self.form.panel_bytes
         for absent in _ranges(~(self._is_present | self._is_due)):  # a page of two panels goes back with the second
             if dropped[absent.start : absent.stop].any():

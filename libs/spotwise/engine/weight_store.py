@@ -124,11 +124,6 @@ class WeightStore:
             raise ValueError(f"panels {panels} of {name} are not here")
         return matrix.bytes(panels).toreadonly()
 
-    def drops(self, name: str) -> int:
-        """Return how often panels of a matrix have been dropped (`WeightMatrix`)."""
-        matrix = self._matrices.get(name)
-        return 0 if matrix is None else matrix.drops
-
     def expect_panels(self, missing: PanelRange) -> memoryview:
         """Return the memory where missing panels are due from another process; `panels_arrived` or `give_up_panels` follows.
         Waits for a part that is being loaded; that of these panels must not be.

@@ -263,16 +263,12 @@ class UcxWeights:
         if frame.layout != layout:
             raise ValueError("its weights have another layout here")
         panels = range(frame.first_panel, frame.first_panel + frame.num_panels)
+        payload = np.frombuffer(self._source.export_panels(frame.matrix, panels), np.uint8)
         key = (layout, frame.matrix, panels.start, panels.stop)
-        while True:
-            drops = self._source.drops(frame.matrix)
-            payload = np.frombuffer(self._source.export_panels(frame.matrix, panels), np.uint8)
-            checksum = self._checksums.get(key)
-            if checksum is not None:
-                return payload, checksum
-            checksum = await self._checksum(payload)
-            if self._source.drops(frame.matrix) == drops:  # else it may be that of memory that was given back
-                self._checksums[key] = checksum
+        checksum = self._checksums.get(key)
+        if checksum is None:
+            checksum = self._checksums[key] = await self._checksum(payload)
+        return payload, checksum
 
     async def _checksum(self, payload: NDArray[np.uint8]) -> int:
         return await asyncio.get_running_loop().run_in_executor(self._hashing, xxhash.xxh3_64_intdigest, payload.data)

@@ -33,8 +33,3 @@ class WeightSource(Protocol):
         """Return bytes of panels, read-only; raises `ValueError` where one is not here. Their memory may be given back while
         they are sent: then the receiver finds that their checksum is wrong.
         """
-
-    def drops(self, matrix: str) -> int:
-        """Return how often panels of a matrix have been dropped. It grows after they are not exported any more, and before
-        their memory is given back: what was read of an export meanwhile are the panels.
-        """

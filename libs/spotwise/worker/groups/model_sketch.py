@@ -39,9 +39,6 @@ class _NothingYet:
     def sketch(self) -> ModelSketch:
         raise ValueError("the process has no model yet")
 
-    def drops(self, matrix: str) -> int:
-        return 0
-
     def export_panels(self, matrix: str, panels: range) -> memoryview:
         raise ValueError(f"panels {panels} of {matrix} are not here")
 

@@ -104,10 +104,6 @@ class PeerWeights:
         """See `WeightSource`."""
         return self._store.export_panels(matrix, panels)
 
-    def drops(self, matrix: str) -> int:
-        """See `WeightSource`."""
-        return self._store.drops(matrix)
-
     async def fetch(self, share: ModelShare) -> WeightFetch:
         """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads."""
         if not self._settings.peer_weights or not self._store.missing(share):
