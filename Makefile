@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-faults test-compose test-cuda proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,7 +93,7 @@ ifeq ($(strip $(ARGS)),)
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
 	$(PARALLEL) $$(($$(nproc) + 1)) $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit || failed=1; \
 	$(PARALLEL) 2 $(LONG_FIRST) $(TWO_AT_A_TIME) || failed=1; \
-	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %) || failed=1; \
+	$(PYTEST) --ignore tests/unit --ignore tests/property --ignore tests/faults $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %) || failed=1; \
 	exit $$failed
 else
 	$(PYTEST) $(ARGS)
@@ -101,6 +101,11 @@ endif
 
 test-long: setup ## Every change between two shapes, under requests; takes half an hour, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)
+
+# Long: each case has a mesh take another shape, and waits until what it broke is whole again.
+test-faults: setup ## Processes die, stand still and leave in each state of a re-shape: half an hour; a choice in ARGS
+	@mkdir -p build
+	SPOTWISE_FAULTS_REPORT=$${SPOTWISE_FAULTS_REPORT:-build/fault-results.txt} $(BIN)/pytest tests/faults $(ARGS)
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
 	scripts/compose-test.sh $(ARGS)

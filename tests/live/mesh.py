@@ -19,6 +19,7 @@ from spotwise.cli.drain import send_notice
 from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.status import MemberStatus, gather_status
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
 
 MODEL = "smollm2-135m-instruct"
@@ -135,6 +136,24 @@ class LiveMesh:
     def members(self) -> list[MemberStatus]:
         """Every member's current report."""
         return asyncio.run(gather_status(self.state.redis_url))
+
+    def planned(self) -> PlannedDeployment | None:
+        """The deployment in the planner's plan; `None` before the first change."""
+
+        async def read() -> PlannedDeployment | None:
+            store = await RedisStore.connect(self.state.redis_url)
+            try:
+                plan = await store.get_plan()
+            finally:
+                await store.close()
+            return None if plan is None else plan.deployment
+
+        return asyncio.run(read())
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """P and M of each group that serves, by worker."""
+        places = [status.member_now for status in self.members() if status.member_now.load is not None]
+        return {member.id: (member.place.stages, member.place.shards) for member in places if member.place is not None}
 
     def ledger(self, request_id: str, *stages: str) -> dict[str, dict[str, Any]]:
         """A request's ledger once it has these stages (by default all): facts by stage, the member among them."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from spotwise.mesh.redis_store import RedisStore
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
+from tests.live.streamed import Streamed, bodies, stream
 
 #: Long enough that all are still decoding when the mesh has its other shape.
 NEW_TOKENS = 200
-BEGUN = 8
 #: Once the new groups serve, every request has its order to move within so long.
 ORDERED_S = 3.0
 PROMPTS = mixed_prompts(4, 200)
+BODIES = bodies(PROMPTS, NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -34,58 +31,19 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
         yield live
 
 
-@dataclass
-class Streamed:
-    """What a client got, by choice; it `has_begun` once the first has some tokens, and ended at Unix time `ended_s`."""
-
-    request_id: str = ""
-    token_ids: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[float]] = field(default_factory=dict)
-    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    ended_s: float = 0.0
-
-
-def bodies() -> list[dict[str, Any]]:
-    """Greedy; seeded with two choices and log-probabilities; penalties."""
-    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 2, "logprobs": 1}
-    penalties = {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.3}
-    kinds: list[dict[str, Any]] = [{"temperature": 0}, seeded, penalties]
-    return [
-        {"prompt": [*prompt], "max_tokens": NEW_TOKENS, **kind} for prompt, kind in zip(PROMPTS, kinds, strict=False)
-    ]
-
-
-async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
-    """Stream a completion by the real client, which repeats nothing."""
-    chunks = await client.completions.create(
-        model=MODEL, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
-    )
-    async for chunk in chunks:
-        into.request_id = chunk.id
-        for choice in chunk.choices:
-            into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
-            if choice.logprobs is not None:
-                into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
-        if len(into.token_ids.get(0, ())) >= BEGUN:
-            into.has_begun.set()
-    into.ended_s = time.time()
-
-
 async def streamed(
     mesh: LiveMesh, reshape: str | None = None, kill: tuple[ReshapeStage, str] | None = None
 ) -> tuple[list[Streamed], str]:
     """Run the streams side by side, and re-shape the mesh in the midst of them, and kill a process when that has come so far;
     what they got, and what the command said.
     """
-    answers = [Streamed() for _ in bodies()]
+    answers = [Streamed() for _ in BODIES]
     said = ""
     async with mesh.async_client() as client:
-        streams = [
-            asyncio.create_task(stream(client, body, into)) for body, into in zip(bodies(), answers, strict=True)
-        ]
+        streams = [asyncio.create_task(stream(client, body, into)) for body, into in zip(BODIES, answers, strict=True)]
         if reshape is not None:
             await asyncio.gather(*(each.has_begun.wait() for each in answers))
-            known = await asyncio.to_thread(planned, mesh)
+            known = await asyncio.to_thread(mesh.planned)
             change = 0 if known is None else known.change
             command = asyncio.create_task(asyncio.to_thread(mesh.command, "reshape", reshape))
             if kill is not None:
@@ -100,23 +58,9 @@ async def streamed(
     return answers, said
 
 
-def planned(mesh: LiveMesh) -> PlannedDeployment | None:
-    """The deployment of the last re-shape."""
-
-    async def read() -> PlannedDeployment | None:
-        store = await RedisStore.connect(mesh.state.redis_url)
-        try:
-            plan = await store.get_plan()
-        finally:
-            await store.close()
-        return None if plan is None else plan.deployment
-
-    return asyncio.run(read())
-
-
 def deployment_of(mesh: LiveMesh) -> PlannedDeployment:
-    """The same, of a mesh that was re-shaped."""
-    deployment = planned(mesh)
+    """The deployment of the last re-shape."""
+    deployment = mesh.planned()
     assert deployment is not None
     return deployment
 
@@ -125,7 +69,7 @@ def kill_at(mesh: LiveMesh, change: int, stage: ReshapeStage, victim: str) -> No
     """Kill a process once a later re-shape than `change` has come to a stage, or past it."""
 
     def has_come_there() -> bool:
-        deployment = planned(mesh)
+        deployment = mesh.planned()
         if deployment is None or deployment.change == change:
             return False
         return deployment.stage is stage or deployment.stage.is_over
@@ -143,12 +87,6 @@ def undisturbed(mesh: LiveMesh) -> list[Streamed]:
     answers, _ = asyncio.run(streamed(mesh))
     assert tuple(answers[0].token_ids[0]) == greedy(PROMPTS[0], NEW_TOKENS)
     return answers
-
-
-def shapes(mesh: LiveMesh) -> dict[str, tuple[int, int]]:
-    """P and M of each group that serves, by worker."""
-    places = [status.member_now for status in mesh.members() if status.member_now.load is not None]
-    return {member.id: (member.place.stages, member.place.shards) for member in places if member.place is not None}
 
 
 @pytest.mark.parametrize("config", ["1,2,3", "2,1,3", "1+1,3,1", "1,1,1"])
@@ -170,8 +108,8 @@ def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undist
         "weights came from elsewhere than the plan says"
     )
     target = ParallelConfig.parse(config)
-    wait_for(lambda: len(shapes(mesh)) == target.pipelines, lambda: f"{config}, not {shapes(mesh)}")
-    assert set(shapes(mesh).values()) == {(target.pipeline, target.tensor)}
+    wait_for(lambda: len(mesh.shapes()) == target.pipelines, lambda: f"{config}, not {mesh.shapes()}")
+    assert set(mesh.shapes().values()) == {(target.pipeline, target.tensor)}
     assert {name: mesh.pid(name) for name in mesh.state.services} == before
     assert mesh.command("status").returncode == 0
     mesh.wait_until_idle()
@@ -195,15 +133,15 @@ def test_a_process_that_dies_in_the_midst_of_it_costs_a_pause(
     wait_for(lambda: deployment_of(mesh).stage.is_over, lambda: f"the end of {deployment_of(mesh)}", 90.0)
     groups = {group.worker_id: (group.stages, group.shards) for group in deployment_of(mesh).groups}
     if groups:
-        wait_for(lambda: shapes(mesh) == groups, lambda: f"{groups}, not {shapes(mesh)}", 90.0)
+        wait_for(lambda: mesh.shapes() == groups, lambda: f"{groups}, not {mesh.shapes()}", 90.0)
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh", 60.0)
     mesh.wait_until_idle()
 
 
 def test_a_shape_that_cannot_be_is_refused(mesh: LiveMesh) -> None:
     """With what can be; nothing changes."""
-    now = shapes(mesh)
+    now = mesh.shapes()
     for config, reason in (("1,1,2", "KV heads"), ("7,1,1", "6"), ("1,40,1", "layers")):
         done = mesh.command("reshape", config)
         assert done.returncode == 1 and reason in done.stderr, done.stdout + done.stderr
-    assert shapes(mesh) == now
+    assert mesh.shapes() == now

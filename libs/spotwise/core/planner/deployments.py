@@ -1,7 +1,8 @@
 """The deployment that follows from another one: as it is, where a re-shape begins, and where it is abandoned.
 
 Law: a group that a re-shape leaves out retires, also one whose worker is missing, which may come back. An abandoned re-shape
-leaves the groups of before it, but for those that an earlier one had drained.
+leaves the groups of before it, but for those that an earlier one had drained. What an abandoned one began retires in the next
+one too: a leader may have got its order, and join late.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def begun(
     earlier = () if before is None else before.groups
     whole = {group.worker_id: group for group in (*seen, *earlier)}
     left: tuple[m.DeviceGroup, ...] = ()
-    if before is not None and before.stage is ReshapeStage.MOVING:
+    if before is not None and before.stage in (ReshapeStage.MOVING, ReshapeStage.ABANDONED):
         left = tuple(group for group in before.retiring if group.worker_id not in known)
     retiring = (
         *(_whole(group, whole) for group in choice.retiring),

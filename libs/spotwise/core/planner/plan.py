@@ -60,7 +60,8 @@ class PlannedDeployment:
         cause: why the planner began it; empty: an operator ordered it.
         stopgap_ids: workers that serve only until groups with too few devices are whole again.
         missed_ids: workers that drain or drained since a device has to leave: their groups are to be all the same.
-        left_ids: workers of `retiring` that an earlier change has drained: they do not come back where this one is abandoned.
+        left_ids: workers of `retiring` that were to leave before: they do so at once, and do not come back where this change is
+            abandoned.
         weights: that devices of new groups get from others, in the order of the plan of the migration.
         fetched_bytes, unplanned_bytes, read_bytes: of weights, as the new groups told (`GroupFormed`).
     """

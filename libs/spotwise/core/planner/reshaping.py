@@ -74,7 +74,9 @@ class Reshaping:
     def retiring(self) -> frozenset[str]:
         """The workers that are to hand over what they have."""
         deployment = self.deployment
-        return frozenset() if deployment is None or self._is_forming else deployment.retiring_ids
+        if deployment is None:
+            return frozenset()
+        return frozenset(deployment.left_ids) if self._is_forming else deployment.retiring_ids
 
     @property
     def _is_forming(self) -> bool:
@@ -118,7 +120,7 @@ class Reshaping:
         deployment = self.deployment
         if deployment is None or not self._is_forming:
             self._requests.refuse_pending(f"{worker_id} {reason}; order the re-shape again when that has ended")
-        elif deployment.cause or (is_lost and worker_id in deployment.new_ids):
+        elif deployment.cause or worker_id in deployment.left_ids or (is_lost and worker_id in deployment.new_ids):
             return
         elif worker_id in [group.worker_id for group in (*deployment.groups, *deployment.retiring)]:
             self._abandon(deployment, f"{worker_id} {reason}", now)

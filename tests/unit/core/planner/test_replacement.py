@@ -182,6 +182,44 @@ def test_a_change_that_is_abandoned_does_not_bring_back_what_had_left() -> None:
     assert "mixed-0" not in [each.worker_id for each in bench.deployment.groups]
 
 
+def test_a_group_of_an_abandoned_change_leaves_also_while_the_next_one_forms() -> None:
+    """Its leader had the order before it was abandoned: it joins later, and no deployment has it."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0", "s1"))
+    bench.forms = False
+    bench.feed(notice("d1", bench.now + NOTICE_S))
+    bench.pass_time(1.0)
+    (late,) = bench.deployment.new
+    bench.feed(notice("s0", bench.now + NOTICE_S))
+    bench.pass_time(1.0)
+    assert bench.stages == [FORMING, ABANDONED, FORMING]
+    bench.serve(late)
+    bench.held["mixed-0"] = [sequence("r")]
+    bench.pass_time(2.0)
+    assert bench.stages == [FORMING, ABANDONED, FORMING]
+    assert set(shapes(bench)) == {"mixed-0"}
+    bench.forms = True
+    bench.pass_time(3.0)
+    assert {target for _, _, target in bench.moves} == {bench.deployment.new[0].worker_id}
+
+
+def test_an_operators_re_shape_goes_on_where_what_an_earlier_change_began_is_lost() -> None:
+    """It was to leave anyway."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0", "s1"))
+    bench.forms = False
+    reply = bench.reshape("1,2,1")
+    assert reply is not None and reply.accepted
+    (late,) = bench.deployment.new
+    bench.pass_time(PlannerPolicy().form_s + 1.0)
+    reply = bench.reshape("2,1,1")
+    assert reply is not None and reply.accepted
+    bench.drains_reach = False
+    bench.serve(late)
+    bench.pass_time(0.2)
+    bench.leave(late.worker_id, m.MemberState.LOST)
+    bench.pass_time(1.0)
+    assert bench.stages == [FORMING, ABANDONED, FORMING]
+
+
 def test_a_worker_whose_new_group_is_late_drains_in_time() -> None:
     """It takes requests as long as it can."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0",))

@@ -1,0 +1,62 @@
+"""Streams of three kinds whose tokens are compared with an undisturbed run: greedy, seeded with two choices, with penalties."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.live.mesh import MODEL
+
+#: A stream with so many tokens decodes.
+BEGUN = 8
+
+
+@dataclass
+class Streamed:
+    """What a client got, by choice.
+
+    Attributes:
+        has_begun: set once the first choice has some tokens.
+        ended_s: Unix time of its end.
+        longest_gap_s: the longest wait for tokens of a choice after its first ones.
+    """
+
+    request_id: str = ""
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_s: float = 0.0
+    longest_gap_s: float = 0.0
+
+
+def bodies(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> list[dict[str, Any]]:
+    """Greedy; seeded with two choices and log-probabilities; penalties."""
+    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 2, "logprobs": 1}
+    penalties = {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.3}
+    kinds: list[dict[str, Any]] = [{"temperature": 0}, seeded, penalties]
+    return [
+        {"prompt": [*prompt], "max_tokens": new_tokens, **kind} for prompt, kind in zip(prompts, kinds, strict=False)
+    ]
+
+
+async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
+    """Stream a completion by the real client, which repeats nothing."""
+    chunks = await client.completions.create(
+        model=MODEL, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
+    )
+    heard_s: dict[int, float] = {}
+    async for chunk in chunks:
+        into.request_id = chunk.id
+        for choice in chunk.choices:
+            into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
+            if choice.logprobs is not None:
+                into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+            now_s = time.monotonic()
+            into.longest_gap_s = max(into.longest_gap_s, now_s - heard_s.get(choice.index, now_s))
+            heard_s[choice.index] = now_s
+        if len(into.token_ids.get(0, ())) >= BEGUN:
+            into.has_begun.set()
+    into.ended_s = time.time()
