@@ -19,6 +19,7 @@ from spotwise.core.migration.planning.plan import MigrationPlan
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.shares import Share
 from spotwise.core.planner.change_cost import ChangeCost
 
 
@@ -47,15 +48,20 @@ def migration_of(device_map: DeviceMap, model: ModelShape, cost: ChangeCost, now
 
 
 def planned_weights(plan: MigrationPlan, layers: int) -> tuple[m.PlannedWeights, ...]:
-    """Return who gives what, by device, in the plan's order; consecutive layers of one source together."""
+    """Return who gives what, by device, in the plan's order; consecutive layers of one source together. Of what the plan
+    relays, the source is the device that has it from the start: nobody waits for a relay.
+    """
     by_device: dict[str, list[m.PlannedWeights]] = {}
+    origins: dict[tuple[int, Part, Share, Device], Device] = {}
     for each in plan.transfers:
         if each.source is None or each.part.kind is PartKind.KV:
             continue
+        origin = origins[each.step, each.part, each.share, each.source] if each.is_relayed else each.source
+        origins[each.step, each.part, each.share, each.target] = origin
         number, runs = _number(each.part, layers), by_device.setdefault(each.target.instance, [])
         last = runs[-1] if runs else None
-        if last is None or last.source_id != each.source.instance or number != last.first_layer + last.layers:
-            runs.append(m.PlannedWeights(each.target.instance, each.source.instance, number, 1))
+        if last is None or last.source_id != origin.instance or number != last.first_layer + last.layers:
+            runs.append(m.PlannedWeights(each.target.instance, origin.instance, number, 1))
         else:
             runs[-1] = m.PlannedWeights(last.device_id, last.source_id, last.first_layer, last.layers + 1)
     return tuple(run for device_id in sorted(by_device) for run in by_device[device_id])

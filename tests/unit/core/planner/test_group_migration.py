@@ -125,3 +125,14 @@ def test_a_device_that_is_silent_for_a_moment_needs_nothing() -> None:
     found = same_shape_map(before, [before[1], group("v", "d2")], ["d0", "d2"], {"d0": 90.0})
     assert found is not None
     assert {each.device_id for each in migration_of(found, MODEL, COST, now=50.0).weights} == {"d2"}
+
+
+def test_what_the_plan_relays_comes_from_the_device_that_has_it() -> None:
+    """A device that gets it in the same moment could not give it yet."""
+    before = [group("w", "d0")]
+    after = [*before, *(group(f"v{number}", f"d{number}") for number in (1, 2, 3))]
+    found = same_shape_map(before, after, ["d0", "d1", "d2", "d3"], {})
+    assert found is not None
+    weights = migration_of(found, MODEL, COST, now=50.0).weights
+    assert {each.source_id for each in weights} == {"d0"}
+    assert {each.device_id for each in weights} == {"d1", "d2", "d3"}
