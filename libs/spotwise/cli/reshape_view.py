@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -109,11 +109,11 @@ class ReshapeProgress:
             f"{deployment.moved} requests moved, {deployment.given_back} given back (computed again)"
         ]
         if deployment.new_ids:
-            beside = "" if prediction is None else f" (expected {seconds_text(prediction.forming_s)})"
+            beside = _expected(prediction, lambda plan: seconds_text(plan.forming_s))
             lines.append(f"the new groups served after {seconds_text(served_s - began_s)}{beside}")
             lines.append(self._weights(prediction))
         if deployment.moved:
-            beside = "" if prediction is None else f" (expected {seconds_text(prediction.pause_s)})"
+            beside = _expected(prediction, lambda plan: seconds_text(plan.pause_s))
             mean, longest = seconds_text(deployment.pause_s), seconds_text(deployment.longest_pause_s)
             lines.append(f"pause of a request that moved: {mean} in the mean{beside}, {longest} at most")
         return "\n".join(lines)
@@ -121,20 +121,23 @@ class ReshapeProgress:
     def _weights(self, prediction: PredictedReshape | None) -> str:
         """What devices got for the new groups, beside the plan."""
         deployment = self.deployment
-        beside = (
-            "" if prediction is None else f" (expected {bytes_text(prediction.moved_bytes - prediction.storage_bytes)})"
-        )
-        read = "" if prediction is None else f" (expected {bytes_text(prediction.storage_bytes)})"
+        fetched = _expected(prediction, lambda plan: bytes_text(plan.moved_bytes - plan.storage_bytes))
+        read = _expected(prediction, lambda plan: bytes_text(plan.storage_bytes))
         others = deployment.unplanned_bytes
         elsewhere = f", {bytes_text(others)} of that from others than planned" if others else ""
         return (
-            f"weights from other devices: {bytes_text(deployment.fetched_bytes)}{beside}{elsewhere}; "
+            f"weights from other devices: {bytes_text(deployment.fetched_bytes)}{fetched}{elsewhere}; "
             f"from model folders: {bytes_text(deployment.read_bytes)}{read}"
         )
 
     def _state(self, worker_id: str) -> str:
         member = self.members.get(worker_id)
         return "not there yet" if member is None else member.state.value
+
+
+def _expected(prediction: PredictedReshape | None, text: Callable[[PredictedReshape], str]) -> str:
+    """What was expected of a figure, to stand behind it; nothing where that is not known."""
+    return "" if prediction is None else f" (expected {text(prediction)})"
 
 
 def _sequences(member: Member) -> int:

@@ -161,13 +161,12 @@ class DeviceOffered:
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
     """What a device did for its part: bytes of weights that it has got from other devices, of them from others than were
-    planned, and read from its folder; seconds of it all. All 0: it had the part already.
+    planned, and read from its folder. All 0: it had the part already, or gets it while the group serves.
     """
 
     fetched_bytes: int = 0
     unplanned_bytes: int = 0
     read_bytes: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class GroupJoined:
     """The device has loaded its part of the model, and knows that all others have joined the exchange.
 
     Attributes:
-        loaded: what that took.
+        loaded: the weights that it got for that.
         computes_with: number format, device and kernels, for people.
         share: of the group's KV.
     """

@@ -126,7 +126,7 @@ class LeadGroup:
         worker_id: new in the mesh, or that of the same group before its leader was lost.
         stages, shards: P and M.
         change: of the fleet, which the order is part of; `term`: the planner's.
-        planner_id: hears what the forming took; empty: nobody does.
+        planner_id: hears what the devices got; empty: nobody does.
         weights: that its devices have to get, in the order of the plan. What it does not say, or cannot be had like this any
             more, each device decides by itself.
         serves_early: nothing else serves: the group need not wait for the weights of its later stages.
@@ -146,13 +146,11 @@ class LeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupFormed:
-    """What the first forming of a group took, told by its leader; bytes of weights of all its devices.
+    """What the devices of a group that formed for the first time got, told by its leader; bytes of weights.
 
     Attributes:
         fetched_bytes: from other devices; `unplanned_bytes` of them from others than the plan says.
         read_bytes: from model folders.
-        loading_s: of the device that took longest to have its part.
-        seconds: from the order to the group.
     """
 
     worker_id: str
@@ -160,5 +158,3 @@ class GroupFormed:
     fetched_bytes: int
     unplanned_bytes: int
     read_bytes: int
-    loading_s: float
-    seconds: float

@@ -116,7 +116,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
 
 _ATTEMPT = ("choice_id", "epoch")
 _SAMPLED: Codec = (_sampled_to, _sampled_from)
-_LOADED = codec_of(g.LoadedWeights, pb.LoadedWeights, "fetched_bytes", "unplanned_bytes", "read_bytes", "seconds")
+_LOADED = codec_of(g.LoadedWeights, pb.LoadedWeights, "fetched_bytes", "unplanned_bytes", "read_bytes")
 _ORDERS: _Table = {
     g.FormGroup: (
         "form",

@@ -108,5 +108,5 @@ LEAD: Codec = codec_of(
 FORMED: Codec = codec_of(
     m.GroupFormed,
     reshape.GroupFormed,
-    *("worker_id", "change", "fetched_bytes", "unplanned_bytes", "read_bytes", "loading_s", "seconds"),
+    *("worker_id", "change", "fetched_bytes", "unplanned_bytes", "read_bytes"),
 )

@@ -27,7 +27,8 @@ class ChangeCost:
     has to load, and the weights have to come.
 
     Args:
-        latency_s, token_s: of a move, whatever its tokens, and for each token with KV, until moves were measured.
+        latency_s: of a move, whatever its tokens.
+        token_s: more for each token with KV, until moves were measured.
     """
 
     #: The links over which weights travel.

@@ -1,4 +1,4 @@
-"""The deployment that follows from another one: as it is, where a re-shape begins, and where it is abandoned.
+"""The deployment that follows from another one: as it is, where a re-shape begins, and where it is abandoned; and its orders.
 
 Law: a group that a re-shape leaves out retires, also one whose worker is missing, which may come back. An abandoned re-shape
 leaves the groups of before it, but for those that an earlier one had drained. What an abandoned one began retires in the next
@@ -93,6 +93,25 @@ def abandoned(deployment: PlannedDeployment, reason: str, now: float) -> Planned
         ended_s=now,
         reason=reason,
         weights=(),
+    )
+
+
+def led(
+    group: m.DeviceGroup, deployment: PlannedDeployment, planner_id: str, term: int, *, serves_early: bool
+) -> m.LeadGroup:
+    """Return the order to lead a group of a deployment; a new one gets its weights as the plan says."""
+    is_new = group.worker_id in deployment.new_ids
+    return m.LeadGroup(
+        group.worker_id,
+        group.pool,
+        group.stages,
+        group.shards,
+        group.device_ids,
+        term,
+        deployment.change,
+        planner_id,
+        tuple(each for each in deployment.weights if is_new and each.device_id in group.device_ids),
+        serves_early,
     )
 
 

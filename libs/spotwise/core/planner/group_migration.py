@@ -95,16 +95,15 @@ def same_shape_map(
     """
     known, old, new = set(device_ids), prompts_first(before), prompts_first(after)
     shapes = {(group.stages, group.shards) for group in (*old, *new)}
-    if len(shapes) != 1 or _config(old, *next(iter(shapes))) is None:
+    if len(shapes) != 1:
         return None
     ((stages, shards),) = shapes
     config, next_config = _config(old, stages, shards), _config(new, stages, shards)
     if config is None or next_config is None:
         return None
     placed = _positions(new)
-    staying = {
-        device_id for group in new if group in old for device_id in group.device_ids
-    }  # also such as are silent for a moment
+    # Also such as are silent for a moment.
+    staying = {device_id for group in new if group in old for device_id in group.device_ids}
     held = {device: place for device, place in _positions(old).items() if device.instance in known | staying}
     instances = tuple(
         Instance(each, 1, leaving.get(each)) for each in sorted(known | {device.instance for device in placed})
@@ -114,6 +113,7 @@ def same_shape_map(
 
 
 def _config(groups: Sequence[m.DeviceGroup], stages: int, shards: int) -> ParallelConfig | None:
+    """Return the configuration that groups of one shape are; `None`: without one that decodes they are none."""
     prompts = sum(group.pool is Pool.PROMPT for group in groups)
     if prompts == len(groups):
         return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from spotwise.core.migration.interruption.arrangement import Arrangement
-from spotwise.core.reshape_messages import DeviceGroup, PlannedWeights
+from spotwise.core.reshape_messages import DeviceGroup, GroupFormed, PlannedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,27 @@ class PlannedDeployment:
     def retiring_ids(self) -> frozenset[str]:
         """The workers that are not to be any more."""
         return frozenset(group.worker_id for group in self.retiring)
+
+    def with_move(self, pause_s: float) -> PlannedDeployment:
+        """Return it with one more request that moved, after a pause."""
+        moved = self.moved + 1
+        return replace(
+            self,
+            moved=moved,
+            pause_s=self.pause_s + (pause_s - self.pause_s) / moved,
+            longest_pause_s=max(self.longest_pause_s, pause_s),
+        )
+
+    def with_weights(self, formed: GroupFormed) -> PlannedDeployment:
+        """Return it with the weights that the devices of one of its new groups got; of any other group, as it is."""
+        if formed.change != self.change or formed.worker_id not in self.new_ids:
+            return self
+        return replace(
+            self,
+            fetched_bytes=self.fetched_bytes + formed.fetched_bytes,
+            unplanned_bytes=self.unplanned_bytes + formed.unplanned_bytes,
+            read_bytes=self.read_bytes + formed.read_bytes,
+        )
 
     def orders_the_same(self, other: PlannedDeployment | None) -> bool:
         """Tell whether the orders that follow from another one are those of this one."""

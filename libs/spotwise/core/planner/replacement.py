@@ -28,8 +28,8 @@ from spotwise.core.planner.policy import PlannerPolicy
 
 #: Events of devices come together: the first one waits so long for the others.
 GATHER_S = 0.3
-#: After a change that was not carried out the next one waits so long, and twice as long each time that the same one was not
-#: again, up to `LONGEST_REST_S`.
+#: After a change that was not carried out the next one waits so long; twice as long each time that it is the same change, up
+#: to `LONGEST_REST_S`.
 REST_S = 5.0
 LONGEST_REST_S = 60.0
 

@@ -22,7 +22,7 @@ from spotwise.core.membership import Membership
 from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.deployments import abandoned, adopted, begun
+from spotwise.core.planner.deployments import abandoned, adopted, begun, led
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
@@ -129,25 +129,12 @@ class Reshaping:
         """Count a request that has moved."""
         if self._is_moving_from(report.worker_id) and report.outcome is m.MoveOutcome.MOVED:
             assert self.deployment is not None
-            known, moved = self.deployment, self.deployment.moved + 1
-            self.deployment = replace(
-                known,
-                moved=moved,
-                pause_s=known.pause_s + (report.pause_s - known.pause_s) / moved,
-                longest_pause_s=max(known.longest_pause_s, report.pause_s),
-            )
+            self.deployment = self.deployment.with_move(report.pause_s)
 
     def formed(self, report: m.GroupFormed) -> None:
-        """Count the weights that a new group's devices have got, and learn how long that took."""
-        deployment = self.deployment
-        if deployment is None or report.change != deployment.change or report.worker_id not in deployment.new_ids:
-            return
-        self.deployment = replace(
-            deployment,
-            fetched_bytes=deployment.fetched_bytes + report.fetched_bytes,
-            unplanned_bytes=deployment.unplanned_bytes + report.unplanned_bytes,
-            read_bytes=deployment.read_bytes + report.read_bytes,
-        )
+        """Count the weights that a new group's devices got."""
+        if self.deployment is not None:
+            self.deployment = self.deployment.with_weights(report)
 
     def sent(self, orders: list[m.Send]) -> None:
         """Count requests that are given back."""
@@ -331,20 +318,8 @@ class Reshaping:
         return True
 
     def _lead(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> m.LeadGroup:
-        is_new = group.worker_id in deployment.new_ids
         others_serve = any(map(self._serves, (*deployment.groups, *deployment.retiring)))
-        return m.LeadGroup(
-            group.worker_id,
-            group.pool,
-            group.stages,
-            group.shards,
-            group.device_ids,
-            self._term,
-            deployment.change,
-            self._planner_id,
-            tuple(each for each in deployment.weights if is_new and each.device_id in group.device_ids),
-            serves_early=not others_serve,
-        )
+        return led(group, deployment, self._planner_id, self._term, serves_early=not others_serve)
 
     def _drain(self, member: m.Member, group: m.DeviceGroup, now: float) -> m.Drain | None:
         """Return the drain of a worker that is to leave now, with the deadline of the first of its devices that leaves."""

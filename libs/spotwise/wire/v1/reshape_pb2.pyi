@@ -449,15 +449,11 @@ class GroupFormed(_message.Message):
     FETCHED_BYTES_FIELD_NUMBER: _builtins.int
     UNPLANNED_BYTES_FIELD_NUMBER: _builtins.int
     READ_BYTES_FIELD_NUMBER: _builtins.int
-    LOADING_S_FIELD_NUMBER: _builtins.int
-    SECONDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     change: _builtins.int
     fetched_bytes: _builtins.int
     unplanned_bytes: _builtins.int
     read_bytes: _builtins.int
-    loading_s: _builtins.float
-    seconds: _builtins.float
     def __init__(
         self,
         *,
@@ -466,12 +462,10 @@ class GroupFormed(_message.Message):
         fetched_bytes: _builtins.int = ...,
         unplanned_bytes: _builtins.int = ...,
         read_bytes: _builtins.int = ...,
-        loading_s: _builtins.float = ...,
-        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "fetched_bytes", b"fetched_bytes", "loading_s", b"loading_s", "read_bytes", b"read_bytes", "seconds", b"seconds", "unplanned_bytes", b"unplanned_bytes", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "fetched_bytes", b"fetched_bytes", "read_bytes", b"read_bytes", "unplanned_bytes", b"unplanned_bytes", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -163,8 +163,14 @@ class DeviceSession:
     async def _complete(self, form: g.FormGroup, joined: g.GroupJoined) -> None:
         """Say that the group is joined once its members know of each other: from then on none is lost in silence."""
         if await self._part.completed():
+            fetched, read = joined.loaded.fetched_bytes, joined.loaded.read_bytes
             _log.info(
-                "group_joined", epoch=form.epoch, stage=form.stage, shard=form.shard, seconds=joined.loaded.seconds
+                "group_joined",
+                epoch=form.epoch,
+                stage=form.stage,
+                shard=form.shard,
+                fetched_bytes=fetched,
+                read_bytes=read,
             )
             self._report(joined)
 

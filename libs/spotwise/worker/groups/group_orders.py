@@ -32,10 +32,8 @@ def unformed(
     )
 
 
-def report_formed(
-    host: ServiceHost, order: m.LeadGroup | None, loaded: Sequence[g.LoadedWeights], seconds: float
-) -> None:
-    """Tell the planner that has ordered a group what it took."""
+def report_formed(host: ServiceHost, order: m.LeadGroup | None, loaded: Sequence[g.LoadedWeights]) -> None:
+    """Tell the planner that has ordered a group what its devices got."""
     if order is not None and order.planner_id:
         formed = m.GroupFormed(
             order.worker_id,
@@ -43,7 +41,5 @@ def report_formed(
             sum(each.fetched_bytes for each in loaded),
             sum(each.unplanned_bytes for each in loaded),
             sum(each.read_bytes for each in loaded),
-            max(each.seconds for each in loaded),
-            seconds,
         )
         host.send(order.planner_id, formed)

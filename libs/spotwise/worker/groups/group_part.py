@@ -7,7 +7,6 @@ waits in it; nothing here waits for another process on the event loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -111,11 +110,10 @@ class GroupPart:
         return None if self._exchange is None else self._exchange.broken_by
 
     async def load(self, form: FormGroup) -> LoadedWeights:
-        """Load what the position computes; return what that took: nothing where it was loaded already. Weights that the store
-        has are not loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine has no
-        sequences afterwards. Raises `MeshError` where the model cannot be served so.
+        """Load what the position computes; return the weights that it got: none where it was loaded already. Weights that the
+        store has are not loaded again, and those that no part needs any more stay there (`WeightStore.keep_only`). The engine
+        has no sequences afterwards. Raises `MeshError` where the model cannot be served so.
         """
-        began_s = time.monotonic()
         await self.leave()
         key = (
             *(form.stages, form.shards, form.stage, form.shard, form.num_blocks, form.host_blocks, form.block_size),
@@ -149,11 +147,10 @@ class GroupPart:
         finally:
             if self._flowing is None:
                 self._loads.release()
-        seconds = time.monotonic() - began_s
         if fetched is None:  # it arrives while the engine computes
-            return LoadedWeights(seconds=seconds)
+            return LoadedWeights()
         read_bytes = fetch.missing_bytes - fetched.byte_count
-        return LoadedWeights(fetched.byte_count, fetched.unplanned_bytes, read_bytes, seconds)
+        return LoadedWeights(fetched.byte_count, fetched.unplanned_bytes, read_bytes)
 
     async def _flow(self, fetch: WeightFetch, share: ModelShare, flow: WeightFlow) -> None:
         """Get weights that the engine waits for; what others do not give after all is read from the folder."""

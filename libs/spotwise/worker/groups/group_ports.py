@@ -31,7 +31,7 @@ class LeadersPart(Protocol):
         """The member that broke the group, where one did."""
 
     async def load(self, form: g.FormGroup) -> g.LoadedWeights:
-        """Load what the position computes; return what that took. Raises `MeshError` where the model cannot be served."""
+        """Load what the position computes; return which weights it got. Raises `MeshError` where it cannot be served."""
 
     async def join(self, form: g.FormGroup) -> None:
         """Be in the group; raises `MeshError` where its exchange cannot be opened."""

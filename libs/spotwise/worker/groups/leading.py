@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -84,7 +83,6 @@ async def _formed_group(
     order: m.LeadGroup | None,
 ) -> AsyncIterator[tuple[GroupFormation, GroupEngine]]:
     """Wait for the devices and form the group, again whenever it is broken."""
-    began_s = time.monotonic()
     try:
         sizes = PartSizes.of(parts.store, settings.stages, settings.shards)
     except (ModelError, ValueError) as error:
@@ -116,7 +114,7 @@ async def _formed_group(
             if num_blocks < 1:
                 raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")
             await formation.form(num_blocks, host_blocks if settings.swaps else 0)
-            report_formed(host, order, formation.loaded, time.monotonic() - began_s)
+            report_formed(host, order, formation.loaded)
             host.spawn(formation.keep(), "keep_group")
             yield formation, engine
         finally:

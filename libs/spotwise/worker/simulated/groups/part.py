@@ -117,14 +117,13 @@ class SimulatedParts:
         return KvPart.of(share.layers, share.kv_heads)
 
     async def load(self, part: KvPart) -> g.LoadedWeights:
-        """Hold a part, after the time that its missing weights take; return what that took."""
+        """Hold a part, after the time that its missing weights take; return which weights it got."""
         kept = None if self._held is None else part.overlap(self._held)
         missing = part.size - (0 if kept is None else kept.size)
         weight_bytes = self._model.weight_bytes * missing / (NUM_LAYERS * _KV_HEADS)
-        seconds = weight_bytes / STORAGE_BYTES_PER_S
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(weight_bytes / STORAGE_BYTES_PER_S)
         self._held = part
-        return g.LoadedWeights(read_bytes=round(weight_bytes), seconds=seconds)
+        return g.LoadedWeights(read_bytes=round(weight_bytes))
 
     async def follow(
         self, device: DeviceProcess, leader_id: str, orders: AsyncIterator[g.GroupOrder], report: Report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
@@ -73,7 +72,6 @@ async def _lead(
     """Join the mesh as a worker, and serve until it leaves; see `lead_worker`. A group takes the profile's time and has its KV
     blocks, whatever its shape.
     """
-    began_s = time.monotonic()
     settings = simulated.model_copy(update=settings.model_dump(include={"service_id", "pool", "stages", "shards"}))
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
         host.introduce(pool=settings.pool, model=settings.served_name)
@@ -93,7 +91,7 @@ async def _lead(
         stack.push_async_callback(formation.close)
         await formation.offers()
         await formation.form(engine.num_blocks, engine.host_blocks)
-        report_formed(host, order, formation.loaded, time.monotonic() - began_s)
+        report_formed(host, order, formation.loaded)
         host.spawn(formation.keep(), "keep_group")
         runtime = await started_simulated_worker(settings, costs, host, engine, view, stack)
         process.serves()
