@@ -13,15 +13,13 @@ import pytest
 
 from tests.faults.report import CaseResult, as_text
 from tests.live.conftest import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.live.marks import mark_live
 
 _RESULTS = pytest.StashKey[list[CaseResult]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.mesh)
+    mark_live(items, Path(__file__).parent)
 
 
 @pytest.fixture

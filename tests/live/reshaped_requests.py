@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spotwise.benchmarks.groups import Shape
@@ -16,9 +16,8 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import LiveMesh, wait_for
+from tests.live.streamed import Streamed, stream
 
-#: A request decodes once its first choice has so many tokens.
-BEGUN = 8
 #: A prompt that was sent is with its worker after so long.
 SENT_S = 0.3
 #: Once the new groups serve, every request has its order to move within so long.
@@ -31,29 +30,13 @@ _AGAIN = {"given_back", "preempted", "attempt_lost", "failed"}
 Bodies = Mapping[str, dict[str, Any]]
 
 
-@dataclass
-class Answer:
-    """What a client got, by choice; `last_s`: when its last token came, Unix time."""
-
-    request_id: str = ""
-    token_ids: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[float]] = field(default_factory=dict)
-    last_s: dict[int, float] = field(default_factory=dict)
-    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def tokens(self) -> int:
-        """Of all choices."""
-        return sum(map(len, self.token_ids.values()))
-
-
 @dataclass(frozen=True)
 class Reshaped:
     """A change of shape, and the requests that were in flight; those of `decoding` had begun."""
 
     deployment: PlannedDeployment
     decoding: frozenset[str]
-    answers: dict[str, Answer]
+    answers: dict[str, Streamed]
     ledgers: dict[str, list[LedgerEntry]]
 
     @property
@@ -76,13 +59,13 @@ class Reshaped:
         )
 
 
-def undisturbed(mesh: LiveMesh, model: str, bodies: Bodies) -> dict[str, Answer]:
+def undisturbed(mesh: LiveMesh, model: str, bodies: Bodies) -> dict[str, Streamed]:
     """What the requests give side by side where nothing happens."""
 
-    async def run() -> dict[str, Answer]:
-        answers = {name: Answer() for name in bodies}
+    async def run() -> dict[str, Streamed]:
+        answers = {name: Streamed() for name in bodies}
         async with mesh.async_client() as client:
-            await asyncio.gather(*(_stream(client, model, bodies[name], into) for name, into in answers.items()))
+            await asyncio.gather(*(stream(client, bodies[name], into, model) for name, into in answers.items()))
         return answers
 
     return asyncio.run(run())
@@ -96,16 +79,16 @@ def reshaped(
 
 
 async def _reshaped(mesh: LiveMesh, model: str, config: ParallelConfig, decoding: Bodies, prompts: Bodies) -> Reshaped:
-    answers = {name: Answer() for name in (*decoding, *prompts)}
+    answers = {name: Streamed() for name in (*decoding, *prompts)}
     store = await RedisStore.connect(mesh.state.redis_url)
     try:
         async with mesh.async_client() as client, asyncio.TaskGroup() as streams:
             for name, body in decoding.items():
-                streams.create_task(_stream(client, model, body, answers[name]))
+                streams.create_task(stream(client, body, answers[name], model))
             for name in decoding:
                 await answers[name].has_begun.wait()
             for name, body in prompts.items():
-                streams.create_task(_stream(client, model, body, answers[name]))
+                streams.create_task(stream(client, body, answers[name], model))
             if prompts:
                 await asyncio.sleep(SENT_S)
             change, _ = await order_reshape(mesh.state.nats_url, config)
@@ -116,24 +99,7 @@ async def _reshaped(mesh: LiveMesh, model: str, config: ParallelConfig, decoding
     return Reshaped(deployment, frozenset(decoding), answers, ledgers)
 
 
-async def _stream(client: Any, model: str, body: dict[str, Any], into: Answer) -> None:
-    """By the real client, which repeats nothing."""
-    chunks = await client.completions.create(
-        model=model, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
-    )
-    async for chunk in chunks:
-        into.request_id = chunk.id
-        for choice in chunk.choices:
-            into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
-            if choice.token_ids:
-                into.last_s[choice.index] = time.time()
-            if choice.logprobs is not None:
-                into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
-        if len(into.token_ids.get(0, ())) >= BEGUN:
-            into.has_begun.set()
-
-
-async def _ledger(store: RedisStore, answer: Answer) -> list[LedgerEntry]:
+async def _ledger(store: RedisStore, answer: Streamed) -> list[LedgerEntry]:
     """A request's entries once each choice has its last one."""
     ledger: list[LedgerEntry] = []
     ends_s = time.monotonic() + _LEDGER_S
@@ -145,7 +111,7 @@ async def _ledger(store: RedisStore, answer: Answer) -> list[LedgerEntry]:
     return ledger
 
 
-def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, Answer]) -> None:
+def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, Streamed]) -> None:
     """Each choice has the tokens and log-probabilities of an undisturbed run, of which no fewer, in one attempt, moved where it
     outlasted the old groups, with nothing computed again.
     """
@@ -171,8 +137,7 @@ def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, An
 
 def serving_shapes(mesh: LiveMesh) -> list[Shape]:
     """P and M of each group that serves."""
-    places = [status.member_now for status in mesh.members() if status.member_now.load is not None]
-    return sorted((member.place.stages, member.place.shards) for member in places if member.place is not None)
+    return sorted(mesh.shapes().values())
 
 
 def wait_for_shape(mesh: LiveMesh, config: ParallelConfig) -> None:

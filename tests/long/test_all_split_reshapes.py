@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from tests.live.mesh import MODEL, LiveMesh
-from tests.live.reshaped_requests import Answer, undisturbed
+from tests.live.reshaped_requests import undisturbed
+from tests.live.streamed import Streamed
 from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies, long_prompts
 from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
 
@@ -29,7 +30,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh) -> dict[str, Answer]:
+def expected(mesh: LiveMesh) -> dict[str, Streamed]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, MODEL, bodies(MOST_TOKENS))
     assert_as_transformers(answers)
@@ -38,7 +39,7 @@ def expected(mesh: LiveMesh) -> dict[str, Answer]:
     return answers
 
 
-def test_pools_of_unequal_shapes_become_equal(mesh: LiveMesh, expected: dict[str, Answer], totals: Totals) -> None:
+def test_pools_of_unequal_shapes_become_equal(mesh: LiveMesh, expected: dict[str, Streamed], totals: Totals) -> None:
     """With requests in both."""
     decoding = bodies(MOST_TOKENS * 3 // 4)
     totals.add(change_shape(mesh, MODEL, FIRST, decoding, expected, long_prompts(1)))
@@ -46,7 +47,7 @@ def test_pools_of_unequal_shapes_become_equal(mesh: LiveMesh, expected: dict[str
 
 @pytest.mark.parametrize("pair", walk(SHAPES, prompt_groups=1))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, expected: dict[str, Answer], totals: Totals
+    pair: Pair, mesh: LiveMesh, expected: dict[str, Streamed], totals: Totals
 ) -> None:
     """Of requests that decode, and of prompts that are on their way from the old prompt group when it begins."""
     before, after = pair

@@ -10,7 +10,8 @@ import pytest
 
 from tests.live.mesh import LiveMesh
 from tests.live.oracle import mixed_prompts
-from tests.live.reshaped_requests import Answer, undisturbed
+from tests.live.reshaped_requests import undisturbed
+from tests.live.streamed import Streamed
 from tests.live.tiny_checkpoint import FOUR_KV_HEADS, greedy_tokens, write_tiny_model
 from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
 
@@ -48,7 +49,7 @@ def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh, folder: Path) -> dict[str, Answer]:
+def expected(mesh: LiveMesh, folder: Path) -> dict[str, Streamed]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, folder.name, bodies(MOST_TOKENS))
     assert tuple(answers["greedy"].token_ids[0]) == greedy_tokens(folder, PROMPTS[0], MOST_TOKENS)
@@ -57,7 +58,7 @@ def expected(mesh: LiveMesh, folder: Path) -> dict[str, Answer]:
 
 @pytest.mark.parametrize("pair", walk(SHAPES))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, folder: Path, expected: dict[str, Answer], totals: Totals
+    pair: Pair, mesh: LiveMesh, folder: Path, expected: dict[str, Streamed], totals: Totals
 ) -> None:
     """Each shape is entered from every other one, and left for every other one."""
     before, after = pair

@@ -13,7 +13,6 @@ from spotwise.benchmarks.reshape import all_pairs
 from spotwise.core.parallel.config import ParallelConfig
 from tests.live.mesh import LiveMesh
 from tests.live.reshaped_requests import (
-    Answer,
     Bodies,
     Reshaped,
     assert_undisturbed,
@@ -21,6 +20,7 @@ from tests.live.reshaped_requests import (
     serving_shapes,
     wait_for_shape,
 )
+from tests.live.streamed import Streamed
 
 #: A change's configurations, before and after.
 Pair = tuple[ParallelConfig, ParallelConfig]
@@ -81,7 +81,7 @@ def change_shape(
     model: str,
     after: ParallelConfig,
     decoding: Bodies,
-    expected: dict[str, Answer],
+    expected: dict[str, Streamed],
     prompts: Bodies | None = None,
 ) -> Reshaped:
     """Re-shape the mesh under requests, which get what they would undisturbed; no process restarts, and nothing stays held."""

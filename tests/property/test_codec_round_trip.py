@@ -194,7 +194,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.builds(m.PlannedWeights, TEXT, TEXT, st.integers(-1, 2**31 - 1), U32), max_size=3).map(tuple),
         st.booleans(),
     ),
-    m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64, NUMBERS, NUMBERS),
+    m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64),
     m.InterruptionReported: st.builds(
         m.InterruptionReported,
         TEXT,

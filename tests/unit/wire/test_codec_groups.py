@@ -66,7 +66,7 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
     "report",
     [
         g.DeviceOffered("d", 1 << 34, 0, "machine", "host:7000"),
-        g.GroupJoined(7, g.LoadedWeights(5, 1, 2, 0.5), "bfloat16 on cpu", SHARE),
+        g.GroupJoined(7, g.LoadedWeights(5, 1, 2), "bfloat16 on cpu", SHARE),
         g.PartArrived(HANDOFF, 4096, 0.5, "shm"),
         c.PushCaughtUp("r#0", 2),
         c.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),

@@ -45,10 +45,10 @@ def test_what_new_groups_tell_is_counted_once_for_the_change() -> None:
     bench.reshape("2,1,1")
     bench.pass_time(1.0)
     change = bench.deployment.change
-    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change, 7, 2, 1, 0.5, 0.7))
-    bench.feed(m.GroupFormed(f"mixed-c{change}-1", change, 3, 0, 0, 0.5, 0.7))
-    bench.feed(m.GroupFormed("mixed-0", change, 100, 0, 0, 0.5, 0.7))
-    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change - 1, 100, 0, 0, 0.5, 0.7))
+    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change, 7, 2, 1))
+    bench.feed(m.GroupFormed(f"mixed-c{change}-1", change, 3, 0, 0))
+    bench.feed(m.GroupFormed("mixed-0", change, 100, 0, 0))
+    bench.feed(m.GroupFormed(f"mixed-c{change}-0", change - 1, 100, 0, 0))
     bench.pass_time(3.0)
     deployment = bench.deployment
     assert (deployment.fetched_bytes, deployment.unplanned_bytes, deployment.read_bytes) == (10, 2, 1)

