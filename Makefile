@@ -99,11 +99,11 @@ else
 	$(PYTEST) $(ARGS)
 endif
 
-test-long: setup ## Every change between two shapes, under requests; takes half an hour, a choice of them in ARGS
+test-long: setup ## Every change between two shapes, under requests; takes forty minutes, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)
 
 # Long: each case has a mesh take another shape, and waits until what it broke is whole again.
-test-faults: setup ## Processes die, stand still and leave in each state of a re-shape: half an hour; a choice in ARGS
+test-faults: setup ## Processes die, stand still and leave in each state of a re-shape: an hour; a choice in ARGS
 	@mkdir -p build
 	SPOTWISE_FAULTS_REPORT=$${SPOTWISE_FAULTS_REPORT:-build/fault-results.txt} $(BIN)/pytest tests/faults $(ARGS)
 
