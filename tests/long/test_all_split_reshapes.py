@@ -11,7 +11,7 @@ from tests.live.mesh import MODEL, LiveMesh
 from tests.live.reshaped_requests import undisturbed
 from tests.live.streamed import Streamed
 from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies, long_prompts
-from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
+from tests.long.walk import Pair, Totals, begin_at, change_shape, walk
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -52,7 +52,7 @@ def test_a_change_of_shape_changes_no_token(
     """Of requests that decode, and of prompts that are on their way from the old prompt group when it begins."""
     before, after = pair
     begin_at(mesh, before)
-    decoding = bodies(tokens_for(before, MOST_TOKENS))
+    decoding = bodies(MOST_TOKENS)
     done = change_shape(mesh, MODEL, after, decoding, expected, long_prompts(totals.changes % 2))
     totals.add(done)
     assert done.prompts_in_flight(), "no prompt was computed any more when the re-shape began; make them longer"
