@@ -8,13 +8,21 @@ import pytest
 
 from tests.live.conftest import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.live.marks import mark_live
-from tests.long.walk import Totals
+from tests.live.mesh import MODEL
+from tests.live.oracle import model_folder
+from tests.long.walk import ServedModel, Totals
 
 _TOTALS = pytest.StashKey[dict[str, Totals]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_live(items, Path(__file__).parent, pytest.mark.long)
+
+
+@pytest.fixture(scope="session")
+def smollm() -> ServedModel:
+    """The default model."""
+    return ServedModel(MODEL, model_folder())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tests.live.mesh import MODEL, LiveMesh
 from tests.live.reshaped_requests import undisturbed
 from tests.live.streamed import Streamed
 from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies
-from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
+from tests.long.walk import Pair, ServedModel, Totals, begin_at, change_shape, tokens_for, walk
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,10 +36,10 @@ def expected(mesh: LiveMesh) -> dict[str, Streamed]:
 
 @pytest.mark.parametrize("pair", walk(SHAPES))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, expected: dict[str, Streamed], totals: Totals
+    pair: Pair, mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Streamed], totals: Totals
 ) -> None:
     """Greedy, seeded with two choices and log-probabilities, and with penalties; all that outlast it are moved."""
     before, after = pair
     begin_at(mesh, before)
     decoding = bodies(tokens_for(before, MOST_TOKENS))
-    totals.add(change_shape(mesh, MODEL, after, decoding, expected))
+    totals.add(change_shape(mesh, smollm, after, decoding, expected))

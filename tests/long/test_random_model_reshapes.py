@@ -13,7 +13,7 @@ from tests.live.oracle import mixed_prompts
 from tests.live.reshaped_requests import undisturbed
 from tests.live.streamed import Streamed
 from tests.live.tiny_checkpoint import FOUR_KV_HEADS, greedy_tokens, write_tiny_model
-from tests.long.walk import Pair, Totals, begin_at, change_shape, tokens_for, walk
+from tests.long.walk import Pair, ServedModel, Totals, begin_at, change_shape, tokens_for, walk
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,4 +64,4 @@ def test_a_change_of_shape_changes_no_token(
     before, after = pair
     begin_at(mesh, before)
     decoding = bodies(tokens_for(before, MOST_TOKENS))
-    totals.add(change_shape(mesh, folder.name, after, decoding, expected))
+    totals.add(change_shape(mesh, ServedModel(folder.name, folder), after, decoding, expected))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,9 +23,17 @@ from tests.live.reshaped_requests import (
     wait_for_shape,
 )
 from tests.live.streamed import Streamed
+from tests.long.held_weights import assert_as_in_folder
 
 #: A change's configurations, before and after.
 Pair = tuple[ParallelConfig, ParallelConfig]
+
+
+class ServedModel(NamedTuple):
+    """The model of a mesh: its name in requests, and its folder."""
+
+    name: str
+    folder: Path
 
 
 @dataclass
@@ -78,17 +88,20 @@ def begin_at(mesh: LiveMesh, before: ParallelConfig) -> None:
 
 def change_shape(
     mesh: LiveMesh,
-    model: str,
+    model: ServedModel,
     after: ParallelConfig,
     decoding: Bodies,
     expected: dict[str, Streamed],
     prompts: Bodies | None = None,
 ) -> Reshaped:
-    """Re-shape the mesh under requests, which get what they would undisturbed; no process restarts, and nothing stays held."""
+    """Re-shape a mesh of a model under requests, which get what they would undisturbed. No process restarts, nothing
+    stays held, and what devices keep of the weights is what the folder has.
+    """
     pids = {name: mesh.pid(name) for name in mesh.state.services}
-    done = reshaped(mesh, model, after, decoding, prompts)
-    assert_undisturbed(done, {**decoding, **(prompts or {})}, expected)
+    done = reshaped(mesh, model.name, after, decoding, prompts)
     wait_for_shape(mesh, after)
+    assert_as_in_folder(mesh, model.folder)
+    assert_undisturbed(done, {**decoding, **(prompts or {})}, expected)
     assert {name: mesh.pid(name) for name in mesh.state.services} == pids
     mesh.wait_until_idle()
     return done
