@@ -95,6 +95,8 @@ class MeshWorld:
         self.iteration_s = iteration_s
         self.push_s = push_s
         self.attempts: dict[str, int] = {}
+        #: Why attempts were lost, as the gateway says.
+        self.lost_attempts: list[str] = []
         self.now = 1000.0
         self.num_blocks = num_blocks
         self.gateway = self._new_gateway(1)
@@ -335,6 +337,8 @@ class MeshWorld:
                         self.delivered[choice_id].append(delta.token_id)
                     if finish_reason is not None:
                         self.ended[choice_id] = finish_reason.value
+                case m.RecordLedger(entry) if entry.stage == "attempt_lost":
+                    self.lost_attempts.append(str(dict(entry.facts)["reason"]))
                 case g.Fail(choice_id, code):
                     assert choice_id not in self.ended, "failed after the end"
                     self.ended[choice_id] = code

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS
 from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.members import Pool
+from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.mesh_world import MeshWorld
 from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
 
@@ -94,8 +97,11 @@ def test_engines_that_are_lost_and_come_back_cost_no_token(case: MeshCase, losse
 
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
+@example(MeshCase(572, [Pool.TOKEN], 11, (0.02, 0.05), WorkerPolicy(BatchLimits(4, 12)), PoolPolicy(), 1))
 def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:
-    """A request that ends its workers is given up after three, and the other requests on them get every token."""
+    """A request that ends its workers is given up after three, and the other requests on them get every token. A worker that
+    had its order, while the scheduler took it for gone, is not counted.
+    """
     world, count = case.world(), case.count
     world.killers = {"r0"}
     ended: list[str] = []
@@ -105,6 +111,7 @@ def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:
     outcome = world.ended.pop("r0")
     # On one slow worker the request's recovery may run out of time before the third worker ends.
     assert outcome in ("fells_workers", "no_workers") or (outcome == "not_recovered" and len(ended) < 3)
-    assert len(ended) <= 3
+    unanswered = sum("did not answer the scheduler" in reason for reason in world.lost_attempts)
+    assert len(ended) <= 3 + unanswered
     assert_served(world)
     assert_nothing_held(world)
