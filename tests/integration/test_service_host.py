@@ -105,6 +105,13 @@ async def test_heartbeats_say_what_the_service_describes(settings: ServiceSettin
     assert onlooker.heard[-1].load is None
 
 
+async def test_a_member_that_takes_long_to_start_is_heard_of(settings: ServiceSettings, onlooker: Onlooker) -> None:
+    """Its watchers must not take it for lost."""
+    async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
+        await until(lambda: len(onlooker.heard) >= 5)
+        assert {member.state for member in onlooker.heard} == {MemberState.STARTING}
+
+
 async def test_a_registration_is_renewed_as_long_as_the_member_lives(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:

@@ -97,6 +97,7 @@ class ServiceHost:
         await self._register()
         await self._beat()
         await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
+        self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
         self.every(self.settings.heartbeat_s, self._write_store, "books")
         try:
@@ -237,7 +238,6 @@ class ServiceHost:
         await self.control.set_serving(True)
         await self._register()
         await self._beat()
-        self._repeat(self._beat_is_due, self._beat, "heartbeat")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)

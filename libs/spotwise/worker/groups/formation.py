@@ -37,6 +37,10 @@ _HEAR_S = 5.0
 _LEAVE_S = 2.0
 
 
+class NotWantedError(MeshError):
+    """The worker is to leave, and its group is not formed yet."""
+
+
 @dataclass(slots=True)
 class _Device:
     """A device with a stream: what it offers, and the last group that it has joined or refused."""
@@ -88,6 +92,7 @@ class GroupFormation:
         self._epoch = 0
         self._news = asyncio.Event()
         self._is_leaving = False
+        self._is_wanted = True
 
     @property
     def _missing(self) -> int:
@@ -99,15 +104,26 @@ class GroupFormation:
         return sorted(name for name, device in self._devices.items() if device.offer is not None)
 
     async def offers(self) -> list[g.DeviceOffered]:
-        """Wait for enough devices; return what all members offer, by position."""
-        await self._look_until(lambda: self._missing <= 0)
+        """Wait for enough devices; return what all members offer, by position. Raises `NotWantedError`."""
+        await self._look_until(lambda: self._missing <= 0 or not self._is_wanted)
+        self._require_wanted()
         self._give_positions()
         return self._offers(self._members())
 
     async def form(self, num_blocks: int, host_blocks: int) -> None:
-        """Form the group for the first time; raises `MeshError` where a member cannot compute its part."""
+        """Form the group first; raises `NotWantedError`, and `MeshError` where a member cannot compute its part."""
         self._form = replace(self._form, num_blocks=num_blocks, host_blocks=host_blocks)
         await self._until_formed()
+        self._require_wanted()
+
+    def give_up(self) -> None:
+        """Form no first group: it is not wanted any more, and the devices may have left for which it would wait for ever."""
+        self._is_wanted = False
+        self._news.set()
+
+    def _require_wanted(self) -> None:
+        if not self._is_wanted:
+            raise NotWantedError("the worker is to leave before its group is formed")
 
     async def keep(self) -> None:
         """Form the group anew each time that it is broken; never returns."""

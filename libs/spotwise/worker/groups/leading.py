@@ -68,7 +68,7 @@ async def lead_worker(
                 of_this_process, own_share, engine, on_handoff, memory.num_layers
             ),
         )
-        process.serves()
+        process.serves(host.id)
         await host.serve()
         await formation.leave(devices_stay=runtime.devices_stay)  # not after an error: it may be started again
         return runtime.devices_stay
@@ -106,6 +106,7 @@ async def _formed_group(
             () if order is None else order.device_ids[1:],
             place_changed,
         )
+        process.forms(host.id, formation.give_up)
         try:
             _log.info("waiting_for_devices", devices=settings.group_size - 1)
             offers = await formation.offers()

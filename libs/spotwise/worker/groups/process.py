@@ -23,6 +23,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
 from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
+from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.machine import free_memory_bytes, machine_id
 from spotwise.worker.settings import WorkerSettings
 
@@ -93,6 +94,7 @@ class DeviceProcess:
         self._places: dict[str, DevicePlace] = {}
         self._first_leader_id = host.member.leader_id
         self._led: dict[str, asyncio.Task[None]] = {}
+        self._forming: dict[str, Callable[[], None]] = {}
         self._shape: ModelShape
         self._is_starting = False
         self._latest = (0, 0)  # term and change of the last order to lead
@@ -168,8 +170,13 @@ class DeviceProcess:
         plan = await self.members.store.get_plan()
         return plan is not None and plan.deployment is not None
 
-    def serves(self) -> None:
-        """Note that a worker that this process leads serves."""
+    def forms(self, worker_id: str, give_up: Callable[[], None]) -> None:
+        """Note that the group of a worker that this process leads is being formed; a drain of the worker calls `give_up`."""
+        self._forming[worker_id] = give_up
+
+    def serves(self, worker_id: str) -> None:
+        """Note that a worker that this process leads serves, and hears its own drain."""
+        del self._forming[worker_id]
         if self._is_starting:
             self._is_starting = False
             self.host.beat_soon()
@@ -193,6 +200,8 @@ class DeviceProcess:
                 self._lead_group(message)
             case m.Drain(worker_id, deadline_s) if worker_id == self.host.id:
                 self._drain(deadline_s)
+            case m.Drain(worker_id) if (give_up := self._forming.get(worker_id)) is not None:
+                give_up()
 
     def _answer(self, survey: m.SurveyDevice) -> None:
         groups = tuple(m.GroupMembership(*each) for each in sorted(self._places.items()))
@@ -255,6 +264,8 @@ class DeviceProcess:
         devices_stay = True
         try:
             devices_stay = await self._lead(self, settings, kind, order)
+        except NotWantedError as error:
+            _log.info("leading_ended", reason=str(error))
         except MeshError as error:
             if order is None:
                 self.host.fail(str(error))
@@ -262,6 +273,7 @@ class DeviceProcess:
                 _log.error("cannot_lead", reason=str(error))
         finally:
             self.left(worker_id)
+            self._forming.pop(worker_id, None)
             await self.free_part(worker_id)
             del self._led[worker_id]
         if not devices_stay:

@@ -18,7 +18,7 @@ from spotwise.core.record import KvShare
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.groups import formation
 from spotwise.worker.groups.exchange_choice import with_exchange
-from spotwise.worker.groups.formation import GroupFormation
+from spotwise.worker.groups.formation import GroupFormation, NotWantedError
 
 FORM = g.FormGroup(0, "w", 1, 3, 0, 0, "", 0, 0, 16, "float32", "digest")
 Answer = Callable[[g.FormGroup], g.GroupReport | None]
@@ -212,6 +212,29 @@ async def test_members_that_hear_nothing_of_each_other_do_not_hold_up_the_group(
     await _form(world.formation())
     assert len(world.orders["d2"]) == 2
     assert len(world.formed) == 1
+
+
+@pytest.mark.parametrize("named", [(), ("d1", "d3")])
+async def test_a_leader_that_waits_for_a_device_ends_when_it_is_not_wanted(
+    world: World, named: tuple[str, ...]
+) -> None:
+    """The device has left the mesh, and will not come."""
+    del world.leaders["d2"]
+    of_world = world.formation(device_ids=named)
+    waiting = asyncio.create_task(_form(of_world))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    of_world.give_up()
+    with pytest.raises(NotWantedError):
+        await waiting
+    assert not world.formed
+
+
+async def test_a_group_that_is_not_wanted_while_its_members_load_does_not_serve(world: World) -> None:
+    world.answers["d2"] = [lambda form: (of_world.give_up(), _joined(form))[1]]
+    of_world = world.formation()
+    with pytest.raises(NotWantedError):
+        await _form(of_world)
 
 
 async def test_an_answer_of_an_earlier_group_counts_for_nothing(world: World) -> None:

@@ -15,6 +15,7 @@ from spotwise.core.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.mesh.clock import SystemClock
 from spotwise.mesh.ports import MeshError
+from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.parallel.builders import MODEL
@@ -178,6 +179,29 @@ async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
     lead.ends["mixed-c2-0"].set_exception(MeshError("the model cannot be cut into 2 x 5"))
     await _until(lambda: not process._led)
     assert (host.stopped, host.failures) == (False, [])
+
+
+async def test_a_worker_whose_group_is_not_formed_yet_hears_its_drain(
+    process: DeviceProcess, lead: Lead, host: Host
+) -> None:
+    """Nobody else hears it for the worker; the device stays, and leads further ones."""
+    await _receive(process, order())
+    end = lead.ends["mixed-c2-0"]
+    process.forms("mixed-c2-0", lambda: end.set_exception(NotWantedError("not formed")))
+    await _receive(process, m.Drain("another", 0.0), m.Drain("mixed-c2-0", 0.0))
+    assert end.done()
+    await _receive(process, m.Drain("mixed-c2-0", 0.0), order(worker_id="mixed-c3-0", change=3))
+    assert len(lead.led) == 2
+    assert not host.stopped and not host.failures
+
+
+async def test_a_worker_that_serves_hears_its_drain_itself(process: DeviceProcess, lead: Lead) -> None:
+    given_up = list[str]()
+    await _receive(process, order())
+    process.forms("mixed-c2-0", lambda: given_up.append("mixed-c2-0"))
+    process.serves("mixed-c2-0")
+    await _receive(process, m.Drain("mixed-c2-0", 0.0))
+    assert not given_up
 
 
 async def test_an_error_that_was_not_foreseen_ends_the_process(process: DeviceProcess, lead: Lead, host: Host) -> None:

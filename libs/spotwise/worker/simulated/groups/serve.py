@@ -88,13 +88,14 @@ async def _lead(
             settings.devices_of(host.id)[1:] if order is None else order.device_ids[1:],
             lambda place: _note_place(process, host.id, place),
         )
+        process.forms(host.id, formation.give_up)
         stack.push_async_callback(formation.close)
         await formation.offers()
         await formation.form(engine.num_blocks, engine.host_blocks)
         report_formed(host, order, formation.loaded)
         host.spawn(formation.keep(), "keep_group")
         runtime = await started_simulated_worker(settings, costs, host, engine, view, stack)
-        process.serves()
+        process.serves(host.id)
         await host.serve()
         await formation.leave(devices_stay=runtime.devices_stay)
         return runtime.devices_stay
