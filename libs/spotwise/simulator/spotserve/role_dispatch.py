@@ -97,13 +97,12 @@ class RolePipeline:
 
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
         """Return the requests whose KV it has, in their current state, without a change."""
-        total = self.dispatcher.times.output_tokens
         held = [(job, s.computed_tokens, s.output_tokens) for job, s in self._held()]
         held += [(job, job.kv_tokens, job.decoded) for job in self.moved]
         return tuple(
-            RunningRequest(str(job.number), kv_tokens, decoded, total - decoded)
+            RunningRequest(str(job.number), kv_tokens, decoded, job.output_tokens - decoded)
             for job, kv_tokens, decoded in held
-            if decoded < total
+            if decoded < job.output_tokens
         )
 
 
@@ -140,7 +139,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def arrive(self, job: Job) -> None:
         """Submit a request."""
-        arrival = _JobArrival(self._events.now, self.times.input_tokens, self.times.output_tokens, job)
+        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job)
         number = self._world.submit(arrival)
         self._jobs[number], self._numbers[job] = job, number
 
@@ -200,7 +199,8 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def _machine(self, pipeline: RolePipeline) -> SimulatedMachine:
         run, times, config = self._run, self.times, pipeline.config
-        kv_tokens = config.max_batch * (times.input_tokens + times.output_tokens)
+        # Of B usual requests; a larger one has to fit as well.
+        kv_tokens = max(config.max_batch * (times.input_tokens + times.output_tokens), run.arrivals.largest_tokens)
         instances = -(-config.pipeline_devices // run.model.devices)
         kind = MachineType(
             "pipeline",

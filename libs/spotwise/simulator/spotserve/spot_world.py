@@ -43,7 +43,11 @@ class SpotWorld:
         artifact = None if run.system.uses_roles else ArtifactDispatcher(run, self.events)
         self.dispatcher: ArtifactDispatcher | RoleDispatcher = artifact or RoleDispatcher(run, self.events)
         self.changes: list[ConfigChange] = []
-        self._jobs = [Job(number, at_s) for number, at_s in enumerate(run.arrivals.times_s)]
+        sizes = run.arrivals.request_sizes()
+        self._jobs = [
+            Job(number, at_s, *size)
+            for number, (at_s, size) in enumerate(zip(run.arrivals.times_s, sizes, strict=True))
+        ]
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False

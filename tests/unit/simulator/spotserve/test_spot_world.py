@@ -17,7 +17,8 @@ from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, Spot
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
-TIMES = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+SIZE = (tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
+TIMES = BatchTimes(tiny.SimpleCost(), *SIZE, 1.0)
 ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
 STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
 
@@ -28,7 +29,7 @@ def pipeline() -> ArtifactPipeline:
 
 def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
     """A prompt of 0.5 s, then steps of 0.05 s."""
-    busy, job = pipeline(), Job(0, 0.0)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE)
     busy.begin([job], 1.0)
     assert busy.steps_by(1.4) is None and busy.snapshot(1.4) == ()
     assert busy.steps_by(1.5 + 0.149) == 2 and busy.snapshot(1.649)[0].tokens == tiny.INPUT_TOKENS + 2
@@ -38,7 +39,7 @@ def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
 
 
 def test_of_a_prompt_nothing_counts_before_its_end() -> None:
-    busy, job = pipeline(), Job(0, 0.0)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE)
     busy.begin([job], 0.0)
     busy.settle(0.49)
     assert (job.decoded, job.kv_tokens) == (0, 0)
@@ -46,7 +47,7 @@ def test_of_a_prompt_nothing_counts_before_its_end() -> None:
 
 
 def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_continues() -> None:
-    busy, job = pipeline(), Job(0, 0.0, decoded=10, kv_tokens=20)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE, decoded=10, kv_tokens=20)
     job.lose_kv(keep_answer=True)
     assert (job.decoded, job.kv_tokens, job.recomputed_tokens) == (10, 0, 20)
     busy.begin([job], 0.0)
@@ -55,7 +56,7 @@ def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_conti
 
 
 def test_an_answer_that_is_not_committed_begins_anew() -> None:
-    job = Job(0, 0.0, decoded=10, kv_tokens=20)
+    job = Job(0, 0.0, *SIZE, decoded=10, kv_tokens=20)
     job.lose_kv(keep_answer=False)
     assert (job.decoded, job.recomputed_tokens) == (0, 20)
 
@@ -74,6 +75,15 @@ def test_requests_from_one_queue_share_the_next_batch() -> None:
     together_s = first_s + tiny.SimpleCost().execution_s(three, tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
     finished = [request.finished_s for request in outcome.requests]
     assert finished == [pytest.approx(first_s)] + 3 * [pytest.approx(together_s)]
+
+
+@pytest.mark.parametrize("batching", BatchFormation)
+def test_each_request_takes_the_time_of_its_own_size(batching: BatchFormation) -> None:
+    """Alone one after the other: half the prompt and half the answer take half as long."""
+    run = tiny.run(STAYS, (0.0, 20.0), replace(ALONE, batching=batching))
+    halved = replace(run.arrivals, sizes=(SIZE, (tiny.INPUT_TOKENS // 2, tiny.OUTPUT_TOKENS // 2)))
+    whole_s, half_s = serve(replace(run, arrivals=halved)).latencies_s
+    assert half_s == pytest.approx(whole_s / 2, abs=0.05 + tiny.MESSAGES_S)
 
 
 def test_bound_requests_go_in_powers_of_two() -> None:
