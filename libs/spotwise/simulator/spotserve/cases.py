@@ -184,7 +184,7 @@ class SpotSummary:
 
 def simulate_spot(case: SpotCase) -> SpotSummary:
     """Run a case until its last request is answered; raises TraceError if a file cannot be read or the remaining instances
-    cannot serve the model."""
+    cannot serve the model or the load."""
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
     at_end, shape = trace.counts()[-1][1], case.system.shape
@@ -205,6 +205,11 @@ def simulate_spot(case: SpotCase) -> SpotSummary:
     began_s = time.perf_counter()
     outcome = serve(run)
     wall_s = time.perf_counter() - began_s
+    if outcome.unfinished:
+        raise TraceError(
+            f"{trace.name}: {len(outcome.unfinished)} of {len(run.arrivals)} requests are unanswered {run.drain_s:g} s after its "
+            f"end, with {at_end} instances for {case.model}; use a trace with more of them, or a lower rate"
+        )
     return _summary(case, outcome, DEADLINE_FACTOR * paper_model.alone.seconds, wall_s)
 
 

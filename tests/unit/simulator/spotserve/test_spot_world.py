@@ -136,10 +136,9 @@ def test_the_bill_has_the_prices_of_both_markets() -> None:
     assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
 
 
-def test_a_fleet_that_cannot_serve_what_is_left_is_reported() -> None:
-    trace = tiny.trace((0.0, "add", "a b"), (10.0, "remove", "b"), end_s=30.0)
-    with pytest.raises(ValueError, match=r"1 requests of 2 stay unanswered.*use a trace with more"):
-        serve(tiny.run(trace, (1.0, 20.0)))
+def test_a_run_without_a_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="a run needs a bound"):
+        replace(tiny.run(STAYS, (1.0,)), drain_s=float("inf"))
 
 
 def test_requests_that_end_after_the_trace_are_answered_and_not_counted_as_the_artifact_counts() -> None:
