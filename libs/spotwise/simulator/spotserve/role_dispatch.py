@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Pool
 from spotwise.core.migration.deployment import RunningRequest
@@ -115,7 +116,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         self._model = _language_model(run.model.shape)
         settings = WorldSettings(
             self._model,
-            WorkerPolicy(prefix_caching=False, watermark=0.0),
+            WorkerPolicy(prefix_caching=False, watermark=0.0, limits=BatchLimits(max_num_seqs=_widest(run))),
             knows_output=True,
             memory_share=1.0,
             kv_block_size=_BLOCK_TOKENS,
@@ -199,8 +200,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def _machine(self, pipeline: RolePipeline) -> SimulatedMachine:
         run, times, config = self._run, self.times, pipeline.config
-        # Of B usual requests; a larger one has to fit as well.
-        kv_tokens = max(config.max_batch * (times.input_tokens + times.output_tokens), run.arrivals.largest_tokens)
+        kv_tokens = config.max_batch * run.arrivals.largest_tokens
         instances = -(-config.pipeline_devices // run.model.devices)
         kind = MachineType(
             "pipeline",
@@ -209,6 +209,11 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
             instances * run.surroundings.network_bytes_per_s,
         )
         return SimulatedMachine(kind, pipeline.home_pool)
+
+
+def _widest(run: SpotRun) -> int:
+    """Return B, the most requests of a pipeline; with requests of one size, its KV bounds them as well."""
+    return run.model.max_batch if run.system.shape is None else run.system.shape.max_batch
 
 
 def _language_model(shape: ModelShape) -> LanguageModel:

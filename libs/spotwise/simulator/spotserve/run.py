@@ -3,12 +3,14 @@ request is answered, or a bound is reached. Latency is E2E, queueing included; t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.fleet import PaidLife, SpotMarket
+from spotwise.simulator.spotserve.fleet import PaidLife
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotTrace
 
@@ -135,12 +137,20 @@ class SpotOutcome:
     @property
     def interrupted_requests(self) -> int:
         """Requests whose batch a reconfiguration stopped."""
-        return sum(request.interruptions > 0 for request in (*self.requests, *self.unfinished))
+        return sum(request.interruptions > 0 for request in self._all_requests())
 
     @property
     def recomputed_tokens(self) -> int:
         """Prompt and output tokens computed more than once."""
-        return sum(request.recomputed_tokens for request in (*self.requests, *self.unfinished))
+        return sum(request.recomputed_tokens for request in self._all_requests())
+
+    def arrivals_s(self) -> list[float]:
+        """Return the arrival times of all requests, in order."""
+        return sorted(request.arrived_s for request in self._all_requests())
+
+    def _all_requests(self) -> Iterator[AnsweredRequest | UnfinishedRequest]:
+        yield from self.requests
+        yield from self.unfinished
 
     def instance_s(self, market: SpotMarket, until_s: float = inf) -> float:
         """Return the billed seconds in a market, up to a time."""

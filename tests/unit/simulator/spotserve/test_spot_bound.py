@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.simulator.spotserve.fleet import SpotMarket
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
@@ -16,6 +16,7 @@ from spotwise.simulator.spotserve.systems import (
     BatchFormation,
     SpotSystem,
 )
+from spotwise.simulator.spotserve.traces import SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 SYSTEMS = [
@@ -26,7 +27,7 @@ SYSTEMS = [
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: f"{system.name}-{system.batching}")
 
 
-def measured(trace, times_s: tuple[float, ...], system: SpotSystem, drain_s: float) -> SpotRun:
+def measured(trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, drain_s: float) -> SpotRun:
     """A run whose rate is measured, as where neither the user nor the trace gives one."""
     return replace(tiny.run(trace, times_s, system, required_rate=None), drain_s=drain_s)
 

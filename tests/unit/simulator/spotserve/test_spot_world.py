@@ -8,8 +8,9 @@ import pytest
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
-from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
+from spotwise.simulator.spotserve.fleet import Fleet, Stage, fleet_events
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
 from spotwise.simulator.spotserve.role_dispatch import PipelineCost
 from spotwise.simulator.spotserve.serving import serve
