@@ -137,3 +137,25 @@ def test_a_part_of_a_trace_may_be_taken(spotwise: CommandLine, folder: Path) -> 
     assert ended.status == 0, ended.stderr
     document = orjson.loads((folder / "o.json").read_bytes())
     assert document["trace"] == {"name": "fleet 35-60 s", "end_s": 25.0, "instances": [[0.0, 1], [5.0, 2], [25.0, 2]]}
+
+
+def test_a_cluster_is_billed_by_prices_over_time(spotwise: CommandLine, folder: Path) -> None:
+    """`simulate run` takes the same files; machines that leave are paid until they are gone."""
+    options = (
+        f"--profile {folder}/machine.json --trace {folder}/load.csv --arrivals trace --jobs 1 --json {folder}/r.json"
+    )
+    prices = f"--prices {folder}/prices.csv --instance-type big --zone east"
+    ended = spotwise(*f"simulate run {options} {prices} --machines 3 --leaving 1@20 --notice 10".split())
+    assert ended.status == 0, ended.stderr
+    (run,) = orjson.loads((folder / "r.json").read_bytes())["runs"]
+    ended_s = run["ended_s"]
+    assert run["bill_usd"] == pytest.approx(3 * 0.2 + 3 * 10 * 0.02 + 2 * (ended_s - 30) * 0.02)
+    assert f"Bill: {run['bill_usd']:,.2f} $" in ended.stdout
+    for wrong, said in (
+        (f"{options} {prices} --machines 3 --price 2", "--price: --prices has all prices"),
+        (f"{options} --prices {folder}/prices.csv --machines 3", "--instance-type: big, small"),
+        (f"{options} --machines 3 --zone east", "--zone: there are no prices"),
+        (f"--prices {folder}/prices.csv", "--prices: only for a recorded machine"),
+    ):
+        refused = spotwise("simulate", "run", *wrong.split())
+        assert refused.status == 2 and said in refused.stderr, refused.stderr
