@@ -86,7 +86,7 @@ def spot(
         Path | None,
         typer.Option(help="CSV node,zone,market of the trace's nodes; others are spot instances in --zone."),
     ] = None,
-    between: Annotated[str | None, typer.Option(help="Only a part of the trace, seconds like 600,4200.")] = None,
+    between: Annotated[str | None, typer.Option(help="Only this part of the trace, seconds like 600,4200.")] = None,
     drain: Annotated[
         float, typer.Option(min=0, max=1e7, help="Seconds after the trace's end at which a run ends, served or not.")
     ] = 600.0,
@@ -127,13 +127,13 @@ def spot(
     )
     with command_errors():
         whole = read_spot_trace(trace)
-        fleet = whole if between is None else _part(whole, between)
+        begins_s, fleet = (0.0, whole) if between is None else _part(whole, between)
         if fleet.end_s <= 0:
             raise OptionError(
                 f'--trace {trace}: it ends at 0 s; write a last line [milliseconds, "DONE", {{}}], or later events'
             )
         places = {} if nodes is None else read_nodes(nodes, whole)
-        pricing = _pricing(prices, price, instance_type, zone, places)
+        pricing = _pricing(prices, price, instance_type, zone, places, begins_s)
         if pricing is not None:
             pricing.require_prices(fleet)
         size = usual_size(requests, seed)
@@ -199,11 +199,11 @@ def _network(text: str | None, costs: CostProfile) -> float:
     return _USUAL.network_bytes_per_s if costs.link is None else costs.link.bytes_per_s
 
 
-def _part(trace: SpotTrace, text: str) -> SpotTrace:
+def _part(trace: SpotTrace, text: str) -> tuple[float, SpotTrace]:
     start, _, end = text.partition(",")
     try:
         from_s, to_s = float(start), float(end)
-        return trace.part(from_s, min(to_s, trace.end_s))
+        return from_s, trace.part(from_s, min(to_s, trace.end_s))
     except ValueError:
         raise OptionError(
             f"--between {text!r}: write two times within the trace's {trace.end_s:g} s, like 600,4200"
@@ -222,10 +222,11 @@ def _pricing(
     instance_type: str | None,
     zone: str | None,
     places: dict[str, NodePlace],
+    begins_s: float,
 ) -> FleetPricing | None:
     if prices is not None and price is not None:
         raise OptionError("--price: --prices has all prices; leave one of the two out")
     listed = parse_prices(prices, instance_type, zone)
     if listed is not None:
-        return FleetPricing(*listed, zone, places)
+        return FleetPricing(*listed, zone, places, begins_s)
     return None if price is None else FleetPricing(PriceList.flat(price), "", None, places)

@@ -49,12 +49,14 @@ class FleetPricing:
     Attributes:
         zone: of nodes that `places` does not have, or not with a zone; `None`: unknown.
         places: by node; one without an entry is spot.
+        begins_s: of the run, on the clock of the prices.
     """
 
     prices: PriceList
     instance_type: str
     zone: str | None = None
     places: Mapping[str, NodePlace] = field(default_factory=dict)
+    begins_s: float = 0.0
 
     def require_prices(self, trace: SpotTrace) -> None:
         """Check that every stay of a trace has a price from its first moment; raises TraceError otherwise."""
@@ -67,4 +69,5 @@ class FleetPricing:
 
     def _cost(self, node: str, from_s: float, to_s: float) -> float:
         place = self.places.get(node, NodePlace())
-        return self.prices.of(self.instance_type, place.zone or self.zone, place.market, from_s).cost(from_s, to_s)
+        start_s, end_s = self.begins_s + from_s, self.begins_s + to_s
+        return self.prices.of(self.instance_type, place.zone or self.zone, place.market, start_s).cost(start_s, end_s)

@@ -38,6 +38,11 @@ def test_each_stay_is_paid_at_the_prices_of_its_zone_and_market() -> None:
     assert pricing.bill(outcome().lives) == pytest.approx(a + b + c)
 
 
+def test_a_run_may_begin_later_than_the_prices() -> None:
+    pricing = FleetPricing(PRICES, "x", "west", begins_s=70.0)
+    assert pricing.bill(outcome().lives) == pytest.approx(3 * 10 * 0.1)
+
+
 def test_with_constant_prices_the_bill_is_the_cost_of_the_instance_hours() -> None:
     pricing = FleetPricing(PriceList.flat(7.0), "")
     assert pricing.bill(outcome().lives) == pytest.approx(outcome().cost(7.0, 7.0))
