@@ -157,7 +157,9 @@ def spot(
         arrivals = own_arrivals(requests, assumed_rate, fleet.end_s, seed, size)
     on_demand = tuple(node for node, place in places.items() if place.market is SpotMarket.ON_DEMAND)
     runs = [
-        SpotRun(fleet, arrivals, served, system, surroundings, on_demand_nodes=on_demand, drain_s=drain)
+        SpotRun(
+            fleet, arrivals, served, system, surroundings, on_demand_nodes=on_demand, drain_s=drain, keeps_rate=True
+        )
         for system in compared_systems(names, None if least is None else least[1])
     ]
     inputs = FleetInputs(

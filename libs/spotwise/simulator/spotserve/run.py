@@ -27,6 +27,8 @@ class SpotRun:
         required_rate: requests a second for configurations, unless the trace sets another; `None` measures the last `window_s`.
         on_demand_nodes: nodes of the trace that are not preemptible, for the bill.
         drain_s: from the trace's end to the bound, at which the run ends also with unfinished requests.
+        keeps_rate: after the trace the rate measured at its end holds, though no more requests arrive; the paper's studies
+            measure on.
     """
 
     trace: SpotTrace
@@ -37,6 +39,7 @@ class SpotRun:
     required_rate: float | None = None
     on_demand_nodes: tuple[str, ...] = ()
     drain_s: float = DRAIN_S
+    keeps_rate: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_s < inf:

@@ -109,7 +109,9 @@ class SpotWorld:
 
     def rate(self) -> float:
         """Return the rate to serve, requests a second."""
-        return self._window.rate(self.now) if self._rate is None else self._rate
+        if self._rate is not None:
+            return self._rate
+        return self._window.rate(min(self.now, self.run_.trace.end_s) if self.run_.keeps_rate else self.now)
 
     def decide_soon(self, _: object = None) -> None:
         """Schedule one decision of the system after all events of this time."""

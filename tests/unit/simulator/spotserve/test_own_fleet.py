@@ -124,6 +124,15 @@ def test_open_requests_begin_and_end_at_what_arrived_and_was_served(name: str) -
     assert result.longest_pause_s == max(change.pause_s for change in outcome.changes[1:])
 
 
+def test_nothing_is_reconfigured_because_no_requests_arrive_after_the_trace() -> None:
+    """An overloaded fleet serves on for a minute, in the configuration of its load; measured on, the rate would be 0."""
+    loaded = run(tiny.trace((0.0, "add", "a b"), end_s=40.0), 15.0)
+    measured, kept = simulate_fleet(loaded).outcome, simulate_fleet(replace(loaded, keeps_rate=True)).outcome
+    assert min(measured.ended_s, kept.ended_s) > 100.0
+    assert any(change.time_s > 40.0 for change in measured.changes)
+    assert list(kept.changes) == [change for change in measured.changes if change.time_s <= 40.0]
+
+
 def test_rerouting_has_small_pipelines() -> None:
     """The loss of two of three instances leaves a third of them, and not nothing."""
     result = simulate_fleet(run(SHRINKS, 1.0, "rerouting"))
