@@ -85,7 +85,7 @@ def fleet_table(inputs: FleetInputs, results: Sequence[FleetResult]) -> Table:
     row("reconfigurations", lambda each: f"{len(each.outcome.changes[1:]):,}")
     row("longest pause of a pipeline", lambda each: seconds_text(each.longest_pause_s))
     row("between devices", lambda each: bytes_text(sum(change.moved_bytes for change in each.outcome.changes)))
-    row("from storage", lambda each: bytes_text(sum(change.storage_bytes for change in each.outcome.changes[1:])))
+    row("from storage", lambda each: bytes_text(sum(change.storage_bytes for change in each.outcome.changes)))
     row("ended after", lambda each: f"{each.outcome.ended_s:,.1f} s")
     row("instance hours, spot", lambda each: f"{each.outcome.instance_s(SpotMarket.SPOT) / _HOUR_S:,.2f}")
     if any(each.outcome.instance_s(SpotMarket.ON_DEMAND) for each in results):
@@ -106,15 +106,17 @@ def unserved_lines(inputs: FleetInputs, results: Sequence[FleetResult]) -> list[
         for each in results
         if each.outcome.unfinished
     ]
-    least, last = inputs.least_instances, inputs.trace.counts()[-1][1]
-    if lines and least is None:
+    least, counts = inputs.least_instances, [count for _, count in inputs.trace.counts()]
+    if lines and not any(counts):
+        lines.append("the trace, or this part of it, has no instance")
+    elif lines and least is None:
         lines.append(
             f"{inputs.model.shape.name} does not fit all the trace's instances together; raise --devices or --memory, or lower "
             "--max-batch"
         )
-    elif lines and least is not None and last < least:
+    elif lines and least is not None and counts[-1] < least:
         lines.append(
-            f"{inputs.model.shape.name} takes at least {least} of these instances, and the trace ends with {last}"
+            f"{inputs.model.shape.name} takes at least {least} of these instances, and the trace ends with {counts[-1]}"
         )
     return lines
 

@@ -139,6 +139,21 @@ def test_a_part_of_a_trace_may_be_taken(spotwise: CommandLine, folder: Path) -> 
     assert document["trace"] == {"name": "fleet 35-60 s", "end_s": 25.0, "instances": [[0.0, 1], [5.0, 2], [25.0, 2]]}
 
 
+def test_instances_that_come_late_load_their_weights_and_before_them_nothing_serves(
+    spotwise: CommandLine, folder: Path
+) -> None:
+    (folder / "late.csv").write_text("20000,add,a\n400000,add,b\n")
+    ended = simulate(spotwise, folder, "--rate 0.1 --systems spotwise --json @o.json", "late.csv")
+    assert ended.status == 0, ended.stderr
+    (only,) = orjson.loads((folder / "o.json").read_bytes())["systems"]
+    weights = 135 * 2**30
+    assert only["changes"][0]["storage_bytes"] == pytest.approx(weights, rel=1e-6)
+    assert "135.0 GiB" in ended.stdout
+    assert only["latency_s"]["max"] > 100.0 and only["unfinished"] == []
+    nothing = simulate(spotwise, folder, "--rate 1 --between 0,15", "late.csv")
+    assert nothing.status == 0 and "the trace, or this part of it, has no instance" in nothing.stdout
+
+
 def test_a_cluster_is_billed_by_prices_over_time(spotwise: CommandLine, folder: Path) -> None:
     """`simulate run` takes the same files; machines that leave are paid until they are gone."""
     options = (
