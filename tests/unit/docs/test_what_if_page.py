@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 import typer.main
+from typer.core import TyperGroup
 
 from spotwise.cli.simulate.app import simulate
 from tests.unit.cli.command_line import command_line
@@ -37,7 +38,9 @@ def test_an_example_prints_what_the_page_shows(
 
 
 def test_every_option_is_in_the_table() -> None:
-    command = typer.main.get_command(simulate).commands["spot"]
+    group = typer.main.get_command(simulate)
+    assert isinstance(group, TyperGroup)
+    command = group.commands["spot"]
     options = [option for parameter in command.params for option in parameter.opts]
     listed = [name for row in table(section(PAGE, "Options")) for name in quoted(row[0])]
     assert sorted(listed) == sorted(options)
