@@ -30,7 +30,14 @@ def test_what_is_linear_is_found(coefficients: tuple[float, ...]) -> None:
     for each in cases:
         expected = sum(a * b for a, b in zip(coefficients, each, strict=True))
         assert learned.expected(*each) == pytest.approx(expected, abs=0.05)
-    assert learned.expected(0.0, -1000.0, 0.0) == 0.0
+
+
+def test_more_takes_no_less_time() -> None:
+    """Sixteen processes took a third of what was assumed; 256 take no less than those."""
+    learned = LearnedSeconds(2.0, 0.0, 1.0)
+    learned.learn(0.94, 1.0, 16.0, 1.0)
+    assert learned.expected(1.0, 16.0, 1.0) == pytest.approx(0.94, rel=0.15)
+    assert learned.expected(1.0, 256.0, 1.0) >= learned.expected(1.0, 16.0, 1.0) > 0.5
 
 
 def test_a_pause_depends_on_the_groups_that_it_is_between() -> None:
