@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ class Streamed:
     request_id: str = ""
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     last_s: dict[int, float] = field(default_factory=dict)
     ended_s: float = 0.0
@@ -48,8 +49,14 @@ def bodies(prompts: Sequence[tuple[int, ...]], new_tokens: int) -> list[dict[str
     ]
 
 
-async def stream(client: Any, body: dict[str, Any], into: Streamed, model: str = MODEL) -> None:
-    """Stream a completion by the real client, which repeats nothing."""
+async def stream(
+    client: Any,
+    body: dict[str, Any],
+    into: Streamed,
+    model: str = MODEL,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> None:
+    """Stream a completion by the real client, which repeats nothing; `on_chunk` is called after each chunk."""
     chunks = await client.completions.create(
         model=model, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
     )
@@ -60,6 +67,8 @@ async def stream(client: Any, body: dict[str, Any], into: Streamed, model: str =
             into.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
             if choice.logprobs is not None:
                 into.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+            if choice.finish_reason:
+                into.finish[choice.index] = choice.finish_reason
             if choice.token_ids:
                 into.last_s[choice.index] = time.time()
             now_s = time.monotonic()
@@ -67,4 +76,5 @@ async def stream(client: Any, body: dict[str, Any], into: Streamed, model: str =
             heard_s[choice.index] = now_s
         if len(into.token_ids.get(0, ())) >= BEGUN:
             into.has_begun.set()
+        on_chunk()
     into.ended_s = time.time()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from spotwise.core.worker_messages import MoveEnded, MoveOutcome
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts
+from tests.live.streamed import Streamed, stream
 
 NEW_TOKENS = 64
 
@@ -26,36 +26,19 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
         yield live
 
 
-@dataclass
-class Streamed:
-    """What a client got: by choice, the tokens and their log-probabilities."""
-
-    request_id: str = ""
-    token_ids: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[Any]] = field(default_factory=dict)
-    finish: dict[int, str] = field(default_factory=dict)
-
-
-async def stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any) -> Streamed:
+async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any) -> Streamed:
     """Stream a completion; each time that its first choice has so many tokens, move all choices to the other worker."""
     streamed, left = Streamed(), [*move_after]
     addresses = MeshAddresses(mesh.state.nats_url, mesh.state.redis_url)
     moves: list[asyncio.Task[list[MoveEnded]]] = []
+
+    def move_if_due() -> None:
+        if left and len(streamed.token_ids.get(0, ())) >= left[0]:
+            left.pop(0)
+            moves.append(asyncio.create_task(_to_the_other(addresses, streamed.request_id)))
+
     async with mesh.async_client() as client:
-        chunks = await client.completions.create(
-            model=MODEL, stream=True, extra_body={"ignore_eos": True, "return_token_ids": True}, **body
-        )
-        async for chunk in chunks:
-            streamed.request_id = chunk.id
-            for choice in chunk.choices:
-                streamed.token_ids.setdefault(choice.index, []).extend(choice.token_ids or [])
-                if choice.logprobs is not None:
-                    streamed.logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
-                if choice.finish_reason:
-                    streamed.finish[choice.index] = choice.finish_reason
-            if left and len(streamed.token_ids.get(0, ())) >= left[0]:
-                left.pop(0)
-                moves.append(asyncio.create_task(_to_the_other(addresses, chunk.id)))
+        await stream(client, body, streamed, on_chunk=move_if_due)
     assert not left
     for move in moves:
         ended = await move
@@ -78,7 +61,7 @@ async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveE
 def test_a_stream_goes_on_at_its_next_token(mesh: LiveMesh) -> None:
     """There and back again: the oracle's tokens, in one attempt; the ledger tells of it, and nothing is left behind."""
     prompt = mixed_prompts(4, 400)[0]
-    streamed = asyncio.run(stream(mesh, (8, 30), prompt=[*prompt], max_tokens=NEW_TOKENS, temperature=0))
+    streamed = asyncio.run(moved_stream(mesh, (8, 30), prompt=[*prompt], max_tokens=NEW_TOKENS, temperature=0))
     assert tuple(streamed.token_ids[0]) == greedy(prompt, NEW_TOKENS)
     facts = mesh.ledger(streamed.request_id, "moved", "completed")
     assert facts["completed"]["attempts"] == 1
@@ -101,8 +84,8 @@ def test_a_stream_goes_on_at_its_next_token(mesh: LiveMesh) -> None:
 def test_how_it_is_sampled_does_not_matter(mesh: LiveMesh, body: dict[str, Any]) -> None:
     """The same tokens and log-probabilities as without a move."""
     prompt = [*mixed_prompts(4, 200)[0]]
-    still = asyncio.run(stream(mesh, (), prompt=prompt, max_tokens=NEW_TOKENS, **body))
-    moved = asyncio.run(stream(mesh, (10,), prompt=prompt, max_tokens=NEW_TOKENS, **body))
+    still = asyncio.run(moved_stream(mesh, (), prompt=prompt, max_tokens=NEW_TOKENS, **body))
+    moved = asyncio.run(moved_stream(mesh, (10,), prompt=prompt, max_tokens=NEW_TOKENS, **body))
     assert moved.token_ids == still.token_ids
     assert moved.finish == still.finish
     for choice, values in still.logprobs.items():
@@ -134,7 +117,7 @@ def test_a_drain_in_the_midst_of_streams_changes_none_of_them(mesh: LiveMesh) ->
     ]
 
     async def all_streams(drained: str | None) -> list[Streamed]:
-        running = [asyncio.create_task(stream(mesh, (), max_tokens=160, **body)) for body in bodies]
+        running = [asyncio.create_task(moved_stream(mesh, (), max_tokens=160, **body)) for body in bodies]
         if drained is not None:
             await asyncio.sleep(1.5)
             await asyncio.to_thread(mesh.drain, drained, 2.5)

@@ -30,6 +30,8 @@ from spotwise.core.parallel.config import ParallelConfig
 
 #: SmolLM2's: its three KV heads allow one shard or three.
 _SHAPES: tuple[Shape, ...] = ((1, 1), (1, 3), (2, 1), (2, 3), (3, 1), (3, 3))
+#: Times the tokens that streams have in a mesh that stops, which lets them end for some seconds.
+_OUTLASTS = 6
 
 
 def reshape(
@@ -68,7 +70,7 @@ def reshape(
         for before, after in steps[:baselines]:
             progress.update(task, description=f"restart, {shape_name(before)} > {shape_name(after)}")
             restart_s += uvloop.run(
-                restarted((*_arguments(before), *extra), (*_arguments(after), *extra), prompts, tokens)
+                restarted((*_arguments(before), *extra), (*_arguments(after), *extra), prompts, _OUTLASTS * tokens)
             )
             progress.update(task, description=f"rerouting, two of {shape_name(before)}")
             with running_mesh((*_arguments(before, data=2), *extra)) as endpoint:

@@ -156,8 +156,11 @@ async def until_reshaped(store: RedisStore, change: int, config: ParallelConfig)
 async def restarted(
     before: Sequence[str], after: Sequence[str], prompts: Sequence[list[int]], tokens: int
 ) -> tuple[float, ...]:
-    """Stop a mesh under its streams and start another one; clients send their requests anew. Return each stream's longest gap,
-    in seconds.
+    """Stop a mesh under its streams and start another one; clients send their requests anew. Return the longest gap of each
+    stream that was cut off, in seconds; raises `CommandError` where none was.
+
+    Args:
+        tokens: of each stream. A mesh that stops lets streams end for some seconds.
     """
     streams = [Stream(prompt) for prompt in prompts]
     async with contextlib.AsyncExitStack() as clients:
@@ -167,10 +170,12 @@ async def restarted(
             await all_begun(streams, tasks)
             stopped_s = time.perf_counter()
         await asyncio.gather(*tasks, return_exceptions=True)  # cut off
+    cut_off = [stream for stream in streams if len(stream.token_ids) < tokens]
+    if not cut_off:
+        raise CommandError("all streams ended before the mesh had stopped; give them more --tokens")
     async with _mesh(after) as endpoint, open_client(endpoint.url) as client:
-        cut_off = [stream for stream in streams if len(stream.token_ids) < tokens]
         await asyncio.gather(*(send_anew(client, endpoint.model, stream, tokens) for stream in cut_off))
-    return tuple(stream.longest_gap_s(stopped_s) for stream in streams)
+    return tuple(stream.longest_gap_s(stopped_s) for stream in cut_off)
 
 
 @contextlib.asynccontextmanager

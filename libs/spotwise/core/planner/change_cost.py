@@ -15,6 +15,8 @@ _LEAST_S = 1e-9
 #: Bytes a second at which a device gets weights, from others or from its model folder, in the plan of a migration. What the
 #: seconds of that plan come to is learned.
 STORAGE_BYTES_PER_S = 1e9
+#: So many requests that move in one change count as much as a process of their groups, until moves were measured.
+_AT_ONCE = 32
 #: Seconds until new groups serve, beside the plan's, before any did.
 _FORMING_S = 2.0
 
@@ -23,7 +25,8 @@ class ChangeCost:
     """What was learned so far.
 
     Law: the pause of a request that moves grows with the processes of the group that it leaves and of the one that it goes to:
-    an iteration there has to end, and each of them takes part in the transfer. Until new groups serve, each of their processes
+    an iteration there has to end, and each of them takes part in the transfer; and with the requests that move in the same
+    change, which share links and processors. Until new groups serve, each of their processes
     has to load, and the weights have to come.
 
     Args:
@@ -37,16 +40,16 @@ class ChangeCost:
     def __init__(self, latency_s: float, token_s: float) -> None:
         self.latency_s = latency_s
         self.token_s = token_s
-        self._pause_s = LearnedSeconds(latency_s, 0.0, 0.0)
+        self._pause_s = LearnedSeconds(latency_s, 0.0, 0.0, 0.0)
         self._forming_s = LearnedSeconds(_FORMING_S, 0.0, 1.0)
 
     def move_s(self, tokens: int) -> float:
         """Return the expected seconds of a move, from its order to its end."""
         return self.latency_s + tokens * self.token_s
 
-    def pause_s(self, sources: Sequence[m.DeviceGroup], targets: Sequence[m.DeviceGroup]) -> float:
-        """Return the expected pause of a request that moves from one of some groups to one of others; 0 where none is left."""
-        return self._pause_s.expected(1.0, _size(sources), _size(targets)) if sources else 0.0
+    def pause_s(self, sources: Sequence[m.DeviceGroup], targets: Sequence[m.DeviceGroup], requests: int) -> float:
+        """Return the expected pause of one of so many requests that move from some groups to others; 0 where none is left."""
+        return self._pause_s.expected(1.0, _size(sources), _size(targets), requests / _AT_ONCE) if sources else 0.0
 
     def forming_s(self, new: Sequence[m.DeviceGroup], migration_s: float) -> float:
         """Return the expected seconds until new groups serve, to which weights travel for `migration_s` by the plan."""
@@ -56,13 +59,15 @@ class ChangeCost:
         """Learn from groups that served after so many seconds."""
         self._forming_s.learn(seconds, 1.0, _count(new), migration_s)
 
-    def learn(self, ended: m.MoveEnded, source_size: int | None, target_size: int | None) -> None:
-        """Learn from a move that was made, between groups of so many processes; `None`: one of them is gone."""
+    def learn(self, ended: m.MoveEnded, source_size: int | None, target_size: int | None, requests: int) -> None:
+        """Learn from a move that was made, one of so many of a change, between groups of so many processes; `None`: one of them
+        is gone.
+        """
         if ended.tokens > 0:
             token_s = ended.copy_s / ended.tokens
             self.token_s = max(self.token_s + _NEWEST * (token_s - self.token_s), _LEAST_S)
         if ended.pause_s > 0 and source_size is not None and target_size is not None:
-            self._pause_s.learn(ended.pause_s, 1.0, source_size, target_size)
+            self._pause_s.learn(ended.pause_s, 1.0, source_size, target_size, requests / _AT_ONCE)
 
 
 def _count(groups: Sequence[m.DeviceGroup]) -> int:

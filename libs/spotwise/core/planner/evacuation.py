@@ -58,6 +58,7 @@ class Evacuation:
     margin_s: float
     at_once: bool = False  #: nothing waits for the deadline that could move now
     is_empty: bool = False
+    most_requests: int = 0  #: that it held in any survey
     _survey: int = 0
     _surveyed_s: float = 0.0
     _sequences: dict[str, m.SurveyedSequence] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Evacuation:
             return  # a late answer
         self._sequences = {sequence_id(each.choice_id, each.epoch): each for each in report.sequences}
         self.is_empty = not self._sequences
+        self.most_requests = max(self.most_requests, len(self._sequences))
         self._see_orders(now)
         self._refused = {pair: until_s for pair, until_s in self._refused.items() if until_s > now}
         requests = [

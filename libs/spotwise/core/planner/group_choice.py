@@ -72,6 +72,7 @@ def choose_groups(
         return f"the mesh has the configuration {written(config)} already"
     migration = migration_of(device_map, model, cost, now)
     retiring_ids = {group.worker_id for group in retiring}
+    leaving_workers = [worker for worker in workers if worker.id in retiring_ids]
     prediction = m.PredictedReshape(
         (*go_on, *new),
         tuple(group.worker_id for group in new),
@@ -79,9 +80,9 @@ def choose_groups(
         migration.kept_bytes,
         migration.moved_bytes,
         cost.forming_s(new, migration.seconds),
-        cost.pause_s(retiring, (*go_on, *new)),
+        cost.pause_s(retiring, (*go_on, *new), sum(map(running_requests, leaving_workers))),
         migration.storage_bytes,
-        sum(kv_tokens(worker) for worker in workers if worker.id in retiring_ids) * model.kv_token_bytes,
+        sum(map(kv_tokens, leaving_workers)) * model.kv_token_bytes,
     )
     return GroupChoice(go_on, new, retiring, prediction, migration)
 
@@ -89,6 +90,11 @@ def choose_groups(
 def kv_tokens(worker: m.Member) -> int:
     """Return the tokens for which a worker has taken KV blocks, by its last heartbeat."""
     return 0 if worker.load is None else worker.load.kv_blocks_used * worker.load.kv_block_size
+
+
+def running_requests(worker: m.Member) -> int:
+    """Return the requests that a worker computes, by its last heartbeat."""
+    return 0 if worker.load is None else worker.load.running
 
 
 @dataclass(frozen=True, slots=True)

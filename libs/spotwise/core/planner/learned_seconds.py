@@ -2,12 +2,15 @@
 
 Law: a linear model, fitted by least squares to what was measured, of which older measurements count less (`REMEMBERS` each),
 and to the coefficients that were assumed, which count `ASSUMED` measurements of each count: what was never measured stays as it
-was assumed, and a first measurement already moves the expectation.
+was assumed, and a first measurement already moves the expectation. No coefficient is below 0: more of a count takes no less
+time, else what was quicker than assumed for few would be expected to take none for many.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.optimize import nnls
 
 #: Weight of a measurement relative to the next one.
 REMEMBERS = 0.99
@@ -29,10 +32,12 @@ class LearnedSeconds:
         self._weighed = np.zeros(size)
 
     def expected(self, *counts: float) -> float:
-        """Return the expected seconds, at least 0."""
-        assumed = ASSUMED * np.eye(len(self._assumed))
-        fitted = np.linalg.solve(self._counted + assumed, self._weighed + ASSUMED * self._assumed)
-        return max(0.0, float(np.dot(fitted, counts)))
+        """Return the expected seconds for counts of at least 0."""
+        counted = self._counted + ASSUMED * np.eye(len(self._assumed))
+        root = np.linalg.cholesky(counted)  # so that the sum of squares is that of `root.T @ fitted - weighed`
+        weighed = solve_triangular(root, self._weighed + ASSUMED * self._assumed, lower=True)
+        fitted, _ = nnls(root.T, weighed)
+        return float(np.dot(fitted, counts))
 
     def learn(self, seconds: float, *counts: float) -> None:
         """Learn from one measurement."""

@@ -21,7 +21,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.group_choice import GroupChoice, choose_groups
+from spotwise.core.planner.group_choice import GroupChoice, choose_groups, running_requests
 from spotwise.core.planner.group_migration import GroupMigration, migration_of, same_shape_map
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
@@ -296,6 +296,8 @@ class Replacement:
 
     def _choice(self, due: Refill, model: ModelShape, device_ids: Collection[str]) -> GroupChoice:
         migration = self._migration(due, model, device_ids)
+        retiring_ids = {group.worker_id for group in due.retiring}
+        leaving = [worker for worker in self._membership.workers() if worker.id in retiring_ids]
         prediction = m.PredictedReshape(
             (*due.go_on, *due.new),
             tuple(group.worker_id for group in due.new),
@@ -303,7 +305,7 @@ class Replacement:
             migration.kept_bytes,
             migration.moved_bytes,
             self._cost.forming_s(due.new, migration.seconds),
-            self._cost.pause_s(due.retiring, (*due.go_on, *due.new)),
+            self._cost.pause_s(due.retiring, (*due.go_on, *due.new), sum(map(running_requests, leaving))),
             migration.storage_bytes,
         )
         return GroupChoice(due.go_on, due.new, due.retiring, prediction, migration)

@@ -171,7 +171,8 @@ class PlannerRole:
             self._tenure.reshaping.requested(event)
 
     def _move_ended(self, report: m.MoveEnded, now: float) -> None:
-        self._cost.learn(report, self._size_of(report.worker_id), self._size_of(report.target_id))
+        requests = 1 if self._tenure is None else self._tenure.requests_that_move
+        self._cost.learn(report, self._size_of(report.worker_id), self._size_of(report.target_id), requests)
         if self._tenure is not None:
             self._tenure.move_ended(report, now)
 

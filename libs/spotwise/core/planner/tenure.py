@@ -133,6 +133,11 @@ class Tenure:
             workers = tuple(_worker_of(each.instance) for each in self._change.leaving)
             self._commands.append(c.ReportChange(self._change.change, workers, outcome))
 
+    @property
+    def requests_that_move(self) -> int:
+        """Requests of the workers that leave in the change under way, or left in it; 1 for one that relieves its worker."""
+        return max(1, sum(each.most_requests for each in self._evacuations.values()))
+
     def surveyed(self, report: m.WorkerSurveyed, now: float) -> None:
         """Arrange what a leaving worker holds, or relieve one that stays."""
         for each in self._evacuations.values():

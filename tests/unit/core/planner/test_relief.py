@@ -103,7 +103,7 @@ def test_what_a_move_costs_is_learned() -> None:
     cost = ChangeCost(0.05, 1e-4)
     ended = m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.MOVED, "", 1000, 2.0)
     for _ in range(30):
-        cost.learn(ended, 1, 1)
+        cost.learn(ended, 1, 1, 1)
     assert 1.9 < cost.move_s(1000) < 2.1
-    cost.learn(m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.REFUSED), 1, 1)
+    cost.learn(m.MoveEnded("r", 1, "a", "b", m.MoveOutcome.REFUSED), 1, 1, 1)
     assert cost.move_s(1000) > 1.9
