@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.simulator.spotserve.fleet import SpotMarket
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
@@ -99,6 +99,45 @@ def test_the_same_run_is_the_same_outcome(
     """Two runs of the same world are equal to the last bit."""
     run = replace(tiny.run(trace, times_s, system), surroundings=surroundings)
     assert serve(run) == serve(run)
+
+
+@given(
+    traces(),
+    TIMES,
+    st.data(),
+    SYSTEMS,
+    SURROUNDINGS,
+    st.floats(0.0, 60.0),
+    st.sampled_from([None, 0.5]),
+    st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_trace_ends_and_each_request_is_answered_or_reported_as_unfinished(
+    trace: SpotTrace,
+    times_s: tuple[float, ...],
+    data: st.DataObject,
+    system: SpotSystem,
+    surroundings: SpotSurroundings,
+    drain_s: float,
+    required_rate: float | None,
+    last: int,
+) -> None:
+    """Requests of any sizes, and fleets of which nothing or one instance, too small for a pipeline, may be left."""
+    sizes = st.tuples(st.integers(1, 40), st.integers(1, 90))
+    drawn = tuple(data.draw(st.lists(sizes, min_size=len(times_s), max_size=len(times_s))))
+    leave = SpotEvent(75.0, SpotEventKind.REMOVE, LAST[last:])
+    shrinking = SpotTrace("shrinking", (*trace.events[:-1], leave, trace.events[-1]))
+    run = replace(tiny.run(shrinking, times_s, system, required_rate=required_rate), surroundings=surroundings)
+    run = replace(run, arrivals=replace(run.arrivals, sizes=drawn), drain_s=drain_s)
+    outcome = serve(run)
+    assert outcome.arrivals_s() == list(times_s)
+    assert shrinking.end_s <= outcome.ended_s <= run.bound_s
+    assert not outcome.unfinished or outcome.ended_s == run.bound_s
+    assert all(0 <= request.output_tokens <= 90 for request in outcome.unfinished)
+    assert all(request.finished_s <= outcome.ended_s for request in outcome.requests)
+    lives = [(outcome.ended_s if life.to_s is None else life.to_s) - life.from_s for life in shrinking.lives()]
+    assert outcome.instance_s(SpotMarket.SPOT) == pytest.approx(sum(lives))
+    event(f"{system.reaction}, unfinished: {bool(outcome.unfinished)}")
 
 
 @given(TIMES, st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.sampled_from(BatchFormation))

@@ -13,6 +13,7 @@ simulate = typer.Typer(
     cls=lazy_group(
         {
             "run": "spotwise.cli.simulate.run:run",
+            "spot": "spotwise.cli.simulate.spot:spot",
             "provision": "spotwise.cli.simulate.provision:provision",
             "paper": "spotwise.cli.simulate.paper:paper",
         }

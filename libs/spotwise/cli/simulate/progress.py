@@ -20,6 +20,7 @@ from spotwise.simulator.runs.search import Search
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Case = TypeVar("_Case", bound=Describing)
+_Plain = TypeVar("_Plain", bound=Hashable)
 _Run = TypeVar("_Run")
 _Result = TypeVar("_Result")
 
@@ -77,6 +78,21 @@ class Simulations:
         once = list(dict.fromkeys(cases))
         (runs,) = self._carry_out({"": _single_step(once, kind)}, kind, description, len(once)).values()
         return dict(zip(once, runs, strict=True))
+
+    def each(
+        self,
+        cases: Sequence[_Plain],
+        run: Callable[[_Plain], _Run],
+        describe: Callable[[_Run], str],
+        description: str,
+    ) -> list[_Run]:
+        """Run cases, all different, under a bar, and keep none in a file; raises `CommandError` as `carry_out`."""
+
+        def once() -> Generator[Sequence[_Plain], Sequence[_Run], Sequence[_Run]]:
+            return (yield cases)
+
+        with command_errors(), runs_bar(self.console, description, describe, len(cases)) as finished:
+            return list(drive({"": once()}, processors(self.jobs), run, finished)[""])
 
     def _carry_out(
         self,

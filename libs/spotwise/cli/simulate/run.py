@@ -24,6 +24,7 @@ from spotwise.cli.simulate.options import (
     ModelOption,
     TraceOption,
     WorkloadOption,
+    command_errors,
     parse_design,
     parse_model,
     parse_recorded_split,
@@ -31,6 +32,7 @@ from spotwise.cli.simulate.options import (
     parse_workload,
     recorded_profile,
 )
+from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
@@ -38,6 +40,7 @@ from spotwise.simulator.runs.designs import PAPER_SPLITS, Split
 from spotwise.simulator.runs.experiment import Case, LeavingMachines, RunSummary
 from spotwise.simulator.runs.metrics import METRICS
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
+from spotwise.simulator.runs.prices import PriceSeries, SpotMarket
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS
@@ -71,6 +74,12 @@ def run(
         ),
     ] = None,
     price: Annotated[float, typer.Option(min=0, help="Price of a recorded machine, US dollars an hour.")] = 0.0,
+    prices: PricesOption = None,
+    instance_type: InstanceTypeOption = None,
+    zone: ZoneOption = None,
+    market: Annotated[
+        SpotMarket, typer.Option(help="How the machines are bought, of those in --prices.")
+    ] = SpotMarket.SPOT,
     chunk_tokens: Annotated[
         int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")
     ] = None,
@@ -90,7 +99,7 @@ def run(
     load = parse_workload(workload, trace, arrivals, jointly=jointly)
     recorded = recorded_profile(profile)
     if recorded is None:
-        name, split = _paper_machines(design, machines, workload, price)
+        name, split = _paper_machines(design, machines, workload, price, prices)
     else:
         if design is not None:
             raise OptionError(
@@ -101,6 +110,8 @@ def run(
                 f"--model, --decode-model: {profile} already has its model's iteration times; leave them out"
             )
         name, split = RECORDED, parse_recorded_split(machines, recorded)
+    with command_errors():
+        paid = _price_series(prices, price, instance_type, zone, market)
     is_own = arrivals is ArrivalKind.TRACE
     case = Case(
         name,
@@ -129,10 +140,11 @@ def run(
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))
-        for line in sentences(summary):
+        for line in [*sentences(summary), *_bill_line(summary, paid)]:
             console.print(line)
     about = environment(simulation="run")
-    write_document({"environment": about, "runs": [run_document(summary) for summary in runs]}, json, console)
+    documents = [run_document(summary) | {"bill_usd": _bill(summary, paid)} for summary in runs]
+    write_document({"environment": about, "runs": documents}, json, console)
     if plot is not None:
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
         save(figure, plot)
@@ -155,16 +167,46 @@ def _leaving_machines(text: str | None, notice: float | None, split: Split) -> L
     return leaving
 
 
-def _paper_machines(design: str | None, machines: str | None, workload: str, price: float) -> tuple[str, Split]:
-    if price:
+def _paper_machines(
+    design: str | None, machines: str | None, workload: str, price: float, prices: Path | None
+) -> tuple[str, Split]:
+    if price or prices is not None:
+        option = "--price" if price else "--prices"
         raise OptionError(
-            "--price: only for a recorded machine; give its --profile, or leave it out for the paper's machines"
+            f"{option}: only for a recorded machine; give its --profile, or leave it out for the paper's machines"
         )
     chosen = parse_design(design or "HA")
     if machines is not None:
         return chosen.name, parse_split(machines, chosen)
     splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
     return chosen.name, splits[chosen.name]
+
+
+def _price_series(
+    prices: Path | None, price: float, instance_type: str | None, zone: str | None, market: SpotMarket
+) -> PriceSeries | None:
+    if prices is not None and price:
+        raise OptionError("--price: --prices has all prices; leave one of the two out")
+    listed = parse_prices(prices, instance_type, zone)
+    return None if listed is None else listed[0].of(listed[1], zone, market, 0.0)
+
+
+def _bill(run: RunSummary, paid: PriceSeries | None) -> float | None:
+    """Return the dollars until the last request's end; machines that leave are paid until they are gone."""
+    if paid is None:
+        return None
+    split, leaving = run.case.split, run.case.leaving
+    machines, gone = split.prompt + split.token, 0 if leaving is None else leaving.machines
+    left_s = run.ended_s if leaving is None else min(run.ended_s, leaving.at_s + leaving.notice_s)
+    return (machines - gone) * paid.cost(0.0, run.ended_s) + gone * paid.cost(0.0, left_s)
+
+
+def _bill_line(run: RunSummary, paid: PriceSeries | None) -> list[str]:
+    dollars = _bill(run, paid)
+    if dollars is None:
+        return []
+    per_1000 = f", {1000 * dollars / run.completed:,.2f} $ per 1,000 requests" if run.completed else ""
+    return [f"Bill: {dollars:,.2f} $ at the prices of {run.ended_s:,.1f} s{per_1000}."]
 
 
 def _single(case: Case) -> Search[RunSummary]:

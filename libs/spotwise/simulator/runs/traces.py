@@ -5,7 +5,7 @@ arrivals."""
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,18 +96,28 @@ def poisson_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int
             is_first = False
 
 
-def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
-    """Yield line number, unparsed time, prompt tokens and output tokens."""
+def csv_rows(
+    path: Path, columns: Sequence[str], kind: str, optional: Sequence[str] = ()
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield line number and the cells of `columns`, then of `optional`, of a CSV file with a header; other columns are ignored,
+    and an absent optional one is empty.
+
+    Args:
+        kind: what such a file is, with its article; for messages.
+
+    Raises:
+        TraceError: the file cannot be read, lacks a column, or a row has not as many fields as the header.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = next(lines, [])
-            missing = [column for column in COLUMNS if column not in header]
+            missing = [column for column in columns if column not in header]
             if missing:
                 raise TraceError(
-                    f"{path}, line 1: no column {', '.join(missing)}; a trace begins with {','.join(COLUMNS)}"
+                    f"{path}, line 1: no column {', '.join(missing)}; {kind} begins with {','.join(columns)}"
                 )
-            columns = [header.index(column) for column in COLUMNS]
+            places = [header.index(name) if name in header else None for name in (*columns, *optional)]
             for row in lines:
                 if not row:
                     continue
@@ -115,19 +125,17 @@ def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
                     raise TraceError(
                         f"{path}, line {lines.line_num}: {len(row)} fields where the header has {len(header)}"
                     )
-                timestamp, prompt, output = (row[column] for column in columns)
-                yield (
-                    lines.line_num,
-                    (
-                        timestamp,
-                        _tokens(path, lines.line_num, COLUMNS[1], prompt),
-                        _tokens(path, lines.line_num, COLUMNS[2], output),
-                    ),
-                )
+                yield lines.line_num, tuple("" if place is None else row[place] for place in places)
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path} is no CSV file: {error}") from error
+
+
+def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    """Yield line number, unparsed time, prompt tokens and output tokens."""
+    for line, (timestamp, prompt, output) in csv_rows(path, COLUMNS, "a trace"):
+        yield line, (timestamp, _tokens(path, line, COLUMNS[1], prompt), _tokens(path, line, COLUMNS[2], output))
 
 
 def _tokens(path: Path, line: int, column: str, text: str) -> int:

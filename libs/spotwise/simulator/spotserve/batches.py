@@ -52,9 +52,9 @@ class ArtifactPipeline:
         new = [job for job in jobs if not job.kv_tokens]
         fixed_s = 0.0
         if new:
-            tokens = times.input_tokens + max(job.decoded for job in new)
+            tokens = max(job.input_tokens + job.decoded for job in new)
             fixed_s = times.prompt_s(self.config, len(new), tokens)
-        steps = min(times.output_tokens - job.decoded for job in jobs)
+        steps = min(job.output_tokens - job.decoded for job in jobs)
         return fixed_s, times.step_s(self.config, width), steps
 
     def begin(self, jobs: list[Job], now: float, width: int | None = None) -> None:
@@ -87,7 +87,7 @@ class ArtifactPipeline:
             return
         for job in self.batch:
             if not job.kv_tokens:
-                job.kv_tokens = self.times.input_tokens + job.decoded
+                job.kv_tokens = job.input_tokens + job.decoded
             job.decoded += done
             job.kv_tokens += done
         self.began_s, self.fixed_s, self.steps = now, 0.0, self.steps - done
@@ -95,14 +95,13 @@ class ArtifactPipeline:
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
         """Return the requests whose KV it has, in their current state, without a change."""
         done = self.steps_by(now)
-        output = self.times.output_tokens
         found = []
         for job in self.batch:
-            kv_tokens = job.kv_tokens or (self.times.input_tokens + job.decoded if done is not None else 0)
+            kv_tokens = job.kv_tokens or (job.input_tokens + job.decoded if done is not None else 0)
             extra = done or 0
             decoded = job.decoded + extra
-            if kv_tokens and decoded < output:
-                found.append(RunningRequest(str(job.number), kv_tokens + extra, decoded, output - decoded))
+            if kv_tokens and decoded < job.output_tokens:
+                found.append(RunningRequest(str(job.number), kv_tokens + extra, decoded, job.output_tokens - decoded))
         return tuple(found)
 
     def take_all(self) -> list[Job]:

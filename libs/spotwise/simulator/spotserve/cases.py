@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from spotwise.core.parallel.memory import LeastDevices
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
@@ -20,7 +22,6 @@ from spotwise.simulator.spotserve.arrivals import (
     read_rates,
     read_spot_arrivals,
 )
-from spotwise.simulator.spotserve.fleet import SpotMarket
 from spotwise.simulator.spotserve.golden import MAX_BATCH
 from spotwise.simulator.spotserve.profiles import (
     DEVICES_OF_AN_INSTANCE,
@@ -184,7 +185,7 @@ class SpotSummary:
 
 def simulate_spot(case: SpotCase) -> SpotSummary:
     """Run a case until its last request is answered; raises TraceError if a file cannot be read or the remaining instances
-    cannot serve the model."""
+    cannot serve the model or the load."""
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
     at_end, shape = trace.counts()[-1][1], case.system.shape
@@ -205,6 +206,11 @@ def simulate_spot(case: SpotCase) -> SpotSummary:
     began_s = time.perf_counter()
     outcome = serve(run)
     wall_s = time.perf_counter() - began_s
+    if outcome.unfinished:
+        raise TraceError(
+            f"{trace.name}: {len(outcome.unfinished)} of {len(run.arrivals)} requests are unanswered {run.drain_s:g} s after "
+            f"its end, with {at_end} instances for {case.model}; use a trace with more of them, or a lower rate"
+        )
     return _summary(case, outcome, DEADLINE_FACTOR * paper_model.alone.seconds, wall_s)
 
 
@@ -213,7 +219,11 @@ def _served(data: Path, model: str) -> SpotModel:
     paper_model = PAPER_MODELS[model]
     tables = read_model_tables(data / "spotserve", paper_model)
     return SpotModel(
-        paper_model.shape, tables, paper_model.least_devices, max_batch=MAX_BATCH, devices=DEVICES_OF_AN_INSTANCE
+        paper_model.shape,
+        tables,
+        LeastDevices(paper_model.least_devices),
+        max_batch=MAX_BATCH,
+        devices=DEVICES_OF_AN_INSTANCE,
     )
 
 

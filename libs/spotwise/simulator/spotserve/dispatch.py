@@ -141,7 +141,7 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         """Take the batch away; record the requests that have their last token, and return the others."""
         jobs = pipeline.take_all()
         for job in jobs:
-            if job.decoded >= self.times.output_tokens:
+            if job.decoded >= job.output_tokens:
                 job.finished_s, job.kv_tokens = self._now, 0
                 self.unanswered -= 1
         return [job for job in jobs if job.finished_s is None]

@@ -4,18 +4,12 @@ ahead, joins included (SpotServe's artifact); two stays of one node are two inst
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from math import inf
 
 from spotwise.core.migration.deployment import Instance
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.traces import SpotTrace
-
-
-class SpotMarket(StrEnum):
-    """How an instance was bought."""
-
-    SPOT = "spot"
-    ON_DEMAND = "on_demand"
 
 
 class Stage(IntEnum):
@@ -29,8 +23,9 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PaidLife:
-    """A billed stay, until the preemption or the end of the simulation."""
+    """A billed stay of a node as an instance, until the preemption or the end of the simulation."""
 
+    node: str
     instance: str
     market: SpotMarket
     from_s: float
@@ -46,7 +41,8 @@ class SpotInstance:
     """A spot or on-demand instance.
 
     Attributes:
-        id: its name; of a node's later stays with a number.
+        node: its name in the trace.
+        id: the same; of a node's later stays with a number.
         market: spot or on-demand.
         ready_s: when it joins.
         leaves_s: preemption time, hidden from the system until the notice; `None` if it stays.
@@ -55,6 +51,7 @@ class SpotInstance:
         gone_s: actual preemption time.
     """
 
+    node: str
     id: str
     market: SpotMarket
     ready_s: float
@@ -122,7 +119,7 @@ class Fleet:
         lives = [(machine, machine.gone_s) for machine in self._gone if machine.ready]
         lives += [(machine, end_s) for machine in self.machines.values() if machine.ready]
         return tuple(
-            PaidLife(machine.id, machine.market, machine.ready_s, end_s if gone_s is None else gone_s)
+            PaidLife(machine.node, machine.id, machine.market, machine.ready_s, end_s if gone_s is None else gone_s)
             for machine, gone_s in lives
         )
 
@@ -144,7 +141,8 @@ def fleet_events(
             continue  # joined and left between two polls
         stay = stays[life.node] = stays.get(life.node, 0) + 1
         market = SpotMarket.ON_DEMAND if life.node in on_demand else SpotMarket.SPOT
-        machine = SpotInstance(life.node if stay == 1 else f"{life.node}#{stay}", market, life.from_s, life.to_s)
+        name = life.node if stay == 1 else f"{life.node}#{stay}"
+        machine = SpotInstance(life.node, name, market, life.from_s, life.to_s)
         times = [(max(0.0, life.from_s - announced_s), Stage.ANNOUNCED), (life.from_s, Stage.READY)]
         if life.to_s is not None:
             times += [(max(life.from_s, life.to_s - grace_s), Stage.NOTICED), (life.to_s, Stage.GONE)]

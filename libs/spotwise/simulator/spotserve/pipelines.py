@@ -20,6 +20,7 @@ class Job:
 
     Attributes:
         number: its index in arrival order.
+        input_tokens, output_tokens: of its prompt, and to make.
         decoded: output tokens made and kept.
         kv_tokens: tokens with KV on a pipeline; 0 without any.
         interruptions: times that its batch was stopped, or migrated with a pause.
@@ -28,6 +29,8 @@ class Job:
 
     number: int
     arrived_s: float
+    input_tokens: int
+    output_tokens: int
     decoded: int = 0
     kv_tokens: int = 0
     finished_s: float | None = None
@@ -43,7 +46,7 @@ class Job:
 
 
 class BatchTimes:
-    """Seconds of batches of requests of one size."""
+    """Seconds of batches; `input_tokens` and `output_tokens` are those of a usual request."""
 
     def __init__(self, cost: ExecutionCost, input_tokens: int, output_tokens: int, slowdown: float) -> None:
         self.input_tokens, self.output_tokens = input_tokens, output_tokens

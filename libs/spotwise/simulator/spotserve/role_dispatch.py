@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Pool
 from spotwise.core.migration.deployment import RunningRequest
@@ -97,13 +98,12 @@ class RolePipeline:
 
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
         """Return the requests whose KV it has, in their current state, without a change."""
-        total = self.dispatcher.times.output_tokens
         held = [(job, s.computed_tokens, s.output_tokens) for job, s in self._held()]
         held += [(job, job.kv_tokens, job.decoded) for job in self.moved]
         return tuple(
-            RunningRequest(str(job.number), kv_tokens, decoded, total - decoded)
+            RunningRequest(str(job.number), kv_tokens, decoded, job.output_tokens - decoded)
             for job, kv_tokens, decoded in held
-            if decoded < total
+            if decoded < job.output_tokens
         )
 
 
@@ -116,7 +116,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         self._model = _language_model(run.model.shape)
         settings = WorldSettings(
             self._model,
-            WorkerPolicy(prefix_caching=False, watermark=0.0),
+            WorkerPolicy(prefix_caching=False, watermark=0.0, limits=BatchLimits(max_num_seqs=_widest(run))),
             knows_output=True,
             memory_share=1.0,
             kv_block_size=_BLOCK_TOKENS,
@@ -140,7 +140,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def arrive(self, job: Job) -> None:
         """Submit a request."""
-        arrival = _JobArrival(self._events.now, self.times.input_tokens, self.times.output_tokens, job)
+        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job)
         number = self._world.submit(arrival)
         self._jobs[number], self._numbers[job] = job, number
 
@@ -200,7 +200,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def _machine(self, pipeline: RolePipeline) -> SimulatedMachine:
         run, times, config = self._run, self.times, pipeline.config
-        kv_tokens = config.max_batch * (times.input_tokens + times.output_tokens)
+        kv_tokens = config.max_batch * run.arrivals.largest_tokens
         instances = -(-config.pipeline_devices // run.model.devices)
         kind = MachineType(
             "pipeline",
@@ -209,6 +209,11 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
             instances * run.surroundings.network_bytes_per_s,
         )
         return SimulatedMachine(kind, pipeline.home_pool)
+
+
+def _widest(run: SpotRun) -> int:
+    """Return B, the most requests of a pipeline; with requests of one size, its KV bounds them as well."""
+    return run.model.max_batch if run.system.shape is None else run.system.shape.max_batch
 
 
 def _language_model(shape: ModelShape) -> LanguageModel:

@@ -1,16 +1,21 @@
-"""A run on spot instances and its outcome. Every request is answered: the simulation continues after the trace with the
-remaining instances. Latency is E2E, queueing included; the artifact counts only `finished_in_trace`."""
+"""A run on spot instances and its outcome. After the trace the simulation continues with the remaining instances until every
+request is answered, or a bound is reached. Latency is E2E, queueing included; the artifact counts only `finished_in_trace`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.fleet import PaidLife, SpotMarket
+from spotwise.simulator.spotserve.fleet import PaidLife
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotTrace
+
+#: From a trace's end to a run's bound: more than any fleet that serves its load needs.
+DRAIN_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,9 @@ class SpotRun:
         trace: instances that join at 0 s have the weights loaded.
         required_rate: requests a second for configurations, unless the trace sets another; `None` measures the last `window_s`.
         on_demand_nodes: nodes of the trace that are not preemptible, for the bill.
+        drain_s: from the trace's end to the bound, at which the run ends also with unfinished requests.
+        keeps_rate: after the trace the rate measured at its end holds, though no more requests arrive; the paper's studies
+            measure on.
     """
 
     trace: SpotTrace
@@ -30,6 +38,17 @@ class SpotRun:
     surroundings: SpotSurroundings = field(default_factory=SpotSurroundings)
     required_rate: float | None = None
     on_demand_nodes: tuple[str, ...] = ()
+    drain_s: float = DRAIN_S
+    keeps_rate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_s < inf:
+            raise ValueError(f"a run needs a bound: `drain_s` is {self.drain_s}, not a finite time of at least 0")
+
+    @property
+    def bound_s(self) -> float:
+        """When the run ends at the latest."""
+        return self.trace.end_s + self.drain_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,21 @@ class AnsweredRequest:
     def latency_s(self) -> float:
         """E2E seconds."""
         return self.finished_s - self.arrived_s
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedRequest:
+    """A request without its last token at the bound.
+
+    Attributes:
+        output_tokens: decoded by then, and kept.
+        interruptions, recomputed_tokens: as of an answered one.
+    """
+
+    arrived_s: float
+    output_tokens: int
+    interruptions: int
+    recomputed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +114,23 @@ class SpotOutcome:
     """The outcome of a run.
 
     Attributes:
-        requests: all, in arrival order.
+        requests: the answered ones, in arrival order.
+        unfinished: the others, in arrival order; empty where the run ended before its bound.
         changes: reconfigurations, by time.
         lives: billed stays of instances.
-        ended_s: when the trace and the last request had ended.
-        output_tokens: per request.
+        ended_s: when the trace and the last request had ended, or the bound.
     """
 
     requests: tuple[AnsweredRequest, ...]
+    unfinished: tuple[UnfinishedRequest, ...]
     changes: tuple[ConfigChange, ...]
     lives: tuple[PaidLife, ...]
     trace_end_s: float
     ended_s: float
-    output_tokens: int
 
     @property
     def latencies_s(self) -> tuple[float, ...]:
-        """E2E seconds of all requests, in arrival order."""
+        """E2E seconds of the answered requests, in arrival order."""
         return tuple(request.latency_s for request in self.requests)
 
     def finished_in_trace(self) -> tuple[AnsweredRequest, ...]:
@@ -106,12 +140,20 @@ class SpotOutcome:
     @property
     def interrupted_requests(self) -> int:
         """Requests whose batch a reconfiguration stopped."""
-        return sum(request.interruptions > 0 for request in self.requests)
+        return sum(request.interruptions > 0 for request in self._all_requests())
 
     @property
     def recomputed_tokens(self) -> int:
         """Prompt and output tokens computed more than once."""
-        return sum(request.recomputed_tokens for request in self.requests)
+        return sum(request.recomputed_tokens for request in self._all_requests())
+
+    def arrivals_s(self) -> list[float]:
+        """Return the arrival times of all requests, in order."""
+        return sorted(request.arrived_s for request in self._all_requests())
+
+    def _all_requests(self) -> Iterator[AnsweredRequest | UnfinishedRequest]:
+        yield from self.requests
+        yield from self.unfinished
 
     def instance_s(self, market: SpotMarket, until_s: float = inf) -> float:
         """Return the billed seconds in a market, up to a time."""

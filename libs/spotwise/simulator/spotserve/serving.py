@@ -1,4 +1,4 @@
-"""Simulates serving on spot instances: what `simulate paper spotserve` runs."""
+"""Simulates serving on spot instances: what `simulate spot` and `simulate paper spotserve` run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 
 from spotwise.simulator.spotserve.migrations import Migrating
 from spotwise.simulator.spotserve.restarts import Rerouting, Restarting
-from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
+from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.spot_world import ServingSystem, SpotWorld
 from spotwise.simulator.spotserve.systems import Reaction
-
-__all__ = ["AnsweredRequest", "ConfigChange", "SpotOutcome", "SpotRun", "serve", "world_of"]
 
 _SYSTEMS: Mapping[Reaction, Callable[[SpotWorld], ServingSystem]] = {
     Reaction.MIGRATE: Migrating,
@@ -20,7 +18,7 @@ _SYSTEMS: Mapping[Reaction, Callable[[SpotWorld], ServingSystem]] = {
 
 
 def serve(run: SpotRun) -> SpotOutcome:
-    """Run a simulation until its last answer; raises ValueError if the instances left at the end cannot serve the model."""
+    """Run a simulation until its last answer, or its bound."""
     return world_of(run).run()
 
 

@@ -12,7 +12,13 @@ from spotwise.simulator.spotserve.dispatch import Accepts, ArtifactDispatcher
 from spotwise.simulator.spotserve.fleet import Fleet, InstanceEvent, fleet_events
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
-from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
+from spotwise.simulator.spotserve.run import (
+    AnsweredRequest,
+    ConfigChange,
+    SpotOutcome,
+    SpotRun,
+    UnfinishedRequest,
+)
 from spotwise.simulator.world.events import EventQueue
 
 
@@ -43,7 +49,11 @@ class SpotWorld:
         artifact = None if run.system.uses_roles else ArtifactDispatcher(run, self.events)
         self.dispatcher: ArtifactDispatcher | RoleDispatcher = artifact or RoleDispatcher(run, self.events)
         self.changes: list[ConfigChange] = []
-        self._jobs = [Job(number, at_s) for number, at_s in enumerate(run.arrivals.times_s)]
+        sizes = run.arrivals.request_sizes()
+        self._jobs = [
+            Job(number, at_s, *size)
+            for number, (at_s, size) in enumerate(zip(run.arrivals.times_s, sizes, strict=True))
+        ]
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False
@@ -57,7 +67,7 @@ class SpotWorld:
         return self.events.now
 
     def run(self) -> SpotOutcome:
-        """Run all events; raises ValueError if requests stay unanswered."""
+        """Run all events up to the bound."""
         run = self.run_
         surroundings = run.surroundings
         for event in fleet_events(
@@ -71,25 +81,37 @@ class SpotWorld:
             self.events.at(job.arrived_s, self._arrived, job)
         if run.required_rate is None and not any(change.required_rate for change in run.trace.events):
             self.events.at(surroundings.window_s, self._load_measured)
-        self.events.run()
-        if self.dispatcher.unanswered:
-            raise ValueError(
-                f"{run.trace.name}: {self.dispatcher.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
-                f"{len(self.fleet.here())} instances cannot serve {run.model.shape.name}; use a trace with more of them, "
-                "or a smaller model"
-            )
-        trace_end_s = run.trace.end_s
-        ended_s = max([trace_end_s, *(job.finished_s or 0.0 for job in self._jobs)])
-        requests = tuple(
-            AnsweredRequest(job.arrived_s, job.finished_s or 0.0, job.interruptions, job.recomputed_tokens)
+        self.events.run(run.bound_s)
+        return self._outcome()
+
+    def _outcome(self) -> SpotOutcome:
+        trace_end_s, bound_s = self.run_.trace.end_s, self.run_.bound_s
+        answered = tuple(
+            AnsweredRequest(job.arrived_s, job.finished_s, job.interruptions, job.recomputed_tokens)
             for job in self._jobs
+            if job.finished_s is not None
         )
+        # A running batch has decoded more than its jobs were told at their last stop.
+        running = {int(each.id): each for line in self.dispatcher.pipelines for each in line.snapshot(self.now)}
+        unfinished = tuple(
+            UnfinishedRequest(
+                job.arrived_s,
+                running[job.number].decoded if job.number in running else job.decoded,
+                job.interruptions,
+                job.recomputed_tokens,
+            )
+            for job in self._jobs
+            if job.finished_s is None
+        )
+        ended_s = bound_s if unfinished else max([trace_end_s, *(request.finished_s for request in answered)])
         lives = self.fleet.paid_lives(ended_s)
-        return SpotOutcome(requests, tuple(self.changes), lives, trace_end_s, ended_s, run.arrivals.output_tokens)
+        return SpotOutcome(answered, unfinished, tuple(self.changes), lives, trace_end_s, ended_s)
 
     def rate(self) -> float:
         """Return the rate to serve, requests a second."""
-        return self._window.rate(self.now) if self._rate is None else self._rate
+        if self._rate is not None:
+            return self._rate
+        return self._window.rate(min(self.now, self.run_.trace.end_s) if self.run_.keeps_rate else self.now)
 
     def decide_soon(self, _: object = None) -> None:
         """Schedule one decision of the system after all events of this time."""

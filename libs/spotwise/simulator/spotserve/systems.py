@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency, Phases
 
@@ -82,16 +83,21 @@ class SpotModel:
 
     Attributes:
         cost: seconds of a batch on a configuration.
-        least_devices: the fewest devices of a pipeline, by memory.
+        memory: which pipelines its devices have memory for.
         max_batch: the largest B.
         devices: accelerators of an instance.
+        device_bytes: memory of each, as far as `memory` counts bytes.
+        searched_as_published: P divides the padded layers, and configurations are chosen with smaller B as well and run with
+            the largest (artifact); otherwise any P and M that the model can have, with the largest B.
     """
 
     shape: ModelShape
     cost: ExecutionCost
-    least_devices: int
+    memory: MemoryLimit
     max_batch: int = 4
     devices: int = 4
+    device_bytes: int = 1
+    searched_as_published: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 
@@ -27,9 +28,11 @@ class EventQueue:
         self._scheduled += 1
         heapq.heappush(self._heap, (time_s, self._scheduled, action, argument))
 
-    def run(self) -> None:
-        """Run until no event is left."""
+    def run(self, until_s: float = inf) -> None:
+        """Run until no event is left, or none up to `until_s`; the clock then is there, and later events stay scheduled."""
         heap, pop = self._heap, heapq.heappop
-        while heap:
+        while heap and heap[0][0] <= until_s:
             self.now, _, action, argument = pop(heap)
             action(argument)
+        if heap:
+            self.now = until_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.run import SpotRun
@@ -33,7 +34,7 @@ class SimpleCost:
 
 #: 4 layers of 1 MB, 1 kB of KV a token and layer.
 SHAPE = ModelShape("tiny", 4, 64, 1_000_000, 100_000, 100_000, 1000)
-MODEL = SpotModel(SHAPE, SimpleCost(), least_devices=4, max_batch=4, devices=2)
+MODEL = SpotModel(SHAPE, SimpleCost(), LeastDevices(4), max_batch=4, devices=2)
 #: Weights from storage take seconds, KV a fraction of one.
 SURROUNDINGS = SpotSurroundings(
     grace_s=5.0,

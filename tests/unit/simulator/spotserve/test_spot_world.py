@@ -8,8 +8,9 @@ import pytest
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
-from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
+from spotwise.simulator.spotserve.fleet import Fleet, Stage, fleet_events
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
 from spotwise.simulator.spotserve.role_dispatch import PipelineCost
 from spotwise.simulator.spotserve.serving import serve
@@ -17,7 +18,8 @@ from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, Spot
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
-TIMES = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+SIZE = (tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
+TIMES = BatchTimes(tiny.SimpleCost(), *SIZE, 1.0)
 ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
 STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
 
@@ -28,7 +30,7 @@ def pipeline() -> ArtifactPipeline:
 
 def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
     """A prompt of 0.5 s, then steps of 0.05 s."""
-    busy, job = pipeline(), Job(0, 0.0)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE)
     busy.begin([job], 1.0)
     assert busy.steps_by(1.4) is None and busy.snapshot(1.4) == ()
     assert busy.steps_by(1.5 + 0.149) == 2 and busy.snapshot(1.649)[0].tokens == tiny.INPUT_TOKENS + 2
@@ -38,7 +40,7 @@ def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
 
 
 def test_of_a_prompt_nothing_counts_before_its_end() -> None:
-    busy, job = pipeline(), Job(0, 0.0)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE)
     busy.begin([job], 0.0)
     busy.settle(0.49)
     assert (job.decoded, job.kv_tokens) == (0, 0)
@@ -46,7 +48,7 @@ def test_of_a_prompt_nothing_counts_before_its_end() -> None:
 
 
 def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_continues() -> None:
-    busy, job = pipeline(), Job(0, 0.0, decoded=10, kv_tokens=20)
+    busy, job = pipeline(), Job(0, 0.0, *SIZE, decoded=10, kv_tokens=20)
     job.lose_kv(keep_answer=True)
     assert (job.decoded, job.kv_tokens, job.recomputed_tokens) == (10, 0, 20)
     busy.begin([job], 0.0)
@@ -55,7 +57,7 @@ def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_conti
 
 
 def test_an_answer_that_is_not_committed_begins_anew() -> None:
-    job = Job(0, 0.0, decoded=10, kv_tokens=20)
+    job = Job(0, 0.0, *SIZE, decoded=10, kv_tokens=20)
     job.lose_kv(keep_answer=False)
     assert (job.decoded, job.recomputed_tokens) == (0, 20)
 
@@ -74,6 +76,15 @@ def test_requests_from_one_queue_share_the_next_batch() -> None:
     together_s = first_s + tiny.SimpleCost().execution_s(three, tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
     finished = [request.finished_s for request in outcome.requests]
     assert finished == [pytest.approx(first_s)] + 3 * [pytest.approx(together_s)]
+
+
+@pytest.mark.parametrize("batching", BatchFormation)
+def test_each_request_takes_the_time_of_its_own_size(batching: BatchFormation) -> None:
+    """Alone one after the other: half the prompt and half the answer take half as long."""
+    run = tiny.run(STAYS, (0.0, 20.0), replace(ALONE, batching=batching))
+    halved = replace(run.arrivals, sizes=(SIZE, (tiny.INPUT_TOKENS // 2, tiny.OUTPUT_TOKENS // 2)))
+    whole_s, half_s = serve(replace(run, arrivals=halved)).latencies_s
+    assert half_s == pytest.approx(whole_s / 2, abs=0.05 + tiny.MESSAGES_S)
 
 
 def test_bound_requests_go_in_powers_of_two() -> None:
@@ -126,10 +137,9 @@ def test_the_bill_has_the_prices_of_both_markets() -> None:
     assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
 
 
-def test_a_fleet_that_cannot_serve_what_is_left_is_reported() -> None:
-    trace = tiny.trace((0.0, "add", "a b"), (10.0, "remove", "b"), end_s=30.0)
-    with pytest.raises(ValueError, match=r"1 requests of 2 stay unanswered.*use a trace with more"):
-        serve(tiny.run(trace, (1.0, 20.0)))
+def test_a_run_without_a_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="a run needs a bound"):
+        replace(tiny.run(STAYS, (1.0,)), drain_s=float("inf"))
 
 
 def test_requests_that_end_after_the_trace_are_answered_and_not_counted_as_the_artifact_counts() -> None:

@@ -1,0 +1,234 @@
+"""`spotwise simulate spot`: one's own fleet of instances that come and go, under one's own load, served by several systems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.errors import OptionError
+from spotwise.cli.options import parse_size, read_profile
+from spotwise.cli.plan.model_shapes import parse_model_shape
+from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.options import JobsOption, JsonOption, WorkloadOption, command_errors, parse_workload
+from spotwise.cli.simulate.price_options import (
+    InstanceTypeOption,
+    PricesOption,
+    ZoneOption,
+    parse_prices,
+)
+from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.spot_report import FleetInputs, fleet_document, fleet_table, input_lines, unserved_lines
+from spotwise.core.cost_profile import BUILT_IN, CostProfile
+from spotwise.simulator.runs.plots import save
+from spotwise.simulator.runs.prices import PriceList, SpotMarket
+from spotwise.simulator.runs.workload import ArrivalKind
+from spotwise.simulator.spotserve.fleet_plot import plot_fleet
+from spotwise.simulator.spotserve.fleet_results import simulate_fleet
+from spotwise.simulator.spotserve.own_fleet import (
+    COMPARED,
+    compared_systems,
+    least_pipeline,
+    own_arrivals,
+    own_model,
+    usual_rate,
+    usual_size,
+)
+from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes
+from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.spotserve.systems import SpotSurroundings
+from spotwise.simulator.spotserve.traces import SpotTrace, read_spot_trace
+
+#: The model of the built-in profile.
+_BUILT_IN_MODEL = "llama2-70b"
+_USUAL = SpotSurroundings()
+
+
+def spot(
+    trace: Annotated[
+        Path, typer.Option(help="Availability: lines of milliseconds,add|remove,node, or SpotServe's JSON lists.")
+    ],
+    load: Annotated[
+        Path | None, typer.Option(help="Requests in the Azure format, at their own times and sizes.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Requests a second, at random; with --load, its gaps are scaled to this rate."),
+    ] = None,
+    workload: WorkloadOption = "conv",
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Costs of one device, a file of `spotwise profile`; by default a built-in DGX-H100."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The profiled model: a name that `spotwise plan` knows, or its folder.")
+    ] = None,
+    devices: Annotated[int, typer.Option(min=1, max=8, help="Devices of an instance, each as profiled.")] = 1,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Of a device, for weights and KV, like 80GiB; by default as the profiled worker had."),
+    ] = None,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of a pipeline at once; by default up to 32, as fit its KV cache."),
+    ] = None,
+    prices: PricesOption = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="One price for every instance, US dollars an hour, in place of --prices."),
+    ] = None,
+    instance_type: InstanceTypeOption = None,
+    zone: ZoneOption = None,
+    nodes: Annotated[
+        Path | None,
+        typer.Option(help="CSV node,zone,market of the trace's nodes; others are spot instances in --zone."),
+    ] = None,
+    between: Annotated[str | None, typer.Option(help="Only this part of the trace, seconds like 600,4200.")] = None,
+    drain: Annotated[
+        float, typer.Option(min=0, max=1e7, help="Seconds after the trace's end at which a run ends, served or not.")
+    ] = 600.0,
+    notice: Annotated[
+        float, typer.Option(min=0, help="Seconds from an instance's notice until it is gone.")
+    ] = _USUAL.grace_s,
+    restart: Annotated[
+        float, typer.Option(min=0, help="Seconds of an engine's restart, without the loading of weights.")
+    ] = _USUAL.restart_s,
+    network: Annotated[
+        str | None, typer.Option(help="Bytes a second of an instance's network; by default the profile's link, or 5GB.")
+    ] = None,
+    within: Annotated[str, typer.Option(help="Bytes a second between devices of an instance.")] = "10GB",
+    storage: Annotated[str, typer.Option(help="Bytes a second from storage into an instance.")] = "1GB",
+    systems: Annotated[str, typer.Option(help="Which of these to compare, separated by commas.")] = ",".join(COMPARED),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and sizes.")] = 0,
+    jobs: JobsOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw instances, configurations and open requests over time into this file.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Serve a load on instances that come and go; compare spotwise with restarts and with rerouting, and bill each."""
+    names = _system_names(systems)
+    if plot is not None:
+        require_plotting(plot)
+    require_writable(json)
+    console = report_console()
+    arrive = ArrivalKind.POISSON if load is None else ArrivalKind.TRACE
+    requests = parse_workload(workload, load, arrive, jointly=False)
+    costs = BUILT_IN if profile is None else read_profile(profile, "--profile")
+    surroundings = SpotSurroundings(
+        grace_s=notice,
+        restart_s=restart,
+        network_bytes_per_s=_network(network, costs),
+        local_bytes_per_s=parse_size(within, "--within"),
+        storage_bytes_per_s=parse_size(storage, "--storage"),
+    )
+    with command_errors():
+        whole = read_spot_trace(trace)
+        begins_s, fleet = (0.0, whole) if between is None else _part(whole, between)
+        if fleet.end_s <= 0:
+            raise OptionError(
+                f'--trace {trace}: it ends at 0 s; write a last line [milliseconds, "DONE", {{}}], or later events'
+            )
+        places = {} if nodes is None else read_nodes(nodes, whole)
+        pricing = _pricing(prices, price, instance_type, zone, places, begins_s)
+        if pricing is not None:
+            pricing.require_prices(fleet)
+        size = usual_size(requests, seed)
+        shape = parse_model_shape(
+            _model_name(profile, model), lambda text: console.print(text, style="yellow", highlight=False)
+        )
+        try:
+            served = own_model(
+                costs,
+                shape,
+                size,
+                surroundings,
+                devices=devices,
+                device_bytes=None if memory is None else parse_size(memory, "--memory"),
+                max_batch=max_batch,
+            )
+        except ValueError as error:
+            raise OptionError(f"--model {shape.name}: {error}") from error
+        least = least_pipeline(fleet, served, size)
+        assumed_rate = usual_rate(fleet, served, size) if rate is None and load is None else rate
+        arrivals = own_arrivals(requests, assumed_rate, fleet.end_s, seed, size)
+    on_demand = tuple(node for node, place in places.items() if place.market is SpotMarket.ON_DEMAND)
+    runs = [
+        SpotRun(
+            fleet, arrivals, served, system, surroundings, on_demand_nodes=on_demand, drain_s=drain, keeps_rate=True
+        )
+        for system in compared_systems(names, None if least is None else least[1])
+    ]
+    inputs = FleetInputs(
+        fleet,
+        arrivals,
+        served,
+        costs.name,
+        surroundings,
+        drain,
+        pricing,
+        seed,
+        assumed_rate,
+        None if least is None else least[0],
+    )
+    given = {"the machine (--profile)": profile, "the load (--load, --rate)": load or rate}
+    assumed = [what for what, option in given.items() if option is None]
+    for line in input_lines(inputs, assumed):
+        console.print(line, highlight=False)
+    results = Simulations(console, jobs).each(runs, simulate_fleet, lambda result: result.system, "simulating")
+    console.print(fleet_table(inputs, results))
+    for line in unserved_lines(inputs, results):
+        console.print(line, style="yellow", highlight=False)
+    write_document({"environment": environment(simulation="spot"), **fleet_document(inputs, results)}, json, console)
+    if plot is not None:
+        save(plot_fleet(fleet, results), plot)
+        console.print(f"drawn into {plot}", style="dim")
+
+
+def _system_names(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [name for name in names if name not in COMPARED]:
+        raise OptionError(f"--systems {unknown[0]!r}: choose of {', '.join(COMPARED)}")
+    return names
+
+
+def _network(text: str | None, costs: CostProfile) -> float:
+    if text is not None:
+        return parse_size(text, "--network")
+    return _USUAL.network_bytes_per_s if costs.link is None else costs.link.bytes_per_s
+
+
+def _part(trace: SpotTrace, text: str) -> tuple[float, SpotTrace]:
+    start, _, end = text.partition(",")
+    try:
+        from_s, to_s = float(start), float(end)
+        return from_s, trace.part(from_s, min(to_s, trace.end_s))
+    except ValueError:
+        raise OptionError(
+            f"--between {text!r}: write two times within the trace's {trace.end_s:g} s, like 600,4200"
+        ) from None
+
+
+def _model_name(profile: Path | None, model: str | None) -> str:
+    if model is None and profile is not None:
+        raise OptionError(f"--profile {profile}: say which model was profiled with --model, its folder or its name")
+    return model or _BUILT_IN_MODEL
+
+
+def _pricing(
+    prices: Path | None,
+    price: float | None,
+    instance_type: str | None,
+    zone: str | None,
+    places: dict[str, NodePlace],
+    begins_s: float,
+) -> FleetPricing | None:
+    if prices is not None and price is not None:
+        raise OptionError("--price: --prices has all prices; leave one of the two out")
+    listed = parse_prices(prices, instance_type, zone)
+    if listed is not None:
+        return FleetPricing(*listed, zone, places, begins_s)
+    return None if price is None else FleetPricing(PriceList.flat(price), "", None, places)

@@ -1,0 +1,135 @@
+"""Prices of instances over time, by type, zone and market. A price holds until the next one of its type, zone and market; a
+bill is the integral over an instance's stay, exact to the moment of a change, as where a market bills by the second."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+
+from spotwise.simulator.runs.traces import TraceError, csv_rows
+
+COLUMNS = ("time_s", "instance_type", "market", "price_per_h")
+_ZONE = "zone"
+_HOUR_S = 3600.0
+
+
+class SpotMarket(StrEnum):
+    """How an instance was bought."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+def parse_market(text: str) -> SpotMarket:
+    """Return the market of a name, `on-demand` included; raises ValueError for another name."""
+    return SpotMarket(text.lower().replace("-", "_"))
+
+
+@dataclass(frozen=True, slots=True)
+class PriceSeries:
+    """A price that changes: `per_h` dollars an hour, each from its time in `times_s` on; the times ascend."""
+
+    times_s: tuple[float, ...]
+    per_h: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.times_s or len(self.times_s) != len(self.per_h):
+            raise ValueError("a price has a time, and each time a price")
+        if any(later <= earlier for earlier, later in pairwise(self.times_s)):
+            raise ValueError(f"the times of a price must ascend: {self.times_s}")
+        if not all(0 <= price < math.inf for price in self.per_h):
+            raise ValueError(f"prices are finite and at least 0: {self.per_h}")
+
+    def cost(self, from_s: float, to_s: float) -> float:
+        """Return the dollars for one instance between two times; raises ValueError where it has no price yet."""
+        if to_s <= from_s:
+            return 0.0
+        if from_s < self.times_s[0]:
+            raise ValueError(
+                f"there is no price before {self.times_s[0]:g} s, and an instance is paid from {from_s:g} s"
+            )
+        first, last = bisect_right(self.times_s, from_s) - 1, bisect_right(self.times_s, to_s)
+        bounds_s = (from_s, *self.times_s[first + 1 : last], to_s)
+        pieces = zip(pairwise(bounds_s), self.per_h[first:last], strict=True)
+        return math.fsum((end_s - start_s) * price for (start_s, end_s), price in pieces) / _HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """All prices of a file, `source`; by type, zone (`None`: every zone without a price of its own) and market."""
+
+    source: str
+    series: Mapping[tuple[str, str | None, SpotMarket], PriceSeries]
+
+    @classmethod
+    def flat(cls, per_h: float) -> PriceList:
+        """Return one price for everything, under the type ``""``."""
+        always = PriceSeries((0.0,), (per_h,))
+        return cls(f"{per_h:g} $/h", {("", None, market): always for market in SpotMarket})
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Instance types, in the file's order."""
+        return tuple(dict.fromkeys(instance_type for instance_type, _, _ in self.series))
+
+    def of(self, instance_type: str, zone: str | None, market: SpotMarket, from_s: float) -> PriceSeries:
+        """Return the prices of an instance in a zone (`None`: unknown) that is paid from `from_s` on; raises TraceError where
+        there is none, or none yet."""
+        series = self.series.get((instance_type, zone, market)) or self.series.get((instance_type, None, market))
+        asked = f"{instance_type}, {market.value}" if zone is None else f"{instance_type}, {market.value} in {zone}"
+        if series is None:
+            zones = [zone for kind, zone, sold in self.series if (kind, sold) == (instance_type, market) and zone]
+            known = (
+                f"it has them in {', '.join(zones)}: say in which zone instances are"
+                if zones
+                else f"its types are {', '.join(self.types)}"
+            )
+            raise TraceError(f"{self.source} has no price of {asked}; {known}")
+        if series.times_s[0] > from_s:
+            raise TraceError(
+                f"{self.source} has no price of {asked} before {series.times_s[0]:g} s, and an instance is paid from "
+                f"{from_s:g} s; add a row for that time"
+            )
+        return series
+
+
+def read_prices(path: Path) -> PriceList:
+    """Read `time_s,instance_type,zone,market,price_per_h`, with a header; the zone may be empty, or its column absent. Raises
+    TraceError if the file cannot be read, is empty, or a line is wrong."""
+    times_s: dict[tuple[str, str | None, SpotMarket], list[float]] = {}
+    per_h: dict[tuple[str, str | None, SpotMarket], list[float]] = {}
+    for line, (time, instance_type, market, price, zone) in csv_rows(path, COLUMNS, "a file of prices", (_ZONE,)):
+        if not instance_type:
+            raise TraceError(f"{path}, line {line}: instance_type is empty; write the machine's name")
+        try:
+            sold = parse_market(market)
+        except ValueError:
+            raise TraceError(f"{path}, line {line}: market is {market!r}; write spot or on_demand") from None
+        key = (instance_type, zone or None, sold)
+        at_s = _number(path, line, "time_s", time, "seconds from the trace's start")
+        own_s = times_s.setdefault(key, [])
+        if own_s and at_s <= own_s[-1]:
+            raise TraceError(
+                f"{path}, line {line}: {at_s:g} s is not later than {own_s[-1]:g} s, the time of the price before of "
+                f"{instance_type}, {sold.value}{f' in {zone}' if zone else ''}; order its prices by time"
+            )
+        own_s.append(at_s)
+        per_h.setdefault(key, []).append(_number(path, line, "price_per_h", price, "dollars an hour"))
+    if not times_s:
+        raise TraceError(f"{path} has no prices")
+    return PriceList(str(path), {key: PriceSeries(tuple(own_s), tuple(per_h[key])) for key, own_s in times_s.items()})
+
+
+def _number(path: Path, line: int, column: str, text: str, meaning: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise TraceError(f"{path}, line {line}: {column} is {text!r}; write {meaning}, at least 0")
+    return number

@@ -1,0 +1,163 @@
+"""A user's own fleet in the spot world. A device is the machine of a profile (`spotwise profile`): it has the memory of the
+profiled worker, for weights and KV, and its seconds, scaled to P stages of M shards (`core.parallel.scaled_cost`). The mesh's
+roles make the batches; SpotServe's migrations, restarts of all engines and rerouting are compared (SpotServe, section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.memory import RealMemory
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.policy import Latency
+from spotwise.core.parallel.scaled_cost import ScaledCost
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.spotserve.arrivals import SpotArrivals
+from spotwise.simulator.spotserve.choices import greatest_throughput
+from spotwise.simulator.spotserve.systems import (
+    REPARALLELIZATION,
+    REROUTING,
+    SPOTSERVE,
+    BatchFormation,
+    SpotModel,
+    SpotSurroundings,
+    SpotSystem,
+)
+from spotwise.simulator.spotserve.traces import SpotTrace
+
+#: What a user compares, by name; configurations are chosen by l_req, queueing included (SpotServe, section 4.1).
+COMPARED = {
+    name: replace(system, name=name, batching=BatchFormation.ITERATION, latency=Latency.REQUEST)
+    for name, system in (("spotwise", SPOTSERVE), ("restart", REPARALLELIZATION), ("rerouting", REROUTING))
+}
+#: Largest B where none is given.
+_USUAL_BATCH = 32
+#: Between two devices of an instance.
+_WITHIN_LATENCY_S = 1e-5
+#: Share of what the mean fleet serves that is taken for a load, and the most requests of it.
+_USUAL_LOAD, _MOST_REQUESTS = 0.5, 5_000
+_DRAWN_SIZES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """Tokens of a usual request."""
+
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Both."""
+        return self.input_tokens + self.output_tokens
+
+
+def usual_size(workload: ClusterWorkload, seed: int) -> RequestSize:
+    """Return the mean size of a workload's requests; raises TraceError if its trace cannot be read."""
+    drawn = workload.sizes().draw(_DRAWN_SIZES, np.random.default_rng(seed))
+    return RequestSize(*(max(1, round(float(tokens.mean()))) for tokens in drawn))
+
+
+def own_model(
+    profile: CostProfile,
+    shape: ModelShape,
+    size: RequestSize,
+    surroundings: SpotSurroundings,
+    *,
+    devices: int = 1,
+    device_bytes: int | None = None,
+    max_batch: int | None = None,
+) -> SpotModel:
+    """Return a model on instances of the profile's devices.
+
+    Args:
+        shape: of the profiled model.
+        devices: of an instance.
+        device_bytes: for weights and KV on a device; `None`: as the profiled worker had.
+        max_batch: B; `None`: the largest power of two up to 32 whose usual requests fit the profiled KV cache.
+
+    Raises:
+        ValueError: the profile is of another model.
+    """
+    kv_layer_bytes, rest = divmod(profile.kv_bytes_per_token, shape.layers)
+    # The engine may compute, and cache, in another precision than the model's folder has.
+    if rest or kv_layer_bytes * 2 // shape.kv_layer_token_bytes not in (1, 2, 4):
+        raise ValueError(
+            f"the profile is of a model with {profile.kv_bytes_per_token:,} bytes of KV a token, and {shape.name} has "
+            f"{shape.kv_token_bytes:,}; give the model that was profiled"
+        )
+    shape = replace(shape, kv_layer_token_bytes=kv_layer_bytes)
+    fitting = max(1, profile.kv_tokens // size.tokens)
+    return SpotModel(
+        shape,
+        ScaledCost(
+            profile.iteration,
+            shape,
+            LinkCost(_WITHIN_LATENCY_S, surroundings.local_bytes_per_s),
+            LinkCost(
+                profile.link.latency_s if profile.link is not None else USUAL_MESSAGE_S,
+                surroundings.network_bytes_per_s,
+            ),
+            size.input_tokens + size.output_tokens // 2,
+        ),
+        RealMemory(shape, size.tokens, prompt_tokens=1, whole_activations=0, sharded_activations=0, usable_share=1.0),
+        max_batch=max_batch or min(_USUAL_BATCH, 1 << (fitting.bit_length() - 1)),
+        devices=devices,
+        device_bytes=device_bytes or shape.weight_bytes + profile.kv_tokens * shape.kv_token_bytes,
+        searched_as_published=False,
+    )
+
+
+def least_pipeline(trace: SpotTrace, model: SpotModel, size: RequestSize) -> tuple[int, ParallelConfig] | None:
+    """Return the fewest of a trace's instances that can serve a model, and their configuration; `None` where all cannot."""
+    for instances in range(1, max(count for _, count in trace.counts()) + 1):
+        choice = greatest_throughput(model, instances, size.input_tokens, size.output_tokens)
+        if choice is not None:
+            return instances, choice.config
+    return None
+
+
+def compared_systems(names: Sequence[str], least: ParallelConfig | None) -> list[SpotSystem]:
+    """Return systems by their names; one with a fixed shape has that of `least`, so that a loss stops few of its pipelines."""
+    systems = [COMPARED[name] for name in names]
+    return [system if system.adapts else replace(system, shape=least) for system in systems]
+
+
+def mean_instances(trace: SpotTrace) -> float:
+    """Return the mean number of instances over a trace; 0 for one without a span."""
+    steps = [(0.0, 0), *trace.counts(), (trace.end_s, 0)]
+    spans = ((later_s - at_s) * count for (at_s, count), (later_s, _) in pairwise(steps))
+    return sum(spans) / trace.end_s if trace.end_s > 0 else 0.0
+
+
+def usual_rate(trace: SpotTrace, model: SpotModel, size: RequestSize) -> float:
+    """Return requests a second to assume for a trace with a span: half of what its mean fleet serves, at most 5,000 in all."""
+    choice = greatest_throughput(model, max(1, int(mean_instances(trace))), size.input_tokens, size.output_tokens)
+    most = _MOST_REQUESTS / trace.end_s
+    return most if choice is None else min(_USUAL_LOAD * choice.throughput, most)
+
+
+def own_arrivals(
+    workload: ClusterWorkload, rate: float | None, end_s: float, seed: int, size: RequestSize
+) -> SpotArrivals:
+    """Return a workload's requests before a time, each of its own size; `size` is what configurations are chosen for. Raises
+    TraceError if a trace cannot be read, or no request arrives by then."""
+    arrivals = [arrival for arrival in workload.arrivals(rate, end_s, seed) if arrival.at_s < end_s]
+    if not arrivals:
+        raise TraceError(
+            f"no request arrives in the {end_s:g} s of the fleet's trace; raise the rate, or take a longer trace"
+        )
+    return SpotArrivals(
+        workload.name,
+        tuple(arrival.at_s for arrival in arrivals),
+        size.input_tokens,
+        size.output_tokens,
+        tuple((arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals),
+    )
