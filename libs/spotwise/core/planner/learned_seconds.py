@@ -9,7 +9,6 @@ time, else what was quicker than assumed for few would be expected to take none 
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import solve_triangular
 from scipy.optimize import nnls
 
 #: Weight of a measurement relative to the next one.
@@ -35,7 +34,7 @@ class LearnedSeconds:
         """Return the expected seconds for counts of at least 0."""
         counted = self._counted + ASSUMED * np.eye(len(self._assumed))
         root = np.linalg.cholesky(counted)  # so that the sum of squares is that of `root.T @ fitted - weighed`
-        weighed = solve_triangular(root, self._weighed + ASSUMED * self._assumed, lower=True)
+        weighed = np.linalg.solve(root, self._weighed + ASSUMED * self._assumed)
         fitted, _ = nnls(root.T, weighed)
         return float(np.dot(fitted, counts))
 
