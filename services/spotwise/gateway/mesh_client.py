@@ -272,12 +272,16 @@ class MeshGeneration:
             self._metrics.queue_time_s.observe(assigned_s - stream.received_s + waited_s)
 
     def _prefill_s(self, command: g.Deliver) -> float | None:
-        """From the end of the queue time to the first token; unknown where that came from a later attempt."""
+        """From the end of the queue time to the first token; unknown where that came from a later attempt. Where the assignment
+        was heard of so late that nothing would be left, the wait for workers counts as prefill.
+        """
         stream, first = self._streams.get(command.choice_id), command.tokens[0]
         if stream is None or stream.attempts > 1 or first.token_index > 0 or first.queue_s is None:
             return None
-        started_s = (stream.assigned_s or stream.received_s) + first.queue_s
-        return max(0.0, self._host.clock.now() - started_s)
+        now, assigned_s = self._host.clock.now(), stream.assigned_s or stream.received_s
+        if assigned_s + first.queue_s >= now:
+            assigned_s = stream.received_s
+        return max(0.0, now - assigned_s - first.queue_s)
 
     def _fail(self, command: g.Fail) -> None:
         status, message = _STATUS[command.code], without_addresses(command.message)
