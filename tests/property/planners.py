@@ -71,12 +71,13 @@ class Planners:
         role = self.roles.get(planner_id)
         if role is None:
             return
+        leaving = role.leaving
         for command in role.handle(event, self.world.now):
             match command:
                 case m.Send(_, message):
                     if isinstance(message, m.MoveRequest | m.GiveBackRequest):
                         self.orders.append(command)
-                        self._assert_planned(role, command)
+                        self._assert_planned(leaving, command)
                     if isinstance(message, m.LeadGroup):
                         self._assert_to_be(role, message)
                     self.world.send(planner_id, command)
@@ -93,9 +94,11 @@ class Planners:
                 case c.ReportChange():
                     self.changes.append(command)
 
-    def _assert_planned(self, role: PlannerRole, order: m.Send) -> None:
-        """What a leaving worker is ordered is in the store before."""
-        if order.recipient_id in role.leaving:
+    def _assert_planned(self, leaving: frozenset[str], order: m.Send) -> None:
+        """What a worker is ordered that was known to leave is in the store before; a notice of a device may be found in the
+        same moment as an order that relieves its worker.
+        """
+        if order.recipient_id in leaving:
             assert self._plan is not None
             assert order.recipient_id in [leave.worker_id for leave in self._plan.leaves], "not planned"
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.replacement import homes
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from tests.property.devices import POOLS, Devices
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners
-from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
+from tests.property.test_mesh_world import COST, MeshCase, assert_nothing_held, assert_served, meshes, settle
 
 #: Requests run for seconds: re-shapes find them.
 PACES = st.sampled_from([(0.3, 0.1), (0.5, 0.5), (1.5, 0.1)])
@@ -36,6 +42,34 @@ MOST_ORDERS = 3
 LAST_ORDER_S = 20.0
 #: The longest way of a re-shape to its end: a survey, groups that form, a drain, and planners that take over.
 ENDS_WITHIN_S = 60.0
+#: A worker is relieved in the moment in which the planner finds that one of its devices has to leave.
+NOTICED_WHILE_RELIEVED = MeshCase(
+    0,
+    [Pool.PROMPT, Pool.TOKEN, Pool.TOKEN],
+    11,
+    (0.3, 0.1),
+    WorkerPolicy(
+        BatchLimits(4, 12, 7),
+        watermark=0.0,
+        max_preemptions=1,
+        prefix_caching=False,
+        max_in_flight=1,
+        preempt_after_s=0.0,
+        kv_push=ConfiguredPushMode.LAYERWISE,
+        cost=COST,
+        swap=SwapPolicy(WhenFull.RECOMPUTE, 0, 0),
+    ),
+    PoolPolicy(
+        0,
+        None,
+        break_even=False,
+        repurpose_share=0.05,
+        repurpose_window_s=0.3,
+        prefix_spans=0,
+        decode_queue=DecodeQueue.SEQUENCES,
+    ),
+    5,
+)
 
 
 def reshapable(case: MeshCase, spare: int) -> tuple[MeshWorld, Planners, Devices]:
@@ -195,6 +229,7 @@ def test_devices_that_leave_cost_no_token(case: MeshCase, count: int) -> None:
     st.integers(0, 5),
     st.sampled_from([0.0, 0.05, 0.3]),
 )
+@example(NOTICED_WHILE_RELIEVED, 2, [ParallelConfig.parse("1,1,2")], 3, 0.0)
 def test_devices_in_the_rain_cost_no_token(
     case: MeshCase, spare: int, configs: list[ParallelConfig], notices: int, loss: float
 ) -> None:
