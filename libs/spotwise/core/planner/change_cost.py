@@ -26,8 +26,8 @@ class ChangeCost:
 
     Law: the pause of a request that moves grows with the processes of the group that it leaves and of the one that it goes to:
     an iteration there has to end, and each of them takes part in the transfer; and with the requests that move in the same
-    change, which share links and processors. Until new groups serve, each of their processes
-    has to load, and the weights have to come.
+    change, which share links and processors. Until new groups serve, each of their processes has to load, and the weights have
+    to come.
 
     Args:
         latency_s: of a move, whatever its tokens.

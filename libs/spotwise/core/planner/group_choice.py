@@ -8,7 +8,7 @@ Pipelines are numbered by workers: the prompt pool first, then the others, by id
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -71,8 +71,7 @@ def choose_groups(
     if not new and not retiring:
         return f"the mesh has the configuration {written(config)} already"
     migration = migration_of(device_map, model, cost, now)
-    retiring_ids = {group.worker_id for group in retiring}
-    leaving_workers = [worker for worker in workers if worker.id in retiring_ids]
+    leaving_workers = workers_of(retiring, workers)
     prediction = m.PredictedReshape(
         (*go_on, *new),
         tuple(group.worker_id for group in new),
@@ -90,6 +89,12 @@ def choose_groups(
 def kv_tokens(worker: m.Member) -> int:
     """Return the tokens for which a worker has taken KV blocks, by its last heartbeat."""
     return 0 if worker.load is None else worker.load.kv_blocks_used * worker.load.kv_block_size
+
+
+def workers_of(groups: Iterable[m.DeviceGroup], workers: Iterable[m.Member]) -> list[m.Member]:
+    """Return those workers that some groups serve as."""
+    ids = {group.worker_id for group in groups}
+    return [worker for worker in workers if worker.id in ids]
 
 
 def running_requests(worker: m.Member) -> int:

@@ -21,7 +21,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.group_choice import GroupChoice, choose_groups, running_requests
+from spotwise.core.planner.group_choice import GroupChoice, choose_groups, running_requests, workers_of
 from spotwise.core.planner.group_migration import GroupMigration, migration_of, same_shape_map
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
@@ -287,8 +287,7 @@ class Replacement:
         config = stopgap_config(len(usable), largest.shards, reports[0].model)
         if config is None:
             return None
-        ids = {group.worker_id for group in groups}
-        workers = [each for each in self._membership.workers() if each.id in ids]
+        workers = workers_of(groups, self._membership.workers())
         leaving = {each.device_id: self._watch.deadline_s(each.device_id) or self._now for each in reports}
         leaving = {device_id: deadline_s for device_id, deadline_s in leaving.items() if device_id not in usable}
         choice = choose_groups(config, reports, workers, change, self._cost, self._now, leaving)
@@ -296,8 +295,7 @@ class Replacement:
 
     def _choice(self, due: Refill, model: ModelShape, device_ids: Collection[str]) -> GroupChoice:
         migration = self._migration(due, model, device_ids)
-        retiring_ids = {group.worker_id for group in due.retiring}
-        leaving = [worker for worker in self._membership.workers() if worker.id in retiring_ids]
+        leaving = workers_of(due.retiring, self._membership.workers())
         prediction = m.PredictedReshape(
             (*due.go_on, *due.new),
             tuple(group.worker_id for group in due.new),

@@ -111,7 +111,7 @@ class GroupFormation:
         return self._offers(self._members())
 
     async def form(self, num_blocks: int, host_blocks: int) -> None:
-        """Form the group first; raises `NotWantedError`, and `MeshError` where a member cannot compute its part."""
+        """Form the group for the first time; raises `NotWantedError`, and `MeshError` where a member refuses its part."""
         self._form = replace(self._form, num_blocks=num_blocks, host_blocks=host_blocks)
         await self._until_formed()
         self._require_wanted()
