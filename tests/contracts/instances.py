@@ -12,11 +12,10 @@ from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
     InstanceProvider,
-    InstanceState,
-    Market,
     NoCapacity,
     ProviderRefused,
 )
+from spotwise.core.fleet.market import InstanceState, Market
 from tests.contracts.waiting import PATIENCE_S
 
 HERE = (InstanceState.STARTING, InstanceState.RUNNING)

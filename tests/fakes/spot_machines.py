@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Self
 
-from spotwise.simulator.spotserve.traces import SpotEventKind, SpotTrace
+from spotwise.files.spot_traces import SpotEventKind, SpotTrace
 from tests.fakes.metadata_server import MetadataServer
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
@@ -16,6 +17,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.core.survival import PiecewiseHazard
 from spotwise.wire import codec, codec_tokens
 
 U32 = st.integers(0, 2**32 - 1)
@@ -104,6 +106,37 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
     )
 
 
+MARKETS = st.sampled_from(Market)
+PURCHASES = st.builds(m.Purchase, TEXT, TEXTS, MARKETS, U32, TEXT)
+HAZARDS = st.just(PiecewiseHazard((0.0,), (0.5,))) | st.just(PiecewiseHazard((0.0, 60.0), (0.25, 0.0)))
+FLEET_REPORTS = st.builds(
+    m.FleetReported,
+    TEXT,
+    U64,
+    NUMBERS,
+    TEXT,
+    st.lists(
+        st.builds(
+            m.FleetInstance,
+            TEXT,
+            TEXT,
+            MARKETS,
+            st.sampled_from(InstanceState),
+            NUMBERS,
+            TEXT,
+            TEXT,
+            NUMBERS,
+            st.none() | NUMBERS,
+            TEXT,
+        ),
+        max_size=2,
+    ).map(tuple),
+    st.lists(st.builds(m.InstanceOffer, TEXT, MARKETS, NUMBERS, U32, TEXT, NUMBERS, TEXT), max_size=2).map(tuple),
+    st.lists(st.builds(m.PurchaseStatus, PURCHASES, NUMBERS, st.booleans(), U32, TEXT), max_size=2).map(tuple),
+    st.lists(st.builds(m.LearnedLives, TEXT, TEXT, HAZARDS, U64, U64), max_size=2).map(tuple),
+    NUMBERS,
+    TEXT,
+)
 MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.SubmitRequest: st.builds(
         m.SubmitRequest,
@@ -195,6 +228,34 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.booleans(),
     ),
     m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64),
+    m.LoadReported: st.builds(m.LoadReported, TEXT, U64, U64, st.lists(NUMBERS, max_size=4).map(tuple), U64, U64, U64),
+    m.FleetReported: FLEET_REPORTS,
+    m.FleetOrder: st.builds(
+        m.FleetOrder,
+        TEXT,
+        U64,
+        U64,
+        st.lists(PURCHASES, max_size=3).map(tuple),
+        st.lists(st.builds(m.InstanceRelease, TEXT, NUMBERS, TEXT), max_size=3).map(tuple),
+    ),
+    m.ShowFleet: st.builds(m.ShowFleet),
+    m.FleetView: st.builds(
+        m.FleetView,
+        st.none() | FLEET_REPORTS,
+        NUMBERS,
+        NUMBERS,
+        U64,
+        U64,
+        TEXT,
+        TEXT,
+        NUMBERS,
+        NUMBERS,
+        NUMBERS,
+        st.none() | NUMBERS,
+        st.lists(st.builds(m.WantedInstances, TEXT, U32, U32, U32), max_size=2).map(tuple),
+        st.lists(st.builds(m.InstanceReason, TEXT, TEXT), max_size=2).map(tuple),
+        TEXT,
+    ),
     m.InterruptionReported: st.builds(
         m.InterruptionReported,
         TEXT,

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.simulator.runs.prices import SpotMarket
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
@@ -22,7 +23,6 @@ from spotwise.simulator.spotserve.systems import (
     SpotSurroundings,
     SpotSystem,
 )
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Machines that stay at the end: enough for one pipeline, whatever happened before.
@@ -85,8 +85,8 @@ def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
         assert request.latency_s >= least_s - 1e-6
         assert request.finished_s <= outcome.ended_s
     lives = [(outcome.ended_s if life.to_s is None else life.to_s) - life.from_s for life in trace.lives()]
-    assert outcome.instance_s(SpotMarket.SPOT) == pytest.approx(sum(lives))
-    assert outcome.instance_s(SpotMarket.ON_DEMAND) == 0
+    assert outcome.instance_s(Market.SPOT) == pytest.approx(sum(lives))
+    assert outcome.instance_s(Market.ON_DEMAND) == 0
     assert outcome.cost(3600.0, 0.0) == pytest.approx(sum(lives))
     event(f"{system.reaction}, interrupted: {outcome.interrupted_requests > 0}")
 
@@ -136,7 +136,7 @@ def test_any_trace_ends_and_each_request_is_answered_or_reported_as_unfinished(
     assert all(0 <= request.output_tokens <= 90 for request in outcome.unfinished)
     assert all(request.finished_s <= outcome.ended_s for request in outcome.requests)
     lives = [(outcome.ended_s if life.to_s is None else life.to_s) - life.from_s for life in shrinking.lives()]
-    assert outcome.instance_s(SpotMarket.SPOT) == pytest.approx(sum(lives))
+    assert outcome.instance_s(Market.SPOT) == pytest.approx(sum(lives))
     event(f"{system.reaction}, unfinished: {bool(outcome.unfinished)}")
 
 

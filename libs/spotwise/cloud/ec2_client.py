@@ -17,13 +17,12 @@ from spotwise.cloud.instances import (
     TOKEN_TAG,
     AcquiredInstance,
     AcquireRequest,
-    InstanceState,
-    Market,
     NoCapacity,
     ProviderError,
     ProviderRefused,
     ProviderUnavailable,
 )
+from spotwise.core.fleet.market import InstanceState, Market
 
 SpotStrategy = Literal[
     "price-capacity-optimized", "capacity-optimized", "capacity-optimized-prioritized", "lowest-price"

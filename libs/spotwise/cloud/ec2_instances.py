@@ -22,12 +22,11 @@ from spotwise.cloud.instances import (
     TOKEN_TAG,
     AcquiredInstance,
     AcquireRequest,
-    InstanceState,
-    Market,
     ProviderUnavailable,
     in_order,
     require_mesh_name,
 )
+from spotwise.core.fleet.market import InstanceState, Market
 
 _log = structlog.get_logger()
 

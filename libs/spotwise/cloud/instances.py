@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
+
+from spotwise.core.fleet.market import InstanceState, Market
 
 #: Prefix of the provider's own tags, which a caller may not set.
 OWN_TAGS = "spotwise:"
@@ -20,25 +21,6 @@ MESH_TAG = "spotwise:mesh"
 TOKEN_TAG = "spotwise:token"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class Market(StrEnum):
-    """Billing of an instance: spot (preemptible at short notice) or on-demand."""
-
-    SPOT = "spot"
-    ON_DEMAND = "on_demand"
-
-
-class InstanceState(StrEnum):
-    """The state of an instance, which only moves forward.
-
-    STARTING is billed but not ready; LEAVING accepts no more work; GONE is final, and listed for at least an hour.
-    """
-
-    STARTING = "starting"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)

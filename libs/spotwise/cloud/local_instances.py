@@ -18,7 +18,6 @@ from pathlib import Path
 from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
-    InstanceState,
     NoCapacity,
     ProviderRefused,
     ProviderUnavailable,
@@ -27,6 +26,7 @@ from spotwise.cloud.instances import (
 )
 from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
+from spotwise.core.fleet.market import InstanceState
 
 _POLL_S = 0.02
 #: Time for killed processes to end; one stuck in the kernel takes longer, and `instances` still lists its machine.

@@ -9,6 +9,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from spotwise.core.fleet_messages import FleetInstance as FleetInstance
+from spotwise.core.fleet_messages import FleetOrder as FleetOrder
+from spotwise.core.fleet_messages import FleetReported as FleetReported
+from spotwise.core.fleet_messages import FleetView as FleetView
+from spotwise.core.fleet_messages import InstanceOffer as InstanceOffer
+from spotwise.core.fleet_messages import InstanceReason as InstanceReason
+from spotwise.core.fleet_messages import InstanceRelease as InstanceRelease
+from spotwise.core.fleet_messages import LearnedLives as LearnedLives
+from spotwise.core.fleet_messages import LoadReported as LoadReported
+from spotwise.core.fleet_messages import Purchase as Purchase
+from spotwise.core.fleet_messages import PurchaseStatus as PurchaseStatus
+from spotwise.core.fleet_messages import ShowFleet as ShowFleet
+from spotwise.core.fleet_messages import WantedInstances as WantedInstances
 from spotwise.core.members import GatewayStreams as GatewayStreams
 from spotwise.core.members import Member as Member
 from spotwise.core.members import MemberKind as MemberKind
@@ -237,6 +250,11 @@ Message = (
     | DeviceSurveyed
     | LeadGroup
     | GroupFormed
+    | LoadReported
+    | FleetReported
+    | FleetOrder
+    | ShowFleet
+    | FleetView
 )
 
 

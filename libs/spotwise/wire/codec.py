@@ -10,7 +10,7 @@ from google.protobuf.message import Message as Proto
 
 from spotwise.core import messages as m
 from spotwise.core.messages import Message
-from spotwise.wire import codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
+from spotwise.wire import codec_fleet, codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
 from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
@@ -212,6 +212,11 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (m.DeviceSurveyed, "device_surveyed", *codec_reshape.SURVEYED),
     (m.LeadGroup, "lead_group", *codec_reshape.LEAD),
     (m.GroupFormed, "group_formed", *codec_reshape.FORMED),
+    (m.LoadReported, "load_reported", *codec_fleet.LOAD),
+    (m.FleetReported, "fleet_reported", *codec_fleet.REPORT),
+    (m.FleetOrder, "fleet_order", *codec_fleet.ORDER),
+    (m.ShowFleet, "show_fleet", *codec_fleet.SHOW),
+    (m.FleetView, "fleet_view", codec_fleet.view_to, codec_fleet.view_from),
 )
 _BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _CODECS}
 _BY_FIELD = {field: from_proto for _, field, _, from_proto in _CODECS}

@@ -13,6 +13,10 @@ NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
 DRAIN = f"{_ROOT}.spot.drain"  #: requests a notice from the spot watcher
 WATCHERS = "watchers"  #: queue group of `DRAIN`
+LOAD = f"{_ROOT}.load"  #: gateways' reports of their requests
+FLEET = f"{_ROOT}.fleet.report"  #: instances that there are, and could be
+FLEET_ORDERS = f"{_ROOT}.fleet.order"  #: what the planner has bought and given back
+SHOW_FLEET = f"{_ROOT}.planner.fleet"  #: requests the planner's view of the fleet; the planner that acts replies
 RESHAPE = f"{_ROOT}.planner.reshape"  #: requests another configuration; the planner that acts replies
 
 

@@ -22,12 +22,11 @@ from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import (
     AcquireRequest,
     InstanceProvider,
-    InstanceState,
-    Market,
     NoCapacity,
     ProviderRefused,
     ProviderUnavailable,
 )
+from spotwise.core.fleet.market import InstanceState, Market
 from tests.contracts.instances import InstanceProviderContract, Site, ids
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn, error
 

@@ -17,7 +17,7 @@ from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 from tests.fakes.spot_machines import SpotMachines
 from tests.unit.cloud.speaking import NOW
 

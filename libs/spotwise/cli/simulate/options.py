@@ -15,12 +15,12 @@ from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.options import read_profile
 from spotwise.core.cost_profile import CostProfile
+from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
 from spotwise.simulator.runs.designs import DESIGNS, Design, Split
 from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
 TIMED = (

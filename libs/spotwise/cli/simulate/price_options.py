@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import OptionError
-from spotwise.simulator.runs.prices import PriceList, read_prices
+from spotwise.files.prices import PriceList, read_prices
 
 PricesOption = Annotated[
     Path | None,

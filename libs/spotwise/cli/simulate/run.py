@@ -34,13 +34,14 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.core.fleet.market import Market
+from spotwise.files.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import PAPER_SPLITS, Split
 from spotwise.simulator.runs.experiment import Case, LeavingMachines, RunSummary
 from spotwise.simulator.runs.metrics import METRICS
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
-from spotwise.simulator.runs.prices import PriceSeries, SpotMarket
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS
@@ -77,9 +78,7 @@ def run(
     prices: PricesOption = None,
     instance_type: InstanceTypeOption = None,
     zone: ZoneOption = None,
-    market: Annotated[
-        SpotMarket, typer.Option(help="How the machines are bought, of those in --prices.")
-    ] = SpotMarket.SPOT,
+    market: Annotated[Market, typer.Option(help="How the machines are bought, of those in --prices.")] = Market.SPOT,
     chunk_tokens: Annotated[
         int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")
     ] = None,
@@ -183,7 +182,7 @@ def _paper_machines(
 
 
 def _price_series(
-    prices: Path | None, price: float, instance_type: str | None, zone: str | None, market: SpotMarket
+    prices: Path | None, price: float, instance_type: str | None, zone: str | None, market: Market
 ) -> PriceSeries | None:
     if prices is not None and price:
         raise OptionError("--price: --prices has all prices; leave one of the two out")

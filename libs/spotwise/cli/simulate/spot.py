@@ -23,8 +23,10 @@ from spotwise.cli.simulate.price_options import (
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.spot_report import FleetInputs, fleet_document, fleet_table, input_lines, unserved_lines
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.fleet.market import Market
+from spotwise.files.prices import PriceList
+from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.prices import PriceList, SpotMarket
 from spotwise.simulator.runs.workload import ArrivalKind
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
@@ -40,7 +42,6 @@ from spotwise.simulator.spotserve.own_fleet import (
 from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotSurroundings
-from spotwise.simulator.spotserve.traces import SpotTrace, read_spot_trace
 
 #: The model of the built-in profile.
 _BUILT_IN_MODEL = "llama2-70b"
@@ -155,7 +156,7 @@ def spot(
         least = least_pipeline(fleet, served, size)
         assumed_rate = usual_rate(fleet, served, size) if rate is None and load is None else rate
         arrivals = own_arrivals(requests, assumed_rate, fleet.end_s, seed, size)
-    on_demand = tuple(node for node, place in places.items() if place.market is SpotMarket.ON_DEMAND)
+    on_demand = tuple(node for node, place in places.items() if place.market is Market.ON_DEMAND)
     runs = [
         SpotRun(
             fleet, arrivals, served, system, surroundings, on_demand_nodes=on_demand, drain_s=drain, keeps_rate=True

@@ -9,13 +9,13 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.cli.quantities import bytes_text, seconds_text
-from spotwise.simulator.runs.prices import SpotMarket
+from spotwise.core.fleet.market import Market
+from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet_results import FleetResult
 from spotwise.simulator.spotserve.own_fleet import mean_instances
 from spotwise.simulator.spotserve.pricing import FleetPricing
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
-from spotwise.simulator.spotserve.traces import SpotTrace
 
 _HOUR_S = 3600.0
 
@@ -87,9 +87,9 @@ def fleet_table(inputs: FleetInputs, results: Sequence[FleetResult]) -> Table:
     row("between devices", lambda each: bytes_text(sum(change.moved_bytes for change in each.outcome.changes)))
     row("from storage", lambda each: bytes_text(sum(change.storage_bytes for change in each.outcome.changes)))
     row("ended after", lambda each: f"{each.outcome.ended_s:,.1f} s")
-    row("instance hours, spot", lambda each: f"{each.outcome.instance_s(SpotMarket.SPOT) / _HOUR_S:,.2f}")
-    if any(each.outcome.instance_s(SpotMarket.ON_DEMAND) for each in results):
-        row("instance hours, on demand", lambda each: f"{each.outcome.instance_s(SpotMarket.ON_DEMAND) / _HOUR_S:,.2f}")
+    row("instance hours, spot", lambda each: f"{each.outcome.instance_s(Market.SPOT) / _HOUR_S:,.2f}")
+    if any(each.outcome.instance_s(Market.ON_DEMAND) for each in results):
+        row("instance hours, on demand", lambda each: f"{each.outcome.instance_s(Market.ON_DEMAND) / _HOUR_S:,.2f}")
     if inputs.pricing is not None:
         row("bill, $", lambda each: f"{inputs.bill(each):,.2f}")
         row("$ per 1,000 served", lambda each: _per_1000(inputs.bill(each), len(each.outcome.requests)))
@@ -176,8 +176,8 @@ def _system_document(inputs: FleetInputs, result: FleetResult) -> dict[str, Any]
             for change in outcome.changes
         ],
         "ended_s": outcome.ended_s,
-        "spot_s": outcome.instance_s(SpotMarket.SPOT),
-        "on_demand_s": outcome.instance_s(SpotMarket.ON_DEMAND),
+        "spot_s": outcome.instance_s(Market.SPOT),
+        "on_demand_s": outcome.instance_s(Market.ON_DEMAND),
         "bill_usd": inputs.bill(result),
         "open_requests": result.open_requests(),
         "wall_s": result.wall_s,

@@ -4,8 +4,7 @@ arrivals."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,16 +13,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from spotwise.files.tables import TraceError, csv_rows
 from spotwise.simulator.world.observation import Arrival
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _CHUNK = 4096
 
 IntArray = npt.NDArray[np.int64]
-
-
-class TraceError(ValueError):
-    """A trace file is wrong; the message names file, line and fault."""
 
 
 class RequestSizes(Protocol):
@@ -94,42 +90,6 @@ def poisson_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int
                 return
             yield Arrival(at_s, prompt_tokens, output_tokens)
             is_first = False
-
-
-def csv_rows(
-    path: Path, columns: Sequence[str], kind: str, optional: Sequence[str] = ()
-) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield line number and the cells of `columns`, then of `optional`, of a CSV file with a header; other columns are ignored,
-    and an absent optional one is empty.
-
-    Args:
-        kind: what such a file is, with its article; for messages.
-
-    Raises:
-        TraceError: the file cannot be read, lacks a column, or a row has not as many fields as the header.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            header = next(lines, [])
-            missing = [column for column in columns if column not in header]
-            if missing:
-                raise TraceError(
-                    f"{path}, line 1: no column {', '.join(missing)}; {kind} begins with {','.join(columns)}"
-                )
-            places = [header.index(name) if name in header else None for name in (*columns, *optional)]
-            for row in lines:
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise TraceError(
-                        f"{path}, line {lines.line_num}: {len(row)} fields where the header has {len(header)}"
-                    )
-                yield lines.line_num, tuple("" if place is None else row[place] for place in places)
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path} is no CSV file: {error}") from error
 
 
 def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:

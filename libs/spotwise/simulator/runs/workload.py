@@ -9,8 +9,14 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
+from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.traces import RequestSizes, TraceError, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.simulator.runs.traces import (
+    RequestSizes,
+    poisson_arrivals,
+    read_sizes,
+    trace_arrivals,
+)
 from spotwise.simulator.world.observation import Arrival
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.spotserve.traces import read_lines
+from spotwise.files.spot_traces import read_lines
+from spotwise.files.tables import TraceError
 
 #: Of every request in the paper.
 INPUT_TOKENS, OUTPUT_TOKENS = 512, 128

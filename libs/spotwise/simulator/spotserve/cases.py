@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.memory import LeastDevices
-from spotwise.simulator.runs.prices import SpotMarket
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,
@@ -33,7 +34,6 @@ from spotwise.simulator.spotserve.profiles import (
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 
 #: Deadline of a request, over its latency alone.
 DEADLINE_FACTOR = 3.0
@@ -245,8 +245,8 @@ def _summary(case: SpotCase, outcome: SpotOutcome, deadline_s: float, wall_s: fl
         sum(change.moved_bytes for change in outcome.changes),
         sum(change.storage_bytes for change in outcome.changes[1:]),
         outcome.trace_end_s,
-        outcome.instance_s(SpotMarket.SPOT, outcome.trace_end_s),
-        outcome.instance_s(SpotMarket.ON_DEMAND, outcome.trace_end_s),
+        outcome.instance_s(Market.SPOT, outcome.trace_end_s),
+        outcome.instance_s(Market.ON_DEMAND, outcome.trace_end_s),
         outcome.cost(SPOT_PER_H, ON_DEMAND_PER_H, outcome.trace_end_s),
         tuple(int(count) for count in np.diff([0, *below, len(latencies)])),
         wall_s,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from spotwise.core.fleet.market import Market
 from spotwise.core.migration.deployment import Instance
-from spotwise.simulator.runs.prices import SpotMarket
-from spotwise.simulator.spotserve.traces import SpotTrace
+from spotwise.files.spot_traces import SpotTrace
 
 
 class Stage(IntEnum):
@@ -27,7 +27,7 @@ class PaidLife:
 
     node: str
     instance: str
-    market: SpotMarket
+    market: Market
     from_s: float
     to_s: float
 
@@ -53,7 +53,7 @@ class SpotInstance:
 
     node: str
     id: str
-    market: SpotMarket
+    market: Market
     ready_s: float
     leaves_s: float | None = None
     deadline_s: float | None = None
@@ -140,7 +140,7 @@ def fleet_events(
         if life.to_s is not None and life.to_s <= life.from_s:
             continue  # joined and left between two polls
         stay = stays[life.node] = stays.get(life.node, 0) + 1
-        market = SpotMarket.ON_DEMAND if life.node in on_demand else SpotMarket.SPOT
+        market = Market.ON_DEMAND if life.node in on_demand else Market.SPOT
         name = life.node if stay == 1 else f"{life.node}#{stay}"
         machine = SpotInstance(life.node, name, market, life.from_s, life.to_s)
         times = [(max(0.0, life.from_s - announced_s), Stage.ANNOUNCED), (life.from_s, Stage.READY)]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.runs.plots import bare_grid, legend_below, new_figure
 from spotwise.simulator.spotserve.fleet_results import FleetResult
-from spotwise.simulator.spotserve.traces import SpotTrace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,8 @@ from spotwise.core.parallel.memory import RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency
 from spotwise.core.parallel.scaled_cost import ScaledCost
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.choices import greatest_throughput
@@ -30,7 +31,6 @@ from spotwise.simulator.spotserve.systems import (
     SpotSurroundings,
     SpotSystem,
 )
-from spotwise.simulator.spotserve.traces import SpotTrace
 
 #: What a user compares, by name; configurations are chosen by l_req, queueing included (SpotServe, section 4.1).
 COMPARED = {

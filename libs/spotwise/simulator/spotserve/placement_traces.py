@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from spotwise.files.spot_traces import SpotEventKind, SpotTrace, read_spot_trace
 from spotwise.simulator.spotserve.placement_study import PlacementFinding, study_placements
 from spotwise.simulator.spotserve.placement_world import NodeEvent, PlacementSetting
-from spotwise.simulator.spotserve.traces import SpotEventKind, SpotTrace, read_spot_trace
 
 _FILES = {"g4dn": "g4dn-trace.csv", "p3": "p3-trace.csv"}
 

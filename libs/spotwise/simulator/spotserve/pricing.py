@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotwise.simulator.runs.prices import PriceList, SpotMarket, parse_market
-from spotwise.simulator.runs.traces import TraceError, csv_rows
+from spotwise.core.fleet.market import Market
+from spotwise.files.prices import PriceList, parse_market
+from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.tables import TraceError, csv_rows
 from spotwise.simulator.spotserve.fleet import PaidLife
-from spotwise.simulator.spotserve.traces import SpotTrace
 
 NODE_COLUMNS = ("node",)
 _OPTIONAL_COLUMNS = ("zone", "market")
@@ -22,7 +23,7 @@ class NodePlace:
     """Where and how a node of a trace was bought; `zone` is `None` where unknown."""
 
     zone: str | None = None
-    market: SpotMarket = SpotMarket.SPOT
+    market: Market = Market.SPOT
 
 
 def read_nodes(path: Path, trace: SpotTrace) -> dict[str, NodePlace]:
@@ -36,7 +37,7 @@ def read_nodes(path: Path, trace: SpotTrace) -> dict[str, NodePlace]:
         if node in places:
             raise TraceError(f"{path}, line {line}: {node} is listed twice")
         try:
-            places[node] = NodePlace(zone or None, parse_market(market) if market else SpotMarket.SPOT)
+            places[node] = NodePlace(zone or None, parse_market(market) if market else Market.SPOT)
         except ValueError:
             raise TraceError(f"{path}, line {line}: market is {market!r}; write spot or on_demand") from None
     return places

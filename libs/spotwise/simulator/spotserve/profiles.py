@@ -14,7 +14,7 @@ import orjson
 
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.tables import TraceError
 
 _VOCABULARY = 50_304
 _FLOAT32_BYTES = 4

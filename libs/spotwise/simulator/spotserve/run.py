@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.runs.prices import SpotMarket
+from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet import PaidLife
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
-from spotwise.simulator.spotserve.traces import SpotTrace
 
 #: From a trace's end to a run's bound: more than any fleet that serves its load needs.
 DRAIN_S = 86_400.0
@@ -155,11 +155,11 @@ class SpotOutcome:
         yield from self.requests
         yield from self.unfinished
 
-    def instance_s(self, market: SpotMarket, until_s: float = inf) -> float:
+    def instance_s(self, market: Market, until_s: float = inf) -> float:
         """Return the billed seconds in a market, up to a time."""
         return sum(life.seconds(until_s) for life in self.lives if life.market is market)
 
     def cost(self, spot_price_per_h: float, on_demand_price_per_h: float, until_s: float = inf) -> float:
         """Return the price of all instances, in the currency of the prices."""
-        paid = self.instance_s(SpotMarket.SPOT, until_s) * spot_price_per_h
-        return (paid + self.instance_s(SpotMarket.ON_DEMAND, until_s) * on_demand_price_per_h) / 3600.0
+        paid = self.instance_s(Market.SPOT, until_s) * spot_price_per_h
+        return (paid + self.instance_s(Market.ON_DEMAND, until_s) * on_demand_price_per_h) / 3600.0

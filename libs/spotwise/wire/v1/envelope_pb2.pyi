@@ -6,6 +6,7 @@ Every NATS message is one Envelope, so that an inbox is one subject and stays in
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from spotwise.wire.v1 import cluster_pb2 as _cluster_pb2
+from spotwise.wire.v1 import fleet_pb2 as _fleet_pb2
 from spotwise.wire.v1 import request_pb2 as _request_pb2
 from spotwise.wire.v1 import reshape_pb2 as _reshape_pb2
 from spotwise.wire.v1 import spot_pb2 as _spot_pb2
@@ -59,6 +60,11 @@ class Envelope(_message.Message):
     DEVICE_SURVEYED_FIELD_NUMBER: _builtins.int
     LEAD_GROUP_FIELD_NUMBER: _builtins.int
     GROUP_FORMED_FIELD_NUMBER: _builtins.int
+    LOAD_REPORTED_FIELD_NUMBER: _builtins.int
+    FLEET_REPORTED_FIELD_NUMBER: _builtins.int
+    FLEET_ORDER_FIELD_NUMBER: _builtins.int
+    SHOW_FLEET_FIELD_NUMBER: _builtins.int
+    FLEET_VIEW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_batch(self) -> _request_pb2.TokenBatch: ...
     @_builtins.property
@@ -127,6 +133,16 @@ class Envelope(_message.Message):
     def lead_group(self) -> _reshape_pb2.LeadGroup: ...
     @_builtins.property
     def group_formed(self) -> _reshape_pb2.GroupFormed: ...
+    @_builtins.property
+    def load_reported(self) -> _fleet_pb2.LoadReported: ...
+    @_builtins.property
+    def fleet_reported(self) -> _fleet_pb2.FleetReported: ...
+    @_builtins.property
+    def fleet_order(self) -> _fleet_pb2.FleetOrder: ...
+    @_builtins.property
+    def show_fleet(self) -> _fleet_pb2.ShowFleet: ...
+    @_builtins.property
+    def fleet_view(self) -> _fleet_pb2.FleetView: ...
     def __init__(
         self,
         *,
@@ -164,12 +180,17 @@ class Envelope(_message.Message):
         device_surveyed: _reshape_pb2.DeviceSurveyed | None = ...,
         lead_group: _reshape_pb2.LeadGroup | None = ...,
         group_formed: _reshape_pb2.GroupFormed | None = ...,
+        load_reported: _fleet_pb2.LoadReported | None = ...,
+        fleet_reported: _fleet_pb2.FleetReported | None = ...,
+        fleet_order: _fleet_pb2.FleetOrder | None = ...,
+        show_fleet: _fleet_pb2.ShowFleet | None = ...,
+        fleet_view: _fleet_pb2.FleetView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "group_formed", b"group_formed", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "fleet_order", b"fleet_order", "fleet_reported", b"fleet_reported", "fleet_view", b"fleet_view", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "group_formed", b"group_formed", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "load_reported", b"load_reported", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "show_fleet", b"show_fleet", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "group_formed", b"group_formed", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "device_surveyed", b"device_surveyed", "drain", b"drain", "drain_reply", b"drain_reply", "fleet_order", b"fleet_order", "fleet_reported", b"fleet_reported", "fleet_view", b"fleet_view", "forget_gateway", b"forget_gateway", "give_back_request", b"give_back_request", "group_formed", b"group_formed", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "lead_group", b"lead_group", "load_reported", b"load_reported", "member", b"member", "message", b"message", "move_acknowledged", b"move_acknowledged", "move_ended", b"move_ended", "move_request", b"move_request", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_moved", b"request_moved", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "reshape_mesh", b"reshape_mesh", "reshape_reply", b"reshape_reply", "show_fleet", b"show_fleet", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "survey_device", b"survey_device", "survey_worker", b"survey_worker", "token_batch", b"token_batch", "worker_surveyed", b"worker_surveyed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged", "give_back_request", "survey_worker", "worker_surveyed", "reshape_mesh", "reshape_reply", "survey_device", "device_surveyed", "lead_group", "group_formed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed", "move_request", "move_ended", "request_moved", "move_acknowledged", "give_back_request", "survey_worker", "worker_surveyed", "reshape_mesh", "reshape_reply", "survey_device", "device_surveyed", "lead_group", "group_formed", "load_reported", "fleet_reported", "fleet_order", "show_fleet", "fleet_view"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spotwise.simulator.runs.traces import TraceError, TraceSizes, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.files.tables import TraceError
+from spotwise.simulator.runs.traces import (
+    TraceSizes,
+    poisson_arrivals,
+    read_sizes,
+    trace_arrivals,
+)
 from spotwise.simulator.world.observation import Arrival
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, mean_rate
 from spotwise.simulator.world.observation import Arrival
 

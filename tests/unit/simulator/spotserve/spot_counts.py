@@ -13,8 +13,8 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace, read_lines
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_lines
+from spotwise.files.tables import TraceError
 
 Curve = tuple[tuple[float, int], ...]
 

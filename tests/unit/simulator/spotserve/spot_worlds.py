@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SPOTSERVE, SpotModel, SpotSurroundings, SpotSystem
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 
 #: Prompt and answer of every request here.
 INPUT_TOKENS, OUTPUT_TOKENS = 10, 60

@@ -10,10 +10,11 @@ import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.designs import Split
 from spotwise.simulator.runs.experiment import Case, simulate
 from spotwise.simulator.runs.recorded import RECORDED
-from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
@@ -30,7 +31,6 @@ from spotwise.simulator.spotserve.own_fleet import (
 )
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
-from spotwise.simulator.spotserve.traces import SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Llama2-70B, of which the built-in profile is.

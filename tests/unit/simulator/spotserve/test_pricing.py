@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.simulator.runs.prices import PriceList, PriceSeries, SpotMarket
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.core.fleet.market import Market
+from spotwise.files.prices import PriceList, PriceSeries
+from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
-SPOT, ON_DEMAND = SpotMarket.SPOT, SpotMarket.ON_DEMAND
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 TRACE = tiny.trace((0.0, "add", "a b c"), (30.0, "remove", "b"), (60.0, "add", "b"), end_s=100.0)
 PRICES = PriceList(
     "prices.csv",

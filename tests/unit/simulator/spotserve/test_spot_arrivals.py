@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.simulator.runs.prices import SpotMarket
+from spotwise.core.fleet.market import Market
+from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
@@ -16,7 +17,6 @@ from spotwise.simulator.spotserve.systems import (
     BatchFormation,
     SpotSystem,
 )
-from spotwise.simulator.spotserve.traces import SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 SYSTEMS = [
@@ -42,7 +42,7 @@ def test_a_fleet_that_shrinks_to_nothing_ends_at_the_bound(system: SpotSystem) -
     assert all(request.output_tokens < tiny.OUTPUT_TOKENS for request in outcome.unfinished)
     assert outcome.unfinished[1].output_tokens == 0
     assert outcome.ended_s == 75.0
-    assert outcome.instance_s(SpotMarket.SPOT) == 60.0
+    assert outcome.instance_s(Market.SPOT) == 60.0
 
 
 @every_system
@@ -51,7 +51,7 @@ def test_a_fleet_too_small_for_the_model_ends_at_the_bound(system: SpotSystem) -
     outcome = serve(measured(tiny.trace((0.0, "add", "a"), end_s=50.0), (1.0, 2.0), system, 10.0))
     assert outcome.requests == ()
     assert [request.arrived_s for request in outcome.unfinished] == [1.0, 2.0]
-    assert outcome.instance_s(SpotMarket.SPOT) == outcome.ended_s == 60.0
+    assert outcome.instance_s(Market.SPOT) == outcome.ended_s == 60.0
 
 
 @every_system

@@ -12,12 +12,12 @@ from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve, world_of
 from spotwise.simulator.spotserve.serving_state import lacking
 from spotwise.simulator.spotserve.systems import SPOTSERVE
-from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: A pipeline is two instances.

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.profiles import (
     GPT_20B,
     PAPER_MODELS,

@@ -8,10 +8,10 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
+from spotwise.files.spot_traces import SpotEventKind
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, BatchFormation, SpotSystem
-from spotwise.simulator.spotserve.traces import SpotEventKind
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Three pipelines of two instances each; one instance goes at 20 s, one comes at 60 s.

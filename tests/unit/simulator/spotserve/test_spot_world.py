@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.runs.prices import SpotMarket
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.fleet import Fleet, Stage, fleet_events
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
@@ -125,14 +125,14 @@ def test_a_node_that_comes_again_is_another_instance() -> None:
         fleet.apply(event)
     lives = fleet.paid_lives(30.0)
     assert [(life.instance, life.from_s, life.to_s) for life in lives] == [("a", 0.0, 10.0), ("a#2", 20.0, 30.0)]
-    assert {life.market for life in lives} == {SpotMarket.ON_DEMAND}
+    assert {life.market for life in lives} == {Market.ON_DEMAND}
     assert sum(life.seconds(25.0) for life in lives) == 15.0
 
 
 def test_the_bill_has_the_prices_of_both_markets() -> None:
     run = replace(tiny.run(STAYS, (1.0,), ALONE), on_demand_nodes=("b",))
     outcome = serve(run)
-    assert (outcome.instance_s(SpotMarket.SPOT), outcome.instance_s(SpotMarket.ON_DEMAND)) == (50.0, 50.0)
+    assert (outcome.instance_s(Market.SPOT), outcome.instance_s(Market.ON_DEMAND)) == (50.0, 50.0)
     assert outcome.cost(36.0, 72.0) == pytest.approx(0.5 + 1.0)
     assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
 

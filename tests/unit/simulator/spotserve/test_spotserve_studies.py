@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.plots import save
 from spotwise.simulator.runs.studies import findings_of
-from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.spotserve.cases import (
     HISTOGRAM_S,
     Availability,

@@ -7,27 +7,20 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
-from spotwise.simulator.runs.traces import TraceError, csv_rows
+from spotwise.core.fleet.market import Market
+from spotwise.files.tables import TraceError, csv_rows
 
 COLUMNS = ("time_s", "instance_type", "market", "price_per_h")
 _ZONE = "zone"
 _HOUR_S = 3600.0
 
 
-class SpotMarket(StrEnum):
-    """How an instance was bought."""
-
-    SPOT = "spot"
-    ON_DEMAND = "on_demand"
-
-
-def parse_market(text: str) -> SpotMarket:
+def parse_market(text: str) -> Market:
     """Return the market of a name, `on-demand` included; raises ValueError for another name."""
-    return SpotMarket(text.lower().replace("-", "_"))
+    return Market(text.lower().replace("-", "_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +57,20 @@ class PriceList:
     """All prices of a file, `source`; by type, zone (`None`: every zone without a price of its own) and market."""
 
     source: str
-    series: Mapping[tuple[str, str | None, SpotMarket], PriceSeries]
+    series: Mapping[tuple[str, str | None, Market], PriceSeries]
 
     @classmethod
     def flat(cls, per_h: float) -> PriceList:
         """Return one price for everything, under the type ``""``."""
         always = PriceSeries((0.0,), (per_h,))
-        return cls(f"{per_h:g} $/h", {("", None, market): always for market in SpotMarket})
+        return cls(f"{per_h:g} $/h", {("", None, market): always for market in Market})
 
     @property
     def types(self) -> tuple[str, ...]:
         """Instance types, in the file's order."""
         return tuple(dict.fromkeys(instance_type for instance_type, _, _ in self.series))
 
-    def of(self, instance_type: str, zone: str | None, market: SpotMarket, from_s: float) -> PriceSeries:
+    def of(self, instance_type: str, zone: str | None, market: Market, from_s: float) -> PriceSeries:
         """Return the prices of an instance in a zone (`None`: unknown) that is paid from `from_s` on; raises TraceError where
         there is none, or none yet."""
         series = self.series.get((instance_type, zone, market)) or self.series.get((instance_type, None, market))
@@ -101,8 +94,8 @@ class PriceList:
 def read_prices(path: Path) -> PriceList:
     """Read `time_s,instance_type,zone,market,price_per_h`, with a header; the zone may be empty, or its column absent. Raises
     TraceError if the file cannot be read, is empty, or a line is wrong."""
-    times_s: dict[tuple[str, str | None, SpotMarket], list[float]] = {}
-    per_h: dict[tuple[str, str | None, SpotMarket], list[float]] = {}
+    times_s: dict[tuple[str, str | None, Market], list[float]] = {}
+    per_h: dict[tuple[str, str | None, Market], list[float]] = {}
     for line, (time, instance_type, market, price, zone) in csv_rows(path, COLUMNS, "a file of prices", (_ZONE,)):
         if not instance_type:
             raise TraceError(f"{path}, line {line}: instance_type is empty; write the machine's name")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.spotserve.traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.files.spot_traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.files.tables import TraceError
 from tests.unit.simulator.spotserve.spot_counts import TimeUnit, node_seconds, read_counts, trace_of_counts
 
 ADD, REMOVE, LOAD, DONE = SpotEventKind

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.files.tables import TraceError
 
 _ONLY_A_MINUTE_PASSED = ("no-op", "migration")
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.prices import PriceList, PriceSeries, SpotMarket, read_prices
-from spotwise.simulator.runs.traces import TraceError
+from spotwise.core.fleet.market import Market
+from spotwise.files.prices import PriceList, PriceSeries, read_prices
+from spotwise.files.tables import TraceError
 
-SPOT, ON_DEMAND = SpotMarket.SPOT, SpotMarket.ON_DEMAND
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 
 
 def written(folder: Path, text: str) -> Path:
@@ -84,7 +85,7 @@ def test_a_zone_has_its_own_prices_or_those_of_all(tmp_path: Path) -> None:
 
 def test_one_price_may_hold_for_everything() -> None:
     prices = PriceList.flat(36.0)
-    assert {prices.of("", zone, market, 0.0).cost(0.0, 100.0) for zone in (None, "a") for market in SpotMarket} == {1.0}
+    assert {prices.of("", zone, market, 0.0).cost(0.0, 100.0) for zone in (None, "a") for market in Market} == {1.0}
 
 
 @pytest.mark.parametrize(

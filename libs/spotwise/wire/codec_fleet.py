@@ -1,0 +1,90 @@
+"""Reports and orders of the fleet, to protobuf and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.survival import PiecewiseHazard
+from spotwise.wire.field_codec import Codec, codec_of, same
+from spotwise.wire.v1 import fleet_pb2 as fleet
+
+
+def _each(codec: Codec) -> Codec:
+    """Return the codec of a tuple."""
+    to_proto, from_proto = codec
+    return lambda values: [*map(to_proto, values)], lambda protos: tuple(map(from_proto, protos))
+
+
+_MARKET: Codec = (same, Market)
+_INSTANCE = codec_of(
+    m.FleetInstance,
+    fleet.FleetInstance,
+    *("id", "type_name", "launched_s", "token", "zone", "price_per_h", "why_leaving"),
+    optional=("leaves_at_s",),
+    market=_MARKET,
+    state=(same, InstanceState),
+)
+_OFFER = codec_of(
+    m.InstanceOffer,
+    fleet.InstanceOffer,
+    *("type_name", "price_per_h", "most", "zone", "refused_until_s", "refusal"),
+    market=_MARKET,
+)
+_HAZARD = codec_of(PiecewiseHazard, fleet.Hazard, from_s=(same, tuple), per_s=(same, tuple))
+_LIVES = codec_of(m.LearnedLives, fleet.LearnedLives, "type_name", "zone", "lives", "ends", hazard=_HAZARD)
+_PURCHASE = codec_of(m.Purchase, fleet.Purchase, "token", "count", "zone", type_names=(same, tuple), market=_MARKET)
+_STATUS = codec_of(
+    m.PurchaseStatus, fleet.PurchaseStatus, "since_s", "is_answered", "got", "problem", purchase=_PURCHASE
+)
+_RELEASE = codec_of(m.InstanceRelease, fleet.InstanceRelease, "instance_id", "deadline_s", "reason")
+_REASON = codec_of(m.InstanceReason, fleet.InstanceReason, "instance_id", "reason")
+_WANTED = codec_of(m.WantedInstances, fleet.WantedInstances, "type_name", "spot", "on_demand", "spares")
+
+LOAD: Codec = codec_of(
+    m.LoadReported,
+    fleet.LoadReported,
+    *("gateway_id", "incarnation", "number", "prompt_tokens", "finished", "output_tokens"),
+    arrivals_s=(same, tuple),
+)
+REPORT: Codec = codec_of(
+    m.FleetReported,
+    fleet.FleetReported,
+    *("watcher_id", "incarnation", "at_s", "provider", "spent", "problem"),
+    instances=_each(_INSTANCE),
+    offers=_each(_OFFER),
+    purchases=_each(_STATUS),
+    lives=_each(_LIVES),
+)
+ORDER: Codec = codec_of(
+    m.FleetOrder,
+    fleet.FleetOrder,
+    *("planner_id", "term", "number"),
+    purchases=_each(_PURCHASE),
+    releases=_each(_RELEASE),
+)
+SHOW: Codec = codec_of(m.ShowFleet, fleet.ShowFleet)
+_VIEW_FIELDS = (
+    *("rate", "cv", "input_tokens", "output_tokens", "config", "serving"),
+    *("throughput", "request_s", "price_per_h", "why"),
+)
+_VIEW = codec_of(
+    m.FleetView,
+    fleet.FleetView,
+    *_VIEW_FIELDS,
+    optional=("budget_per_h",),
+    report=(lambda report: None if report is None else REPORT[0](report), same),
+    wanted=_each(_WANTED),
+    reasons=_each(_REASON),
+)
+
+
+def view_from(proto: Any) -> m.FleetView:
+    """Return the view that `view_to` turned into `proto`."""
+    view: m.FleetView = _VIEW[1](proto)
+    return replace(view, report=REPORT[1](proto.report) if proto.HasField("report") else None)
+
+
+view_to = _VIEW[0]
