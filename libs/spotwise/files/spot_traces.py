@@ -1,5 +1,6 @@
 """Recorded availability of spot instances, in the formats of SpotServe's artifact (one JSON list a line), Bamboo and Parcae
-(`ms,add|remove,node`). A node that joins twice or leaves while absent is an error with its line."""
+(`ms,add|remove,node`). Beyond these formats, a removal may say how many milliseconds before it the nodes are notified. A node
+that joins twice or leaves while absent is an error with its line."""
 
 from __future__ import annotations
 
@@ -33,21 +34,24 @@ class SpotEvent:
         time_s: from the trace's start; the notice comes before, how long is not in the trace.
         nodes: that joined or left.
         required_rate: requests a second expected from here on; `None` where the trace has none.
+        notice_s: from the notice of nodes that leave to this event; `None` where the trace does not say.
     """
 
     time_s: float
     kind: SpotEventKind
     nodes: tuple[str, ...] = ()
     required_rate: float | None = None
+    notice_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """One stay of an instance; `to_s` is `None` if it was up at the end."""
+    """One stay of an instance; `to_s` is `None` if it was up at the end, `notice_s` as in `SpotEvent`."""
 
     node: str
     from_s: float
     to_s: float | None
+    notice_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class SpotTrace:
                 elif event.kind is SpotEventKind.REMOVE:
                     if node not in here:
                         raise ValueError(f"{self.name}: {node} goes at {event.time_s:g} s and is not there")
-                    yield NodeLife(node, here.pop(node), event.time_s)
+                    yield NodeLife(node, here.pop(node), event.time_s, event.notice_s)
         for node, from_s in here.items():
             yield NodeLife(node, from_s, None)
 
@@ -161,14 +165,20 @@ def _checked(path: Path, name: str, rows: Iterable[tuple[int, SpotEvent]]) -> Sp
 
 
 def _csv(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, SpotEvent]]:
-    """Read `time_ms,add|remove,node`; joins or leaves at one time are one event, as they were polled."""
+    """Read `time_ms,add|remove,node[,notice_ms]`; joins or leaves at one time, of one notice, are one event, as they were
+    polled."""
     open_event: tuple[int, SpotEvent] | None = None
     for number, line in lines:
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 3 or cells[1] not in ("add", "remove") or not cells[2]:
-            raise TraceError(f"{path}, line {number}: {line!r} is not milliseconds,add|remove,node")
-        event = SpotEvent(_seconds(path, number, cells[0]), SpotEventKind(cells[1]), (cells[2],))
-        if open_event and (open_event[1].time_s, open_event[1].kind) == (event.time_s, event.kind):
+        has_notice = len(cells) == 4 and cells[1] == "remove"
+        if not (len(cells) == 3 or has_notice) or cells[1] not in ("add", "remove") or not cells[2]:
+            raise TraceError(
+                f"{path}, line {number}: {line!r} is not milliseconds,add|remove,node, nor milliseconds,remove,node,"
+                "milliseconds of notice"
+            )
+        notice_s = _seconds(path, number, cells[3]) if has_notice else None
+        event = SpotEvent(_seconds(path, number, cells[0]), SpotEventKind(cells[1]), (cells[2],), notice_s=notice_s)
+        if open_event and _moment(open_event[1]) == _moment(event):
             if event.nodes[0] in open_event[1].nodes:
                 raise TraceError(f"{path}, line {number}: {event.nodes[0]} is listed twice at {event.time_s:g} s")
             open_event = (open_event[0], replace(open_event[1], nodes=open_event[1].nodes + event.nodes))
@@ -180,8 +190,12 @@ def _csv(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Sp
         yield open_event
 
 
+def _moment(event: SpotEvent) -> tuple[float, SpotEventKind, float | None]:
+    return event.time_s, event.kind, event.notice_s
+
+
 def _segment(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, SpotEvent]]:
-    """Read `[time_ms, "add" | "remove" | "other" | "DONE", {"nodes": [...], "required_tpt": ...}]`."""
+    """Read `[time_ms, "add" | "remove" | "other" | "DONE", {"nodes": [...], "required_tpt": ..., "notice_ms": ...}]`."""
     kinds = {
         "add": SpotEventKind.ADD,
         "remove": SpotEventKind.REMOVE,
@@ -193,6 +207,7 @@ def _segment(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int
         try:
             time_ms, word, details = orjson.loads(line)
             nodes, rate = tuple(details.get("nodes", ())), details.get("required_tpt")
+            notice_ms = details.get("notice_ms")
         except (ValueError, TypeError, AttributeError) as error:
             raise TraceError(f'{path}, line {number}: not a list like [0, "add", {{"nodes": ["node-0"]}}]') from error
         time_s = _seconds(path, number, time_ms)
@@ -207,7 +222,8 @@ def _segment(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int
             raise TraceError(f"{path}, line {number}: nodes are names, each once")
         if kind in (SpotEventKind.ADD, SpotEventKind.REMOVE) and not nodes:
             raise TraceError(f"{path}, line {number}: {word} names no nodes")
-        yield number, SpotEvent(time_s, kind, nodes, _rate(path, number, rate))
+        notice_s = None if notice_ms is None else _seconds(path, number, notice_ms)
+        yield number, SpotEvent(time_s, kind, nodes, _rate(path, number, rate), notice_s)
     if unmarked_end is not None:
         yield unmarked_end[0], SpotEvent(unmarked_end[1], SpotEventKind.DONE)
 

@@ -151,6 +151,21 @@ def test_a_part_has_as_many_instances_as_the_whole_at_that_time(
     assert part.end_s == seconds
 
 
+def test_a_removal_may_say_when_it_is_notified(tmp_path: Path) -> None:
+    """Nodes that leave at one time with one notice are one event."""
+    table = written(tmp_path, "0,add,a\n0,add,b\n0,add,c\n9000,remove,a,500\n9000,remove,b,500\n9000,remove,c\n")
+    leaves = [(each.nodes, each.notice_s) for each in read_spot_trace(table).events[1:]]
+    assert leaves == [(("a", "b"), 0.5), (("c",), None)]
+    lines = written(tmp_path, '[0, "add", {"nodes": ["a"]}]\n[9000, "remove", {"nodes": ["a"], "notice_ms": 0}]\n')
+    assert [(life.to_s, life.notice_s) for life in read_spot_trace(lines).lives()] == [(9.0, 0.0)]
+
+
+@pytest.mark.parametrize("line", ["9000,add,b,500", "9000,remove,a,-1", "9000,remove,a,x", "9000,remove,a,1,2"])
+def test_a_wrong_notice_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
+    with pytest.raises(TraceError, match=r"trace\.txt, line 2: "):
+        read_spot_trace(written(tmp_path, f"0,add,a\n{line}\n"))
+
+
 def test_counts_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
     """One published file is not in the order of its times."""
     clock = written(tmp_path, "2021-12-10, 23:59:00, 5\n2021-12-11, 00:01:00, 7\n2021-12-11, 00:00:00, 6\n")

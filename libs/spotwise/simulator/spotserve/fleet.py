@@ -130,7 +130,7 @@ def fleet_events(
     """Return the events of a trace, by time.
 
     Args:
-        grace_s: from a notice to the preemption.
+        grace_s: from a notice to the preemption, where the trace does not say.
         announced_s: from the announcement of an instance until it is up.
         on_demand: nodes of the trace that are not preemptible; only the trace releases them.
     """
@@ -145,7 +145,8 @@ def fleet_events(
         machine = SpotInstance(life.node, name, market, life.from_s, life.to_s)
         times = [(max(0.0, life.from_s - announced_s), Stage.ANNOUNCED), (life.from_s, Stage.READY)]
         if life.to_s is not None:
-            times += [(max(life.from_s, life.to_s - grace_s), Stage.NOTICED), (life.to_s, Stage.GONE)]
+            notice_s = grace_s if life.notice_s is None else life.notice_s
+            times += [(max(life.from_s, life.to_s - notice_s), Stage.NOTICED), (life.to_s, Stage.GONE)]
         for moment in times:
             moments.setdefault(moment, []).append(machine)
     return [
