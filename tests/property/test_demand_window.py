@@ -81,7 +81,7 @@ def expected(counted: Heard, now: float) -> tuple[float, float | None, int, int]
     rate = len(arrivals_s) / max(LEAST_SPAN_S, min(WINDOW_S, now - began_s))
     gaps_s = [later - earlier for earlier, later in pairwise(arrivals_s)]
     cv = None
-    if len(gaps_s) >= LEAST_GAPS and sum(gaps_s):
+    if len(gaps_s) >= LEAST_GAPS and any(gaps_s):
         mean_s = sum(gaps_s) / len(gaps_s)
         cv = math.sqrt(sum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)) / mean_s
     inputs = [(at_s, len(report.arrivals_s), report.prompt_tokens) for at_s, report in counted]

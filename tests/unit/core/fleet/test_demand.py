@@ -149,8 +149,8 @@ def test_a_request_has_at_least_one_token() -> None:
 @pytest.mark.parametrize("lost", [0.0, 0.2])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_poisson_stream_over_three_gateways_has_its_rate(seed: int, lost: float) -> None:
-    """20 requests a second by chance to one of three gateways that report at moments of their own: the rate is less by the share
-    of lost reports, and the variation that of a Poisson process, where none is lost.
+    """20 requests a second by chance to one of three gateways that report at moments of their own: the rate is less by the
+    share of lost reports, and the variation that of a Poisson process, where none is lost.
     """
     chance, window, now = random.Random(seed), DemandWindow(), 0.0
     pending: dict[str, list[float]] = {"a": [], "b": [], "c": []}
