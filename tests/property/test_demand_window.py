@@ -17,8 +17,9 @@ from spotwise.core.parallel.arrivals import LEAST_GAPS
 WINDOW_S, LEAST_SPAN_S = 30.0, 5.0
 GATEWAYS = ("a", "b", "c")
 #: Quarters of a second are exact, so that the bounds of the window are met.
-SECONDS = st.integers(0, 400).map(lambda quarters: 1000.0 + quarters / 4)
-ARRIVALS = st.lists(st.tuples(SECONDS, st.sampled_from(GATEWAYS), st.integers(1, 50)), max_size=60)
+SECONDS = st.integers(0, 240).map(lambda quarters: 1000.0 + quarters / 4)
+ARRIVAL = st.tuples(SECONDS, st.sampled_from(GATEWAYS), st.integers(1, 50))
+ARRIVALS = st.lists(ARRIVAL, min_size=30, max_size=90) | st.lists(ARRIVAL, max_size=5)
 #: Of a report: whether it is lost, by how much it is late, how often it comes.
 FATES = st.lists(st.tuples(st.booleans(), st.integers(0, 80).map(lambda late: late / 4), st.integers(1, 3)), min_size=8)
 
@@ -32,7 +33,7 @@ def heard(arrivals: list[tuple[float, str, int]], fates: list[tuple[bool, float,
     for name in GATEWAYS:
         meter = LoadMeter(name, 1)
         mine = sorted((at_s, tokens) for at_s, gateway, tokens in arrivals if gateway == name)
-        for second in range(1001, 1103):
+        for second in range(1001, 1066):
             for at_s, tokens in [each for each in mine if second - 1 <= each[0] < second]:
                 meter.arrived(tokens, at_s)
                 meter.finished(2 * tokens)
