@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.responses import Response
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
-from spotwise.gateway.generation import Generation, GenerationError
+from spotwise.gateway.generation import Generation, GenerationError, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
@@ -77,6 +77,9 @@ class GenerationResponse(Response):
                         timeline.received(len(piece.token_ids), batch.prefill_s)
                     if piece.finish_reason is not None:
                         ended = piece.finish_reason
+                        if batch.finish_reason is None:
+                            with suppress(TextEndedError):
+                                await batches.athrow(TextEndedError())
                         break
                     yield piece
                 else:

@@ -88,11 +88,15 @@ class GenerationError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class TextEndedError(Exception):
+    """Thrown into a generator that its user closes because a stop string has ended the text; it passes through."""
+
+
 class Generation(Protocol):
     """The mesh, as the gateway's HTTP layer sees it."""
 
     def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
-        """Generate one sequence. Closing the generator cancels its work in the mesh.
+        """Generate one sequence. Closing the generator, or throwing `TextEndedError` into it, cancels its work in the mesh.
 
         An optional first item without tokens reports that the mesh accepted the sequence; HTTP streams start with it.
         The last item has a finish reason.

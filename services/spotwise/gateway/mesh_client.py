@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.load_meter import LOAD_REPORT_S
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import LedgerEntry, Message, RecordLedger, RejectCode, Send, SubmitRequest, Tick
@@ -19,7 +20,7 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.addresses import without_addresses
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.token_stream import TokenStream
@@ -56,7 +57,9 @@ class MeshGeneration:
         self._host = host
         self._metrics = metrics
         self._settings = settings
-        self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery, host.member.incarnation)
+        self._role, journal = host.make_role(
+            GatewayRole, host.id, settings.recovery, host.member.incarnation, load_report_s=LOAD_REPORT_S
+        )
         self._streams: dict[str, TokenStream] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._loop = RoleLoop(
@@ -68,6 +71,7 @@ class MeshGeneration:
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
+                g.PublishLoad: lambda command: host.post(subjects.LOAD, command.report),
                 Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),
             },
@@ -89,6 +93,7 @@ class MeshGeneration:
         self._streams[choice_id] = stream
         self._record_names(choice_id, spec.client_request_id)
         self._loop.feed(g.RequestReceived(choice_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+        text_ended = False
         try:
             while True:
                 item = await stream.take()
@@ -97,8 +102,11 @@ class MeshGeneration:
                 yield item
                 if item.finish_reason is not None:
                     return
+        except TextEndedError:
+            text_ended = True
+            raise
         finally:
-            self._loop.feed(g.RequestClosed(choice_id))
+            self._loop.feed(g.RequestClosed(choice_id, text_ended))
             del self._streams[choice_id]
 
     def _record_names(self, choice_id: str, client_request_id: str) -> None:

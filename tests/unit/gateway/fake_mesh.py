@@ -9,7 +9,7 @@ from typing import Any
 
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken, TokenLogprobs
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec, TextEndedError
 
 MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256
@@ -39,6 +39,7 @@ class FakeMesh:
     tokens_sent: dict[str, int] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     cancelled: list[str] = field(default_factory=list)
+    text_ended: list[str] = field(default_factory=list)  #: those of the cancelled whose text a stop string ended
 
     @property
     def spec(self) -> SequenceSpec:
@@ -78,6 +79,9 @@ class FakeMesh:
                     return
             finished = True
             yield GeneratedTokens(tuple(batch), FinishReason.LENGTH)
+        except TextEndedError:
+            self.text_ended.append(choice_id)
+            raise
         finally:
             self.open.discard(choice_id)
             if not finished:

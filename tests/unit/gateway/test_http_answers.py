@@ -96,6 +96,7 @@ async def test_stop_string(
     end = words.index(stop)
     assert choice["text"] == words[: end + len(stop) if include else end]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert mesh.text_ended == mesh.cancelled
     counted = answer["usage"]["completion_tokens"]
     assert stop not in text.decode(encode(words)[: counted - 1])
     assert stop in text.decode(encode(words)[:counted])

@@ -19,9 +19,10 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """The client takes no more tokens: it disconnected, or a stop string ended its text."""
+    """The client takes no more tokens: it disconnected, or a stop string ended its text (`text_ended`)."""
 
     choice_id: str
+    text_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,13 @@ class Fail:
     retry_after_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PublishLoad:
+    """Let planners know of the load."""
+
+    report: m.LoadReported
+
+
 FAIL_NO_SCHEDULER = "no_scheduler"
 FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
@@ -110,4 +118,4 @@ FELLS_WORKERS = (
     "do not send it again as it is"
 )
 
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.Send | m.RecordLedger
+GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger

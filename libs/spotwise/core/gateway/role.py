@@ -17,6 +17,7 @@ from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.attempt_history import MAX_FRUITLESS
 from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.load_meter import LoadMeter
 from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
@@ -26,7 +27,14 @@ from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, adva
 class GatewayRole:
     """The gateway's state machine: `handle(event, now) -> commands`."""
 
-    def __init__(self, gateway_id: str, limits: RecoveryLimits | None = None, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        limits: RecoveryLimits | None = None,
+        incarnation: int = 0,
+        load_report_s: float | None = None,
+    ) -> None:
+        """`load_report_s`: seconds between two reports of the load; `None` for no reports."""
         self.gateway_id = gateway_id
         self.incarnation = incarnation
         self.limits = limits or RecoveryLimits()
@@ -34,6 +42,7 @@ class GatewayRole:
             self.limits.member_timeout_s, {m.MemberKind.CLUSTER_SCHEDULER: self.limits.scheduler_timeout_s}
         )
         self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
+        self._load = None if load_report_s is None else LoadMeter(gateway_id, incarnation, load_report_s)
         self._requests: dict[str, OpenRequest] = {}
         self._attempts: dict[int, OpenRequest] = {}
         self._next_attempt_id = 1
@@ -72,6 +81,8 @@ class GatewayRole:
     def _received(self, event: g.RequestReceived, now: float) -> None:
         request = OpenRequest(event.choice_id, event.prompt_tokens, received_s=now, progress_s=now)
         self._requests[event.choice_id] = request
+        if self._load is not None:
+            self._load.arrived(event.prompt_tokens, now)
         self._submit(request, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
@@ -218,12 +229,20 @@ class GatewayRole:
         finish_reason = ready[-1].finish_reason
         self._commands.append(g.Deliver(request.choice_id, tuple(ready), finish_reason))
         if finish_reason is not None:
+            if finish_reason is not FinishReason.ABORT:
+                self._finished_in_order(request)
             self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
         return True
 
     def _closed(self, event: g.RequestClosed, now: float) -> None:
         if (request := self._requests.get(event.choice_id)) is not None:
+            if event.text_ended:
+                self._finished_in_order(request)
             self._end(request, RequestEvent.ABORTED, now, finished=False)
+
+    def _finished_in_order(self, request: OpenRequest) -> None:
+        if self._load is not None:
+            self._load.finished(len(request.token_ids))
 
     def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
         self._commands.append(g.Fail(request.choice_id, code, message, retry_after_s))
@@ -282,6 +301,8 @@ class GatewayRole:
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
             self._was_away(event.away_s)
+        if self._load is not None:
+            self._commands += map(g.PublishLoad, self._load.reports(now))
         for worker_id, since_s in self._batches.overdue(now):
             self._tokens_missing(worker_id, since_s)
         for change in self.membership.expire(now):

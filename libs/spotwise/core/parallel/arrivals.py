@@ -9,7 +9,8 @@ The variation is the coefficient of variation of the gaps in the window.
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_right, insort
+from collections.abc import Iterable
 from itertools import pairwise
 
 #: Gaps that a coefficient of variation needs.
@@ -38,14 +39,20 @@ class ArrivalWindow:
         self._started_s = started_s
         self._expected_rate = expected_rate
         self._least_span_s = least_span_s
-        self._arrivals_s: deque[float] = deque()
+        self._arrivals_s: list[float] = []  # sorted
 
     def add(self, at_s: float) -> None:
-        """Count an arrival; a late report counts as the latest arrival so far."""
-        if self._arrivals_s:
-            at_s = max(at_s, self._arrivals_s[-1])
-        self._arrivals_s.append(at_s)
-        self._forget(at_s)
+        """Count an arrival; one that is reported late counts at its own time."""
+        insort(self._arrivals_s, at_s)
+        self._forget(self._arrivals_s[-1])
+
+    def merge(self, arrivals_s: Iterable[float], now_s: float) -> None:
+        """Count arrivals in any order, without those that have left the window by now, or came before it was watched: the rate
+        would divide them by too short a time.
+        """
+        self._arrivals_s += [at_s for at_s in arrivals_s if at_s >= self._started_s]
+        self._arrivals_s.sort()
+        self._forget(now_s)
 
     def rate(self, now_s: float) -> float:
         """Return alpha, requests a second."""
@@ -64,5 +71,4 @@ class ArrivalWindow:
         return math.sqrt(math.fsum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)) / mean_s
 
     def _forget(self, now_s: float) -> None:
-        while self._arrivals_s and self._arrivals_s[0] <= now_s - self._window_s:
-            self._arrivals_s.popleft()
+        del self._arrivals_s[: bisect_right(self._arrivals_s, now_s - self._window_s)]

@@ -57,11 +57,24 @@ def test_few_requests_have_no_variation() -> None:
     assert filled(*[3.0] * 9).cv(4.0) is None
 
 
-def test_a_request_that_is_counted_late_counts_as_the_latest() -> None:
-    """Time does not run backwards: it still leaves with its neighbour."""
+def test_a_request_that_is_counted_late_counts_at_its_own_time() -> None:
+    """It leaves before the later one that was counted first, and the gaps are as if they had been counted in order."""
     window = filled(5.0, 4.0)
-    assert window.rate(34.5) == pytest.approx(2 / 30)
+    assert window.rate(33.9) == pytest.approx(2 / 30)
+    assert window.rate(34.5) == pytest.approx(1 / 30)
     assert window.rate(35.0) == 0.0
+    assert filled(1, 3, 2, 5, 4).cv(5.0) == pytest.approx(0.0)
+
+
+def test_merged_requests_count_in_any_order() -> None:
+    """What has left the window by now is dropped, and what came before the watch began."""
+    window = ArrivalWindow(30.0, started_s=100.0)
+    window.merge([104.0, 102.0, 99.9], 105.0)
+    window.merge([103.0, 101.0, 105.0], 105.0)
+    assert window.rate(105.0) == pytest.approx(5 / 5)
+    assert window.cv(105.0) == pytest.approx(0.0)
+    window.merge([106.0, 140.0], 140.0)
+    assert window.rate(140.0) == pytest.approx(1 / 30)
 
 
 @pytest.mark.parametrize(("window_s", "least_span_s"), [(0.0, 0.0), (30.0, 0.0), (3.0, 5.0)])

@@ -1,0 +1,173 @@
+"""The load of several gateways."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spotwise.core.fleet.demand import KNOWN_S, DemandWindow
+from spotwise.core.fleet_messages import LoadReported
+from spotwise.core.parallel.policy import ServiceDemand
+
+
+def report(
+    number: int, *arrivals_s: float, gateway: str = "g", incarnation: int = 1, prompt_tokens: int = 0
+) -> LoadReported:
+    return LoadReported(gateway, incarnation, number, arrivals_s, prompt_tokens)
+
+
+def steady(window: DemandWindow, until_s: int) -> None:
+    """One request in the middle of each second, reported at its end."""
+    for second in range(until_s):
+        window.add(report(second + 1, second + 0.5, prompt_tokens=10), second + 1.0)
+
+
+def test_a_window_without_reports_knows_nothing() -> None:
+    """Until tokens are known they are as given; arrivals without a variation are Poisson's."""
+    window = DemandWindow(input_tokens=700, output_tokens=50)
+    assert not window.is_known(1000.0)
+    assert window.demand(1000.0) == ServiceDemand(0.0, 1.0, 700, 50)
+    assert DemandWindow().demand(1000.0) == ServiceDemand(0.0)
+
+
+def test_the_load_is_known_for_some_seconds_after_a_report() -> None:
+    """An empty report suffices, for an idle gateway is known to be idle."""
+    window = DemandWindow()
+    window.add(report(1), 100.0)
+    assert window.is_known(100.0 + KNOWN_S)
+    assert not window.is_known(100.1 + KNOWN_S)
+
+
+def test_the_first_seconds_are_not_taken_for_the_whole_window() -> None:
+    """A request a second is a rate of one from five seconds on, and of less before, never of a thirtieth."""
+    window = DemandWindow()
+    steady(window, 3)
+    assert window.rate(3.0) == pytest.approx(3 / 5)
+    window = DemandWindow()
+    steady(window, 10)
+    assert window.rate(10.0) == pytest.approx(1.0)
+    window = DemandWindow()
+    steady(window, 100)
+    assert window.rate(100.0) == pytest.approx(1.0)
+    assert window.cv(100.0) == pytest.approx(0.0)
+
+
+def test_a_repeated_or_overtaken_report_is_ignored() -> None:
+    """Numbers ascend within an incarnation; a restarted gateway begins again at 1."""
+    window = DemandWindow()
+    window.add(report(2, 9.8), 10.0)
+    for number in (1, 2):
+        window.add(report(number, 9.9), 10.0)
+    window.add(report(1, 9.7, incarnation=2), 10.0)
+    window.add(report(3, 9.6), 10.0)
+    window.add(report(2, 9.5, gateway="h"), 10.0)
+    assert window.rate(10.0) == pytest.approx(3 / 5)
+
+
+def test_an_ignored_report_does_not_make_the_load_known() -> None:
+    window = DemandWindow()
+    window.add(report(1), 100.0)
+    window.add(report(1), 109.0)
+    assert not window.is_known(111.0)
+
+
+def test_arrivals_of_two_gateways_are_merged() -> None:
+    """Each has every second one of a steady row: together they have no variation, whoever reports first."""
+    window = DemandWindow()
+    window.add(report(1), 0.5)
+    window.add(report(1, 2.0, 4.0, 6.0, gateway="h"), 6.5)
+    window.add(report(2, 1.0, 3.0, 5.0), 6.6)
+    assert window.cv(7.0) == pytest.approx(0.0)
+
+
+def test_a_silent_gateway_leaves_with_its_requests() -> None:
+    """The other one is still there."""
+    window = DemandWindow()
+    for second in range(60):
+        arrivals_s = (second + 0.3,) if second < 20 else ()
+        window.add(report(second + 1, second + 0.5), second + 1.0)
+        if arrivals_s:
+            window.add(report(second + 1, *arrivals_s, gateway="lost"), second + 1.0)
+    assert window.rate(60.0) == pytest.approx(1.0)
+
+
+def test_late_arrivals_count_while_they_are_in_the_window() -> None:
+    """A gateway whose broker was away reports what came meanwhile."""
+    window = DemandWindow()
+    steady(window, 60)
+    window.add(report(1, 29.0, 30.5, 59.0, gateway="late"), 60.0)
+    assert window.rate(60.0) == pytest.approx(32 / 30)
+
+
+def test_a_clock_that_is_ahead_keeps_its_gaps() -> None:
+    """An hour ahead, the last of its arrivals is now. Within a second, clocks are taken as they are."""
+    window = DemandWindow()
+    window.add(report(1), 90.0)
+    window.add(report(2, *(3600.0 + 90.0 + step for step in range(9))), 98.0)
+    assert window.cv(98.0) == pytest.approx(0.0)
+    assert window.rate(98.0 + 29.9) == pytest.approx(1 / 30)
+    window = DemandWindow()
+    window.add(report(1, 98.9), 98.0)
+    assert window.rate(128.5) == pytest.approx(1 / 30)
+
+
+def test_after_a_time_without_reports_the_window_begins_anew() -> None:
+    """A planner that was cut off does not take what it has not heard for idleness."""
+    window = DemandWindow()
+    steady(window, 40)
+    for second in range(80, 90):
+        window.add(report(second + 1, second + 0.5), second + 1.0)
+    assert window.rate(90.0) == pytest.approx(1.0)
+
+
+def test_what_came_before_the_first_report_heard_is_not_counted_over_a_short_time() -> None:
+    """Half a minute of requests in a first report is no burst."""
+    window = DemandWindow()
+    window.add(report(7, *(70.5 + step for step in range(30))), 100.0)
+    assert window.rate(100.0) == pytest.approx(1 / 5)
+
+
+def test_tokens_are_the_means_of_the_window() -> None:
+    """Those that are too old leave when others come; without others, the last ones are kept."""
+    window = DemandWindow()
+    window.add(LoadReported("g", 1, 1, (0.5,), 900, 1, 90), 1.0)
+    window.add(LoadReported("g", 1, 2, (1.5, 1.6, 1.7), 300, 3, 30), 2.0)
+    assert (window.input_tokens, window.output_tokens) == (300, 30)
+    window.add(LoadReported("g", 1, 3, (31.0,), 500), 31.5)
+    assert (window.input_tokens, window.output_tokens) == (200, 30)
+    assert window.demand(500.0) == ServiceDemand(0.0, 1.0, 200, 30)
+
+
+def test_a_request_has_at_least_one_token() -> None:
+    """A sequence that a stop string ends with its first token has few; the optimizer needs one."""
+    window = DemandWindow()
+    window.add(LoadReported("g", 1, 1, (0.5,), 0, 1, 0), 1.0)
+    assert (window.input_tokens, window.output_tokens) == (1, 1)
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_poisson_stream_over_three_gateways_has_its_rate(seed: int, lost: float) -> None:
+    """20 requests a second by chance to one of three gateways that report at moments of their own: the rate is less by the
+    share of lost reports, and the variation that of a Poisson process, where none is lost.
+    """
+    chance, window, now = random.Random(seed), DemandWindow(), 0.0
+    pending: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    due_s = {"a": 0.2, "b": 0.5, "c": 0.9}
+    numbers = dict.fromkeys(due_s, 0)
+    kept = 0
+    while now < 60.0:
+        now += chance.expovariate(20.0)
+        for name in sorted(due_s, key=due_s.__getitem__):
+            if due_s[name] <= now:
+                numbers[name] += 1
+                if chance.random() >= lost:
+                    kept += len([at_s for at_s in pending[name] if at_s > 30.0])
+                    window.add(report(numbers[name], *pending[name], gateway=name), due_s[name])
+                pending[name] = []
+                due_s[name] += 1.0
+        pending[chance.choice(sorted(pending))].append(now)
+    assert window.rate(60.0) == pytest.approx(kept / 30, rel=0.02)
+    assert window.rate(60.0) == pytest.approx(20.0 * (1 - lost), rel=0.2)
+    assert lost or window.cv(60.0) == pytest.approx(1.0, abs=0.15)
