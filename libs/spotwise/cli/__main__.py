@@ -27,6 +27,7 @@ app = typer.Typer(
             "drain": "spotwise.cli.drain:drain",
             "move": "spotwise.cli.move:move",
             "reshape": "spotwise.cli.reshape:reshape",
+            "fleet": "spotwise.cli.fleet:fleet",
             "explain": "spotwise.cli.explain:explain",
             "profile": "spotwise.cli.profile:profile",
             "replay": "spotwise.cli.replay:replay_command",

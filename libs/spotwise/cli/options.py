@@ -60,6 +60,34 @@ class GroupShape(BaseModel):
         return self.stages * self.shards
 
 
+class FleetOptions(BaseModel):
+    """How a mesh gets its devices from a provider.
+
+    Attributes:
+        file: the fleet file; `folder`: of the state of local instances.
+        most_devices: devices of this machine at once; they share its memory and cores.
+        trace: a spot trace that takes and gives the local spot instances; `compress`: its seconds in one of the mesh's;
+            `grace_s`: seconds from a notice to the loss.
+        budget_per_h: dollars an hour at most; None: no limit.
+        on_demand_floor: on-demand instances at least.
+        spares: instances beside those that serve; None: the planner's own choice.
+        latency_target_s: seconds of a request that are fast enough; None: as fast as can be.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: Path
+    folder: Path
+    most_devices: PositiveInt = 1
+    trace: Path | None = None
+    compress: PositiveFloat = 1.0
+    grace_s: NonNegativeFloat = 30.0
+    budget_per_h: PositiveFloat | None = None
+    on_demand_floor: NonNegativeInt = 0
+    spares: NonNegativeInt | None = None
+    latency_target_s: PositiveFloat | None = None
+
+
 class MeshOptions(BaseModel):
     """The options of one mesh.
 
@@ -80,6 +108,7 @@ class MeshOptions(BaseModel):
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         reshapable: whether workers are devices, which a re-shape may give other positions.
         spare_devices: further devices, which wait for a re-shape.
+        fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
         hang_timeout_s: silence after which a process is replaced; 0: never.
         service_modules: the package before a service's name in `python -m`; tests set their own.
@@ -114,6 +143,7 @@ class MeshOptions(BaseModel):
     simulated_kv: SimulatedKv = SimulatedKv.TIMED
     reshapable: bool = False
     spare_devices: NonNegativeInt = 0
+    fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
     service_modules: str = "spotwise."
@@ -134,7 +164,7 @@ class MeshOptions(BaseModel):
 
     @model_validator(mode="after")
     def _both_phases_have_a_worker(self) -> Self:
-        if self.mixed_workers == 0 and not (self.prompt_workers and self.token_workers):
+        if self.fleet is None and self.mixed_workers == 0 and not (self.prompt_workers and self.token_workers):
             raise ValueError(
                 "a mesh needs a prompt worker and a token worker, or a mixed worker: --prompt-workers 1 --token-workers 1"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def bytes_text(count: float) -> str:
     """Return a number of bytes in its largest binary unit."""
@@ -15,3 +17,14 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Return seconds, short ones in milliseconds."""
     return f"{1000 * seconds:,.0f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds, long ones in minutes, hours or days."""
+    if seconds == math.inf:
+        return "for ever"
+    for unit, unit_s, part, part_s in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= unit_s:
+            whole = int(seconds // unit_s)
+            return f"{whole} {unit} {int((seconds - whole * unit_s) // part_s)} {part}"
+    return f"{seconds:.0f} s"

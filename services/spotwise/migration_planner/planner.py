@@ -9,7 +9,9 @@ from typing import Any
 
 import structlog
 
-from spotwise.core.messages import Send
+from spotwise.core.fleet_messages import ShowFleet
+from spotwise.core.latest import LatestDict
+from spotwise.core.messages import Message, Send
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.role import PlannerRole
 from spotwise.core.reshape_messages import ReshapeMesh
@@ -30,6 +32,7 @@ TICK_S = 0.1
 _RENEWALS = 3
 #: Operators that still wait for an answer; of more the oldest get none.
 _MOST_WAITING = 16
+_REMEMBERED = 256
 
 
 class Planner:
@@ -44,7 +47,11 @@ class Planner:
         self._is_closing = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Callable[[bytes], Awaitable[None]]] = {}
-        role, journal = host.make_role(PlannerRole, host.id, settings.policy)
+        self._bought = LatestDict[str, None](_REMEMBERED)  # what the log has, since orders are repeated
+        self._given_back = LatestDict[str, None](_REMEMBERED)
+        role, journal = host.make_role(
+            PlannerRole, host.id, settings.policy, settings.fleet_types(), settings.fleet_policy
+        )
         self._loop = RoleLoop(
             role,
             host.clock,
@@ -55,6 +62,8 @@ class Planner:
                 c.ReportReshape: self._report_reshape,
                 c.AnswerReshape: lambda command: host.spawn(self._answer(command), "answer_operator"),
                 c.PublishDrain: self._publish_drain,
+                c.PublishFleetOrder: self._publish_fleet_order,
+                c.AnswerFleet: lambda command: host.spawn(self._respond(command.number, command.view), "answer_operator"),
             },
             journal,
         )
@@ -64,7 +73,10 @@ class Planner:
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.INTERRUPTIONS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.LOAD, self._on_message)
+        await self._host.listen(subjects.FLEET, self._on_message)
         await self._host.listen(subjects.RESHAPE, self._reshape)
+        await self._host.listen(subjects.SHOW_FLEET, self._show_fleet)
         self._host.keep_time(TICK_S, self._loop.feed)
         self._host.spawn(self._hold_term(), "term")
 
@@ -83,19 +95,30 @@ class Planner:
 
     async def _reshape(self, order: ReshapeMesh, raw: BusMessage) -> None:
         self._metrics.received(order)
+        self._loop.feed(c.ReshapeRequested(self._wait(raw), order))
+
+    async def _show_fleet(self, question: ShowFleet, raw: BusMessage) -> None:
+        self._metrics.received(question)
+        self._loop.feed(c.FleetAsked(self._wait(raw)))
+
+    def _wait(self, raw: BusMessage) -> int:
+        """Return the number under which an operator is answered."""
         number = next(self._numbers)
         if raw.respond is not None:
             self._waiting[number] = raw.respond
         while len(self._waiting) > _MOST_WAITING:  # without the lease none is answered
             del self._waiting[next(iter(self._waiting))]
-        self._loop.feed(c.ReshapeRequested(number, order))
+        return number
 
     async def _answer(self, command: c.AnswerReshape) -> None:
         _log.info("reshape_answered", accepted=command.reply.accepted, detail=command.reply.detail)
-        respond = self._waiting.pop(command.number, None)
+        await self._respond(command.number, command.reply)
+
+    async def _respond(self, number: int, message: Message) -> None:
+        respond = self._waiting.pop(number, None)
         if respond is not None:
             with LoggedErrors("answer_operator"):
-                await respond(encode(command.reply))
+                await respond(encode(message))
 
     async def _hold_term(self) -> None:
         while not self._is_closing:
@@ -148,6 +171,25 @@ class Planner:
         self._metrics.sent(drain)
         self._host.post(subjects.NOTICES, drain)
         _log.info("drain", worker=drain.worker_id, deadline_s=drain.deadline_s, reason=drain.reason)
+
+    def _publish_fleet_order(self, command: c.PublishFleetOrder) -> None:
+        order = command.order
+        self._metrics.sent(order)
+        self._host.post(subjects.FLEET_ORDERS, order)
+        for bought in order.purchases:
+            if bought.token not in self._bought:
+                self._bought[bought.token] = None
+                _log.info(
+                    "purchase",
+                    token=bought.token,
+                    types=",".join(bought.type_names),
+                    market=bought.market.value,
+                    count=bought.count,
+                )
+        for given_back in order.releases:
+            if given_back.instance_id not in self._given_back:
+                self._given_back[given_back.instance_id] = None
+                _log.info("release", instance=given_back.instance_id, reason=given_back.reason)
 
     def _report_reshape(self, command: c.ReportReshape) -> None:
         self._metrics.reshaped(command)

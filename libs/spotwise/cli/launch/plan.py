@@ -18,7 +18,7 @@ from typing import Self
 
 import psutil
 
-from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv
+from spotwise.cli.options import EngineKind, FleetOptions, MeshOptions, SimulatedKv
 from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
@@ -88,7 +88,12 @@ def plan_services(
     """All services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
-    if options.engine is not EngineKind.SIMULATED:
+    planner = watcher = single_threaded
+    workers: tuple[ServiceProcess, ...] = ()
+    if options.fleet is not None:
+        planner = single_threaded | _planner_of_fleet(options.fleet)
+        watcher = _watcher_of_fleet(options, options.fleet, common, machine)
+    elif options.engine is not EngineKind.SIMULATED:
         workers = _plan_workers(options, common, machine)
     elif options.reshapable:
         workers = _plan_simulated_groups(options, single_threaded)
@@ -100,8 +105,11 @@ def plan_services(
         *workers,
         _service(options, "cluster_scheduler", "scheduler-0", single_threaded, StopOrder.CONTROL),
         *(
-            replace(_service(options, module, service_id, single_threaded, StopOrder.CONTROL), is_essential=False)
-            for module, service_id in (("migration_planner", "planner-0"), ("spot_watcher", "watcher-0"))
+            replace(_service(options, module, service_id, env, StopOrder.CONTROL), is_essential=False)
+            for module, service_id, env in (
+                ("migration_planner", "planner-0", planner),
+                ("spot_watcher", "watcher-0", watcher),
+            )
         ),
     )
 
@@ -115,6 +123,38 @@ def plan_joining_worker(
         return _simulated_workers(options, common, pool, (worker_id,))
     threads, kv_cache_bytes = _shares(options, options.num_workers + 1, machine)
     return _worker(options, _common(options, nats_url, redis_url), pool, worker_id, threads, kv_cache_bytes)
+
+
+def _planner_of_fleet(fleet: FleetOptions) -> dict[str, str]:
+    given = {
+        "SPOTWISE_FLEET_FILE": fleet.file,
+        "SPOTWISE_BUDGET_PER_H": fleet.budget_per_h,
+        "SPOTWISE_ON_DEMAND_FLOOR": fleet.on_demand_floor,
+        "SPOTWISE_SPARE_INSTANCES": fleet.spares,
+        "SPOTWISE_LATENCY_TARGET_S": fleet.latency_target_s,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _watcher_of_fleet(
+    options: MeshOptions, fleet: FleetOptions, common: Mapping[str, str], machine: LocalHost
+) -> dict[str, str]:
+    """Plan the watcher with the provider, whose local instances are devices with its own environment."""
+    if options.engine is EngineKind.SIMULATED:
+        device = {**_simulated_env(options, common), "SPOTWISE_POOL": "mixed", "OMP_NUM_THREADS": "1"}
+    else:
+        threads, kv_cache_bytes = _shares(options, fleet.most_devices, machine)
+        threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))
+        device = dict(_worker(options, common, "mixed", "", threads, kv_cache_bytes).env)
+    given = {
+        "SPOTWISE_FLEET_FILE": fleet.file,
+        "SPOTWISE_FLEET_MESH": options.name,
+        "SPOTWISE_FLEET_FOLDER": fleet.folder,
+        "SPOTWISE_FLEET_TRACE": fleet.trace,
+        "SPOTWISE_FLEET_COMPRESS": fleet.compress,
+        "SPOTWISE_FLEET_GRACE_S": fleet.grace_s,
+    }
+    return {**device, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
 def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:

@@ -38,8 +38,17 @@ class ReshapeRequested:
     order: m.ReshapeMesh
 
 
+@dataclass(frozen=True, slots=True)
+class FleetAsked:
+    """An operator asks for the fleet; `AnswerFleet` with this `number` answers, where the planner has the lease."""
+
+    number: int
+
+
 PlannerEvent = (
     m.Member
+    | m.LoadReported
+    | m.FleetReported
     | m.InterruptionReported
     | m.WorkerSurveyed
     | m.DeviceSurveyed
@@ -50,6 +59,7 @@ PlannerEvent = (
     | TermLost
     | PlanStored
     | ReshapeRequested
+    | FleetAsked
 )
 
 
@@ -95,4 +105,21 @@ class ReportReshape:
     reason: str = ""
 
 
-PlannerCommand = m.Send | StorePlan | ReportChange | AnswerReshape | PublishDrain | ReportReshape
+@dataclass(frozen=True, slots=True)
+class PublishFleetOrder:
+    """Publish what is to be bought and given back, to the watcher with the provider."""
+
+    order: m.FleetOrder
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFleet:
+    """Answer the `FleetAsked` of this number."""
+
+    number: int
+    view: m.FleetView
+
+
+PlannerCommand = (
+    m.Send | StorePlan | ReportChange | AnswerReshape | PublishDrain | ReportReshape | PublishFleetOrder | AnswerFleet
+)

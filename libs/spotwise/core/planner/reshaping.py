@@ -79,6 +79,16 @@ class Reshaping:
         return frozenset(deployment.left_ids) if self._is_forming else deployment.retiring_ids
 
     @property
+    def groups(self) -> tuple[m.DeviceGroup, ...]:
+        """The groups that are to serve."""
+        return self._replacement.groups_of(self.deployment)
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether a re-shape can be ordered now."""
+        return self._why_not_now() is None
+
+    @property
     def _is_forming(self) -> bool:
         return self.deployment is not None and self.deployment.stage is ReshapeStage.FORMING
 

@@ -10,16 +10,19 @@ Source: SpotServe, sections 3.1 and 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.members import MemberKind, MemberState
 from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_watch import DeviceWatch
+from spotwise.core.planner.fleet_planning import FleetPlanning
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
 from spotwise.core.planner.tenure import Tenure, name_of
@@ -28,13 +31,20 @@ from spotwise.core.planner.tenure import Tenure, name_of
 class PlannerRole:
     """The planner's state machine: `handle(event, now) -> commands`."""
 
-    def __init__(self, planner_id: str, policy: PlannerPolicy | None = None) -> None:
+    def __init__(
+        self,
+        planner_id: str,
+        policy: PlannerPolicy | None = None,
+        fleet_types: Sequence[FleetType] = (),
+        fleet_policy: FleetPolicy | None = None,
+    ) -> None:
         self.planner_id = planner_id
         self.policy = policy = policy or PlannerPolicy()
         self._membership = Membership(policy.member_timeout_s)
         self._targets = Targets(policy)
         self._cost = ChangeCost(policy.move_latency_s, policy.kv_token_s)
         self._watch = DeviceWatch(self._membership)
+        self._fleet = FleetPlanning(planner_id, fleet_types, fleet_policy or FleetPolicy(), self._watch)
         self._deadlines: dict[str, float] = {}  # of workers under notice, by name
         self._by_devices: tuple[m.Member, ...] = ()  # workers of which a device has to leave
         self._tenure: Tenure | None = None
@@ -43,6 +53,8 @@ class PlannerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.Member: self._heartbeat,
             m.InterruptionReported: self._interruption,
+            m.LoadReported: self._fleet.loaded,
+            m.FleetReported: self._fleet.reported,
             m.WorkerSurveyed: self._surveyed,
             m.DeviceSurveyed: self._device_surveyed,
             m.GroupFormed: self._group_formed,
@@ -52,6 +64,7 @@ class PlannerRole:
             c.TermLost: self._term_lost,
             c.PlanStored: self._plan_stored,
             c.ReshapeRequested: self._reshape_requested,
+            c.FleetAsked: self._fleet_asked,
         }
 
     @property
@@ -159,7 +172,13 @@ class PlannerRole:
         if self._tenure is not None:
             self._tenure.reshaping.formed(report)
 
+    def _fleet_asked(self, event: c.FleetAsked, now: float) -> None:
+        if self._tenure is not None and now < self._term_ends_s:
+            view = self._fleet.view(self._tenure.reshaping.groups, now)
+            self._commands.append(c.AnswerFleet(event.number, view))
+
     def _device_surveyed(self, report: m.DeviceSurveyed, now: float) -> None:
+        self._fleet.surveyed(report)
         if self._tenure is not None:
             self._tenure.reshaping.surveyed(report)
 
@@ -195,6 +214,7 @@ class PlannerRole:
             self._targets,
             self._cost,
             event.plan,
+            self._fleet,
             now,
         )
         for member in self._membership.workers():

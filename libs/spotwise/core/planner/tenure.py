@@ -14,6 +14,7 @@ from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_watch import DeviceWatch
+from spotwise.core.planner.fleet_planning import OWN_ORDER, FleetPlanning
 from spotwise.core.planner.evacuation import Evacuation, evacuation
 from spotwise.core.planner.plan import Plan, PlannedLeave
 from spotwise.core.planner.policy import PlannerPolicy
@@ -43,6 +44,7 @@ class Tenure:
         targets: Targets,
         cost: ChangeCost,
         last_plan: Plan | None,
+        fleet: FleetPlanning,
         now: float,
     ) -> None:
         self.term = term
@@ -58,6 +60,8 @@ class Tenure:
         self.reshaping = Reshaping(
             planner_id, term, policy, membership, watch, cost, self._changes, last_plan.deployment, now
         )
+        self._fleet = fleet
+        fleet.begin(term)
         self._change: f.BeginChange | None = None
         self._evacuations: dict[str, Evacuation] = {}
         self._version = 0
@@ -166,6 +170,7 @@ class Tenure:
     def drive(self, now: float) -> list[c.PlannerCommand]:
         """Return the surveys, plans and orders that are due."""
         self.feed(f.FleetTick(), now)
+        self._follow_fleet(now)
         self._commands += self.reshaping.advance(now)
         if self._change is not None:
             self._evacuate(now)
@@ -176,6 +181,12 @@ class Tenure:
         self._commands += self.relief.surveys(now)
         commands, self._commands = self._commands, []
         return commands
+
+    def _follow_fleet(self, now: float) -> None:
+        """Let the market have its say: what is bought, and to which configuration the mesh is re-shaped."""
+        self._commands += self._fleet.advance(self.reshaping.groups, now)
+        if self.reshaping.takes_orders and (order := self._fleet.reshape(self.reshaping.groups, now)) is not None:
+            self.reshaping.requested(order)
 
     def _evacuate(self, now: float) -> None:
         leaving = self._leaving()

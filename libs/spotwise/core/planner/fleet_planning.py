@@ -1,0 +1,191 @@
+"""The market in the planner: what the load and the prices ask for is bought, given back, and put to use.
+
+Law: while no watcher reports a fleet, nothing is ordered. What is bought and given back follows from the last report and the
+load of the last seconds (`fleet/decision.py`); the order says all that is still to be done, and is repeated.
+The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
+while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
+Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spotwise.core import messages as m
+from spotwise.core.fleet.decision import Decided, FleetDecision
+from spotwise.core.fleet.demand import DemandWindow
+from spotwise.core.fleet.devices import instance_of
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.market import InstanceState
+from spotwise.core.members import Pool
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.planner import commands as c
+from spotwise.core.planner.device_watch import DeviceWatch
+from spotwise.core.planner.group_choice import written
+from spotwise.core.planner.replacement import LONGEST_REST_S, REST_S
+
+#: An order is repeated after so long while something of it is to be done.
+ORDER_EVERY_S = 1.0
+#: A report that is older says nothing of what is there now.
+REPORT_LASTS_S = 15.0
+#: Number of the planner's own orders among those of operators.
+OWN_ORDER = 0
+
+
+class FleetPlanning:
+    """What one planner knows of the load and the fleet, and what it decides while it has the lease."""
+
+    def __init__(
+        self,
+        planner_id: str,
+        types: Sequence[FleetType],
+        policy: FleetPolicy,
+        watch: DeviceWatch,
+    ) -> None:
+        self._planner_id = planner_id
+        self._types = tuple(types)
+        self._policy = policy
+        self._watch = watch
+        self._demand = DemandWindow(policy.window_s)
+        self._report: m.FleetReported | None = None
+        self._model: ModelShape | None = None
+        self._term = 0
+        self._decision: FleetDecision | None = None
+        self._decided: Decided | None = None
+        self._decided_s = 0.0
+        self._ordered_s = 0.0
+        self._numbers = 0
+        self._wanted: ParallelConfig | None = None
+        self._reshaped_to: ParallelConfig | None = None
+        self._rests_until_s = 0.0
+        self._rest_s = REST_S
+        self._asked_model_s = 0.0
+
+    def loaded(self, report: m.LoadReported, now: float) -> None:
+        """Count a gateway's requests."""
+        self._demand.add(report, now)
+
+    def reported(self, report: m.FleetReported, now: float) -> None:
+        """Take what a watcher sees, unless a later report came first."""
+        last = self._report
+        if last is not None and last.watcher_id == report.watcher_id:
+            if (report.incarnation, report.at_s) < (last.incarnation, last.at_s):
+                return
+        self._report = report
+
+    def surveyed(self, report: m.DeviceSurveyed) -> None:
+        """Learn the model's shape from a device."""
+        self._model = report.model
+
+    def begin(self, term: int) -> None:
+        """Decide from now on, anew."""
+        self._term, self._numbers = term, 0
+        self._decision = FleetDecision(self._types, self._policy, f"{self._planner_id}-{term}")
+        self._decided, self._wanted, self._reshaped_to = None, None, None
+        self._rests_until_s, self._rest_s = 0.0, REST_S
+
+    def advance(self, groups: Sequence[m.DeviceGroup], now: float) -> list[c.PlannerCommand]:
+        """Return the orders and questions that are due; `groups`: those that are to serve."""
+        report, decision = self._report, self._decision
+        if report is None or decision is None or now - report.at_s > REPORT_LASTS_S:
+            return []
+        if self._decided is None or now - self._decided_s >= self._policy.decide_s:
+            demand = self._demand.demand(now)
+            serving = {each for group in groups for each in group.device_ids}
+            instances = {each.id for each in report.instances}
+            on = {known for each in serving if (known := instance_of(each, instances)) is not None}
+            self._decided = decision.decide(demand, report, self._model, on, now)
+            self._decided_s = now
+            if self._model is not None:
+                choice = decision.config_on(self._ready(report), demand, self._model, config_of(groups), now)
+                self._wanted = None if choice is None else choice.config
+        return [*self._ask_model(now), *self._order(self._decided, now)]
+
+    def reshape(self, groups: Sequence[m.DeviceGroup], now: float) -> c.ReshapeRequested | None:
+        """Return the order of a re-shape that is due, where one can be ordered now."""
+        wanted, serving = self._wanted, config_of(groups)
+        if wanted is None or now < self._rests_until_s:
+            return None
+        if serving is not None and written(wanted) == written(serving):
+            self._reshaped_to, self._rest_s = None, REST_S
+            return None
+        if self._reshaped_to is not None and written(wanted) == written(self._reshaped_to):
+            self.refused(now)  # it was abandoned
+            return None
+        self._reshaped_to = wanted
+        return c.ReshapeRequested(OWN_ORDER, m.ReshapeMesh(wanted))
+
+    def refused(self, now: float) -> None:
+        """Rest a while: the last order was refused, or came to nothing."""
+        self._reshaped_to = None
+        self._rests_until_s = now + self._rest_s
+        self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
+
+    def view(self, groups: Sequence[m.DeviceGroup], now: float) -> m.FleetView:
+        """Return what there is, and why."""
+        report, decided = self._report, self._decided
+        if not self._types:
+            return m.FleetView(None, why="the planner has no fleet file (SPOTWISE_FLEET_FILE): nothing is bought")
+        if report is None:
+            return m.FleetView(
+                None, why="no spot watcher with a provider reports (SPOTWISE_FLEET_FILE of a spot watcher)"
+            )
+        demand, serving = self._demand.demand(now), config_of(groups)
+        choice = None if decided is None else decided.choice
+        return m.FleetView(
+            report,
+            rate=demand.arrival_rate,
+            cv=demand.arrival_cv,
+            input_tokens=demand.input_tokens,
+            output_tokens=demand.output_tokens,
+            config="" if choice is None else written(choice.config),
+            serving="" if serving is None else written(serving),
+            throughput=0.0 if choice is None else choice.throughput,
+            request_s=0.0 if choice is None else choice.request_s,
+            price_per_h=sum(each.price_per_h for each in report.instances if each.state is not InstanceState.GONE),
+            budget_per_h=self._policy.budget_per_h,
+            wanted=() if decided is None else decided.targets,
+            reasons=() if decided is None else decided.reasons,
+            why="" if decided is None else decided.why,
+        )
+
+    def _ready(self, report: m.FleetReported) -> dict[str, int]:
+        """Return, by type, the instances all of whose devices may have positions."""
+        devices = {each.name: each.devices for each in self._types}
+        usable: dict[str, int] = {}
+        stays = {each.id: each for each in report.instances if each.leaves_at_s is None}
+        for device_id in self._watch.usable():
+            if (instance := instance_of(device_id, stays)) is not None:
+                usable[instance] = usable.get(instance, 0) + 1
+        ready = dict.fromkeys(devices, 0)
+        for instance, count in usable.items():
+            name = stays[instance].type_name
+            if name in ready and count >= devices[name]:
+                ready[name] += 1
+        return ready
+
+    def _ask_model(self, now: float) -> list[m.Send]:
+        if self._model is not None or now - self._asked_model_s < ORDER_EVERY_S:
+            return []
+        self._asked_model_s = now
+        return [m.Send(device_id, m.SurveyDevice(self._planner_id, 0)) for device_id in self._watch.usable()[:1]]
+
+    def _order(self, decided: Decided, now: float) -> list[c.PublishFleetOrder]:
+        if not (decided.purchases or decided.releases) or now - self._ordered_s < ORDER_EVERY_S:
+            return []
+        self._ordered_s = now
+        self._numbers += 1
+        order = m.FleetOrder(self._planner_id, self._term, self._numbers, decided.purchases, decided.releases)
+        return [c.PublishFleetOrder(order)]
+
+
+def config_of(groups: Sequence[m.DeviceGroup]) -> ParallelConfig | None:
+    """Return the configuration that groups are; `None` where there are none, or they have unequal shapes."""
+    shapes = {(group.stages, group.shards) for group in groups}
+    prompts = sum(group.pool is Pool.PROMPT for group in groups)
+    if len(shapes) != 1 or prompts == len(groups):
+        return None
+    ((stages, shards),) = shapes
+    return ParallelConfig(len(groups) - prompts, stages, shards, prompt_data=prompts)
