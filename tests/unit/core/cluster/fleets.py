@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetInstance, FleetReported, LearnedLives
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
@@ -26,7 +28,7 @@ def instance(
 
 def fleet(
     *instances: FleetInstance,
-    hazards: dict[str, float | PiecewiseHazard] | None = None,
+    hazards: Mapping[str, float | PiecewiseHazard] | None = None,
     at_s: float = 1000.0,
     watcher: str = "watcher",
     incarnation: int = 1,

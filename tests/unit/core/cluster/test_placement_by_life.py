@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.unit.core.cluster.fleets import constant
 
 #: One answer token takes 50 ms, and one of another sequence adds 1 ms to it.
 POLICY = PoolPolicy(interruption_s=10.0, token_s=0.05)
-MEASURED = {"prompt_token_s": 0.001}
+MEASURED: dict[str, Any] = {"prompt_token_s": 0.001}
 
 
 def placed(
