@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from itertools import cycle
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.record import KvTarget
+from spotwise.core.survival import PiecewiseHazard
 
 KV_BLOCK = 16
 #: Of ten workers, the home pools.
 _HOMES = (*[m.Pool.PROMPT] * 4, *[m.Pool.TOKEN] * 5, m.Pool.MIXED)
 _GATEWAY = "gateway-0"
+#: Ends an hour of the types of spot instances; one more type is on demand.
+_ENDS_PER_H = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 12.0)
 _FAMILIES = 200
 _SHARED_SPANS, _OWN_SPANS = 12, 8
 
@@ -152,6 +156,22 @@ class CountingFleet:
             del self.workers[token_id].held[choice_id]
             ended.append(m.CloseRequest(choice_id, 1, finished=True))
         return ended
+
+    def lives(self, at_s: float) -> m.FleetReported:
+        """A report of the fleet: types on spot, which end twice as often in their first hour, and one on demand."""
+        learned = [
+            m.LearnedLives(f"type-{kind}", "", PiecewiseHazard((0.0, 3600.0), (per_h / 1800, per_h / 3600)), 100, 50)
+            for kind, per_h in enumerate(_ENDS_PER_H)
+        ]
+        instances = []
+        for number, worker_id in enumerate(self.workers):
+            kind = number // 10 % (len(_ENDS_PER_H) + 1)
+            market = Market.SPOT if kind < len(_ENDS_PER_H) else Market.ON_DEMAND
+            launched_s = -7.0 * number
+            instances.append(
+                m.FleetInstance(worker_id, f"type-{kind}", market, InstanceState.RUNNING, launched_s, worker_id)
+            )
+        return m.FleetReported("watcher-0", 1, at_s, "local", tuple(instances), lives=tuple(learned))
 
     def beats(self, count: int) -> list[m.Member]:
         """The heartbeats of the next `count` workers."""

@@ -3,6 +3,7 @@
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
+The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
 `cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
 Source: cluster-level scheduling, Splitwise, section 4.2.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
+from spotwise.core.cluster.lives import Lives
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import AcceptedRequest, Requests
@@ -34,6 +36,7 @@ SchedulerEvent = (
     | m.KvRefused
     | m.RequestMoved
     | m.Member
+    | m.FleetReported
     | m.Tick
 )
 SchedulerCommand = m.Send | m.RecordLedger
@@ -85,6 +88,8 @@ class SchedulerRole:
         self._gone_gateways = GoneGateways(self.membership, gateway_timeout_s)
         policy = policy or PoolPolicy()
         self.pools = Pools(policy.decode_queue)
+        self._lives = Lives(self.pools)
+        self._weighs_lives = policy.interruption_s > 0
         self._requests = Requests()
         self._tombstones = Tombstones()
         self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
@@ -108,6 +113,7 @@ class SchedulerRole:
             m.KvRefused: self._assigner.kv_refused,
             m.RequestMoved: self._moved,
             m.Member: self._heartbeat,
+            m.FleetReported: self._fleet_reported,
             m.Tick: self._tick,
         }
 
@@ -201,7 +207,7 @@ class SchedulerRole:
             self._tombstones.add(order.choice_id, order.epoch, now)
         if entry is not None and entry.order.epoch <= order.epoch:
             if order.finished:
-                self._note_success(entry)
+                self._note_success(entry, now)
             self._assigner.drop(entry, cancel=not order.finished)
             self._assigner.assign_waiting(now)
         elif entry is None and not order.finished:
@@ -215,7 +221,9 @@ class SchedulerRole:
         if entry is not None and entry.order.epoch == report.epoch and not self._requests.is_unanswered(entry):
             entry.moved_to(report.worker_id, report.hop)
 
-    def _note_success(self, entry: AcceptedRequest) -> None:
+    def _note_success(self, entry: AcceptedRequest, now: float) -> None:
+        if entry.sent_s is not None:
+            self._assigner.answer_times.ended(entry.order.max_new_tokens, now - entry.sent_s)
         prompt_worker, token_worker, sent_s = entry.prompt_worker, entry.token_worker, entry.sent_s
         if prompt_worker and token_worker and sent_s is not None and entry.order.max_new_tokens > 1:
             self._assigner.quarantine.succeeded((prompt_worker, token_worker), sent_s)
@@ -229,8 +237,10 @@ class SchedulerRole:
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for event in self.membership.observe(member, now):
-            self._member_changed(event)
+            self._member_changed(event, now)
         is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
+        if is_present and member.kind is MemberKind.DEVICE:
+            self._lives.device_reported(member, now)
         if is_present and member.id in self.pools:
             self.pools.reported(member, self.scheduler_id, now)
         self._watch_readiness(now)
@@ -239,15 +249,22 @@ class SchedulerRole:
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, order))
 
-    def _member_changed(self, event: MemberJoined | MemberLost) -> None:
+    def _fleet_reported(self, report: m.FleetReported, now: float) -> None:
+        if self._weighs_lives:
+            self._lives.reported(report, now)
+
+    def _member_changed(self, event: MemberJoined | MemberLost, now: float) -> None:
         member = event.member
         if isinstance(event, MemberJoined):
             if member.kind in _WORKERS:
                 self.pools.join(member)
+                self._lives.worker_joined(member.id, now)
         elif member.kind in _WORKERS:
             self.pools.lose(member.id)
             self._assigner.quarantine.forget(member.id)
             self._assigner.give_back(lambda entry: member.id in (entry.prompt_worker, entry.token_worker))
+        elif member.kind is MemberKind.DEVICE:
+            self._lives.device_lost(member.id, now)
         elif member.kind is MemberKind.GATEWAY:
             for entry in [entry for entry in self._requests if entry.order.stream.gateway_id == member.id]:
                 self._assigner.drop(entry, cancel=True)
@@ -264,7 +281,8 @@ class SchedulerRole:
                 self._unready_since_s += event.away_s
         self._gone_gateways.forget_old(now)
         for change in self.membership.expire(now):
-            self._member_changed(change)
+            self._member_changed(change, now)
+        self._lives.expire(now)
         self._drop_orphans(now)
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):

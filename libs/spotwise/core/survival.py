@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,11 +41,11 @@ class PiecewiseHazard:
 
     def survives(self, age_s: float, seconds: float) -> float:
         """Return the chance that an instance of that age survives so many seconds."""
-        return math.exp(-self._expected_ends(age_s, seconds))
+        return math.exp(-self.expected_ends(age_s, seconds))
 
     def ends(self, age_s: float, seconds: float) -> float:
         """Return the chance that an instance of that age ends within so many seconds."""
-        return -math.expm1(-self._expected_ends(age_s, seconds))
+        return -math.expm1(-self.expected_ends(age_s, seconds))
 
     def expected_s(self, age_s: float) -> float:
         """Return the expected remaining seconds at an age; infinite where the last hazard is 0."""
@@ -60,9 +60,12 @@ class PiecewiseHazard:
                 at_s = bound_s
         return expected_s + alive / self.per_s[-1]
 
-    def _expected_ends(self, age_s: float, seconds: float) -> float:
+    def expected_ends(self, age_s: float, seconds: float) -> float:
+        """Return the hazard summed over so many seconds from an age on: of many such instances, the ends for each."""
         if age_s < 0 or seconds < 0:
             raise ValueError(f"an age ({age_s}) and seconds from it ({seconds}) are at least 0")
+        if age_s >= self.from_s[-1]:
+            return self.per_s[-1] * seconds
         first = bisect_right(self.from_s, age_s) - 1
         end_s = age_s + seconds
         ends = 0.0
@@ -73,6 +76,25 @@ class PiecewiseHazard:
             ends += self.per_s[index] * (until_s - age_s)
             age_s = until_s
         return ends + self.per_s[-1] * (end_s - age_s)
+
+
+def first_end(instances: Iterable[tuple[PiecewiseHazard, float]]) -> PiecewiseHazard:
+    """Return the hazard, by seconds from now, of the first end among instances given with their ages in seconds."""
+    rate, changes = 0.0, []
+    for hazard, age_s in instances:
+        at = bisect_right(hazard.from_s, age_s) - 1
+        rate += hazard.per_s[at]
+        for bound_s, (before, after) in zip(hazard.from_s[at + 1 :], pairwise(hazard.per_s[at:]), strict=True):
+            changes.append((bound_s - age_s, after - before))
+    bounds, rates = [0.0], [rate]
+    for in_s, change in sorted(changes):
+        rate += change
+        if in_s > bounds[-1]:
+            bounds.append(in_s)
+            rates.append(rate)
+        else:
+            rates[-1] = rate
+    return PiecewiseHazard(tuple(bounds), tuple(max(0.0, rate) for rate in rates))
 
 
 def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) -> PiecewiseHazard:

@@ -49,14 +49,15 @@ class SchedulerService:
         self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
-        """Read the registrations, subscribe to gateways, workers and heartbeats, and start the ticks; raises `MeshError` where
-        the store does not answer. Registrations, though some seconds old, give the first requests after a restart their
-        workers; heartbeats correct them.
+        """Read the registrations, subscribe to gateways, workers, heartbeats and the fleet, and start the ticks; raises
+        `MeshError` where the store does not answer. Registrations, though some seconds old, give the first requests after a
+        restart their workers; heartbeats correct them.
         """
         self._host.describe_with(self._describe)
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
+        await self._host.listen(subjects.FLEET, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.REQUESTS, self._on_request, queue=subjects.SCHEDULERS)
         self._host.keep_time(TICK_S, self._tick)

@@ -49,6 +49,19 @@ class SchedulerSettings(ServiceSettings):
         120.0, ge=0, description="at most one worker changes its home pool in it; 0: none"
     )
     prefix_spans: int = Field(32_768, ge=0, description="prefixes of prompts remembered with their workers; 0: none")
+    interruption_s: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="what an interruption costs a request, in seconds: where the fleet is reported, answers go to machines "
+        "that are likely to stay, and queue longer for it; 0: only queues count",
+    )
+    token_s: float = Field(
+        0.05,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds of an answer's token, until answers have ended that show it",
+    )
 
     @property
     def policy(self) -> PoolPolicy:
@@ -61,6 +74,8 @@ class SchedulerSettings(ServiceSettings):
             repurpose_share=self.repurpose_share,
             repurpose_window_s=self.repurpose_window_s or None,
             prefix_spans=self.prefix_spans,
+            interruption_s=self.interruption_s,
+            token_s=self.token_s,
         )
 
     @property

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.lifetimes import Place, expected_cost_s, interruption_chance, rank
+from spotwise.core.lifetimes import Place, cheapest, expected_cost_s, interruption_chance
 from spotwise.core.survival import PiecewiseHazard
 
 #: Young ones go ten times as often.
 HAZARD = PiecewiseHazard((0.0, 600.0), (0.001, 0.0001))
 
 
-def names(places: list[Place]) -> list[str]:
-    return [place.instance for place in places]
+def in_order(places: list[Place], remaining_s: float, interruption_s: float) -> list[str]:
+    """The names of places, the cheapest first."""
+    left, names = list(places), []
+    while left:
+        best = cheapest(left, [remaining_s], interruption_s)
+        left.remove(best)
+        names.append(best.name)
+    return names
 
 
 def test_the_chance_is_that_of_the_instances_age() -> None:
@@ -36,9 +42,9 @@ def test_lengths_that_may_be_are_averaged() -> None:
 def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is_low() -> None:
     """With interruptions that cost 20 s, long requests rank old instances first, short ones the least loaded."""
     places = [Place("young", 0.0, HAZARD, 0.0), Place("old", 600.0, HAZARD, 0.5), Place("stays", 0.0, None, 1.0)]
-    assert names(rank(places, [1.0], 20.0)) == ["young", "old", "stays"]
-    assert names(rank(places, [60.0], 20.0)) == ["old", "stays", "young"]
-    assert names(rank(places, [600.0], 20.0)) == ["stays", "old", "young"]
+    assert in_order(places, 1.0, 20.0) == ["young", "old", "stays"]
+    assert in_order(places, 60.0, 20.0) == ["old", "stays", "young"]
+    assert in_order(places, 600.0, 20.0) == ["stays", "old", "young"]
 
 
 def test_the_cost_is_chance_times_interruption_and_load() -> None:
@@ -49,13 +55,15 @@ def test_the_cost_is_chance_times_interruption_and_load() -> None:
 
 def test_of_equals_the_earlier_is_first() -> None:
     """Of equal places the earlier in the list ranks first."""
-    assert names(rank([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], [5.0], 9.0)) == ["b", "a"]
+    assert in_order([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], 5.0, 9.0) == ["b", "a"]
 
 
 def test_a_request_of_no_length_is_refused() -> None:
     """The error contains what to give."""
     with pytest.raises(ValueError, match="at least one length"):
         interruption_chance(Place("a", 0.0, None, 0.0), [])
+    with pytest.raises(ValueError, match="at least one place"):
+        cheapest([], [1.0], 1.0)
 
 
 @settings(deadline=None)
@@ -70,5 +78,19 @@ def test_where_all_go_alike_the_order_is_by_load(
     """A hazard without age gives all instances the same order, so the load decides."""
     constant = PiecewiseHazard((0.0,), (0.001,))
     places = [Place(f"i{i}", age_s, constant, round(load_s, 3)) for i, (age_s, load_s) in enumerate(seen)]
-    loads = [place.load_s for place in rank(places, [remaining_s], interruption_s)]
-    assert loads == sorted(loads)
+    assert cheapest(places, [remaining_s], interruption_s).load_s == min(place.load_s for place in places)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 2_000), st.sampled_from([None, HAZARD]), st.floats(0, 30)), min_size=1, max_size=8),
+    st.lists(st.floats(0, 2_000), min_size=1, max_size=4),
+    st.floats(0, 100),
+)
+def test_the_cheapest_is_the_first_of_the_least_cost(
+    seen: list[tuple[float, PiecewiseHazard | None, float]], remaining_s: list[float], interruption_s: float
+) -> None:
+    """In any order of the loads, though places of a high load are not examined."""
+    places = [Place(f"i{i}", age_s, hazard, load_s) for i, (age_s, hazard, load_s) in enumerate(seen)]
+    costs = [expected_cost_s(place, remaining_s, interruption_s) for place in places]
+    assert cheapest(places, remaining_s, interruption_s) is places[costs.index(min(costs))]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.survival import Life, PiecewiseHazard, fit_hazard
+from spotwise.core.survival import Life, PiecewiseHazard, first_end, fit_hazard
 from tests.unit.core.product_limit import StepSurvival, kaplan_meier
 
 AGES = st.floats(0.5, 1_000).map(lambda age: round(age, 1))
@@ -171,3 +171,25 @@ class TestFit:
         hazard = fit_hazard(lives, pieces, prior_ends=0.0)
         expected = sum(-math.log(hazard.survives(0.0, life.age_s)) for life in lives)
         assert expected == pytest.approx(sum(life.ended for life in lives), rel=1e-6, abs=1e-9)
+
+
+class TestFirstEnd:
+    """The first end among instances."""
+
+    def test_hazards_add_at_each_instances_age(self) -> None:
+        """An instance that is 40 s old reaches the bound at 100 s in 60 s."""
+        young_and_old = PiecewiseHazard((0.0, 100.0), (0.01, 0.002))
+        found = first_end([(young_and_old, 40.0), (young_and_old, 500.0), (PiecewiseHazard((0.0,), (0.5,)), 7.0)])
+        assert found.from_s == (0.0, 60.0)
+        assert found.per_s == pytest.approx((0.512, 0.504))
+
+    @settings(deadline=None)
+    @given(
+        st.lists(st.tuples(HAZARDS, st.floats(0, 600)), min_size=1, max_size=5), st.floats(0, 300), st.floats(0, 800)
+    )
+    def test_the_ends_of_a_group_are_those_of_its_instances(
+        self, instances: list[tuple[PiecewiseHazard, float]], later_s: float, seconds: float
+    ) -> None:
+        """At any later time, over any seconds."""
+        each = sum(hazard.expected_ends(age_s + later_s, seconds) for hazard, age_s in instances)
+        assert first_end(instances).expected_ends(later_s, seconds) == pytest.approx(each, abs=1e-9)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.avoidance import AvoidingPlacer
 from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
@@ -46,7 +47,8 @@ class Assigner:
         self._pools = pools
         self._requests = requests
         self.quarantine = Quarantine()
-        self._placer = AvoidingPlacer(Placer(pools, policy), self.quarantine)
+        self.answer_times = AnswerTimes(policy.token_s)
+        self._placer = AvoidingPlacer(Placer(pools, policy, self.answer_times), self.quarantine)
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
@@ -89,6 +91,7 @@ class Assigner:
         prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
         entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
         entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by.value
+        entry.by_life = placement.by_life
         self._assignments += 1
         self._requests.send(entry, self._assignments, now)
         if prompt_worker is token_worker:
@@ -180,6 +183,8 @@ class Assigner:
         facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
         if entry.placed_by != PlacedBy.HOME_POOL.value:
             facts.append(("placed_by", entry.placed_by))
+        if entry.by_life:
+            facts.append(("by_life", 1))
         facts.append(("queue_s", now - entry.accepted_s))
         ledger = m.LedgerEntry(order.choice_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
         self._emit(m.RecordLedger(ledger))

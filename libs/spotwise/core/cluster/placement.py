@@ -6,14 +6,18 @@ home pools within their thresholds; for a side that is over, the mixed pool and 
 best of the opposite pool; home pools whatever their queues; any worker with free blocks.
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
+Of the workers that a rule finds for an answer, the one of the least expected cost is chosen (`core/lifetimes.py`): the first of
+each class of life is compared, so that it costs at most twice the least where hazards are constant. A worker that stays, or of
+whose life nothing is known, is chosen where its queue is the shortest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import (
     ALL_GROUPS,
@@ -28,7 +32,11 @@ from spotwise.core.cluster.pools import (
 )
 from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.views import WorkerView
+from spotwise.core.lifetimes import Place, cheapest
 from spotwise.core.members import Pool
+
+#: What a token of another sequence in the batch adds to a token's seconds, as a share of them; until a worker has measured it.
+BATCH_SHARE = 0.01
 
 
 @dataclass(slots=True)
@@ -59,23 +67,46 @@ class PlacedBy(StrEnum):
 
 @dataclass(slots=True)
 class Placement:
-    """A request's workers, the same one where it is served in place; `short`: the pools with no worker within its threshold."""
+    """A request's workers, the same one where it is served in place.
+
+    Attributes:
+        short: the pools with no worker within its threshold.
+        by_life: the token worker was chosen for its expected life, in spite of a longer queue.
+    """
 
     prompt_worker: WorkerView
     token_worker: WorkerView
     by: PlacedBy
     short: tuple[Pool, ...] = ()
+    by_life: bool = False
+
+
+def _remaining_tokens(view: WorkerView) -> int:
+    return view.remaining_tokens
+
+
+def _queue_and_id(candidate: tuple[int, str, WorkerView]) -> tuple[int, str]:
+    return candidate[0], candidate[1]
 
 
 class Placer:
-    """Chooses workers for one request at a time."""
+    """Chooses workers for one request at a time, by the times that answers take."""
 
-    def __init__(self, pools: Pools, policy: PoolPolicy) -> None:
+    def __init__(self, pools: Pools, policy: PoolPolicy, times: AnswerTimes | None = None) -> None:
         self._pools = pools
         self._policy = policy
+        self._times = times or AnswerTimes(policy.token_s)
+        self._by_life: set[str] = set()  #: workers chosen for this request in spite of a longer queue
 
     def place(self, demand: RequestDemand) -> Placement | None:
         """Return the workers of a request, or `None` where no worker has enough free blocks."""
+        self._by_life.clear()
+        placement = self._place(demand)
+        if placement is not None and placement.token_worker.id in self._by_life:
+            placement.by_life = True
+        return placement
+
+    def _place(self, demand: RequestDemand) -> Placement | None:
         token_worker = self._token_worker(demand, TOKEN_ON_POOL)
         prompt_worker = self._prompt_worker(demand, PROMPT_ON_POOL) if token_worker is not None else None
         if prompt_worker is not None and token_worker is not None:
@@ -110,7 +141,8 @@ class Placer:
         if here := self._in_place(demand, (PROMPT_OFF_POOL,), PlacedBy.MIXED_POOL, short):
             plans.append(here)
         if plans:
-            return min(plans, key=lambda plan: (plan.token_worker.remaining_tokens, plan.token_worker.id))
+            chosen = self._cheapest(demand, [plan.token_worker for plan in plans], _remaining_tokens)
+            return next(plan for plan in plans if plan.token_worker is chosen)
         converted = self._in_place(demand, (PROMPT_ON_POOL,), PlacedBy.CONVERSION, short)
         return converted or self._all_over(demand, short)
 
@@ -139,7 +171,7 @@ class Placer:
         prompt_worker = self._shortest(demand, prompt_workers)
         token_workers = [self._token_worker(demand, group, bounded=False) for group in (TOKEN_ON_POOL, TOKEN_OFF_POOL)]
         found = [view for view in token_workers if view is not None]
-        token_worker = min(found, key=lambda view: (view.remaining_tokens, view.id), default=None)
+        token_worker = self._cheapest(demand, found, _remaining_tokens)
         token_worker = token_worker or self._token_worker(demand, MIXED, bounded=False)
         if prompt_worker is not None and token_worker is not None:
             return Placement(prompt_worker, token_worker, PlacedBy.ALL_OVER, tuple(short))
@@ -186,11 +218,35 @@ class Placer:
         bounded: bool = True,
     ) -> Placement | None:
         found = self._first(Queue.BOTH, demand, groups, reserves=True, bounded=bounded)
-        if not found:
-            return None
         length = self._pools.decode_length
-        worker = min(found, key=lambda view: (self._prompt_queue(demand, view) + length(view), view.id))
-        return Placement(worker, worker, by, tuple(short))
+        worker = self._cheapest(demand, found, lambda view: self._prompt_queue(demand, view) + length(view))
+        return None if worker is None else Placement(worker, worker, by, tuple(short))
+
+    def _cheapest(
+        self, demand: RequestDemand, workers: list[WorkerView], queue: Callable[[WorkerView], int]
+    ) -> WorkerView | None:
+        """Return the worker of the least expected cost: what its queue adds to the answer, and an interruption's chance."""
+        if len(workers) < 2:
+            return workers[0] if workers else None
+        in_order = sorted([(queue(view), view.id, view) for view in workers], key=_queue_and_id)
+        shortest = in_order[0][2]
+        if shortest.life is None:
+            return shortest
+        # One rate for all, so that loads compare as queues do.
+        measured = [view.load.prompt_token_s for view in workers if view.load.prompt_token_s is not None]
+        token_s = max(measured, default=self._policy.token_s * BATCH_SHARE)
+        places = [
+            Place(id_, 0.0, None, length * token_s)
+            if view.life is None
+            else Place(id_, view.life.age_s, view.life.hazard, length * token_s)
+            for length, id_, view in in_order
+        ]
+        likely_s = self._times.likely_s(demand.max_new_tokens)
+        best = cheapest(places, likely_s, self._policy.interruption_s).name
+        if best == shortest.id:
+            return shortest
+        self._by_life.add(best)
+        return next(view for _, id_, view in in_order if id_ == best)
 
     def _prompt_queue(self, demand: RequestDemand, worker: WorkerView) -> int:
         """Tokens to compute there until this prompt is done."""
@@ -211,7 +267,7 @@ class Placer:
         need = Need(
             demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_remaining=spare, without=demand.without
         )
-        return next(iter(self._pools.first_of(Queue.HOME_POOL, (group,), need)), None)
+        return self._cheapest(demand, self._pools.first_of(Queue.HOME_POOL, (group,), need), _remaining_tokens)
 
     def _first(
         self, queue: Queue, demand: RequestDemand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +30,9 @@ class PoolPolicy:
         repurpose_share: share of a window, above 0 and up to 1, with off-pool work before a worker changes its home pool.
         repurpose_window_s: length of a window; `None` keeps every worker in its initial pool.
         prefix_spans: spans of prompts remembered over all requests; 0 for none.
+        interruption_s: seconds that an interruption costs a request, by its pause and recomputation; answers go to workers that
+            are less likely to end, and queue longer for it. 0 leaves lives out of account.
+        token_s: seconds of an answer's token, until answers have ended that show it.
         decode_queue: how decodes count for service in place; on token workers they count by remaining tokens.
     """
 
@@ -39,6 +43,8 @@ class PoolPolicy:
     repurpose_window_s: float | None = 120.0
     prefix_spans: int = 32_768
     decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS
+    interruption_s: float = 1.0
+    token_s: float = 0.05
 
     def __post_init__(self) -> None:
         if self.max_pending_prompt_tokens < 0:
@@ -51,3 +57,7 @@ class PoolPolicy:
             raise ValueError("repurpose_window_s must be above 0; None changes no home pool")
         if self.prefix_spans < 0:
             raise ValueError("prefix_spans must be at least 0")
+        if not 0.0 <= self.interruption_s < math.inf:
+            raise ValueError("interruption_s must be at least 0; 0 leaves lives out of account")
+        if not 0.0 < self.token_s < math.inf:
+            raise ValueError("token_s must be above 0")

@@ -2,7 +2,8 @@
 
 Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.
 A worker that takes no requests, or has other weights than the mesh serves, is in none.
-Each group is ranked by its own queue (prompts in the prompt pool, tokens elsewhere) and by both queues, for service in place.
+Each group is ranked by its own queue (prompts in the prompt pool, tokens elsewhere) and by both queues, for service in place;
+where answers are decoded, apart by class of life (`worker_life.py`): prompts end soon, so that lives do not matter to them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from enum import StrEnum
 from operator import attrgetter
 
 from spotwise.core.cluster.policy import DecodeQueue
-from spotwise.core.cluster.ranking import Need, Ranking
+from spotwise.core.cluster.ranking import LifeRankings, Need
 from spotwise.core.cluster.served_model import ServedModel
 from spotwise.core.cluster.views import Assignment, WorkerView
+from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.members import Member, Pool
 
 
@@ -68,13 +70,16 @@ class Pools:
         self.decode_length = length
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
-        self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
+        self._places: dict[str, tuple[Group, tuple[int | None, ...]]] = {}
         self._home_pools: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
         self._by_home = {
-            group: Ranking(_pending if group.home_pool is Pool.PROMPT else _remaining) for group in ALL_GROUPS
+            group: LifeRankings(_pending, by_life=False) if group.home_pool is Pool.PROMPT else LifeRankings(_remaining)
+            for group in ALL_GROUPS
         }
-        self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
+        self._by_both = {
+            group: LifeRankings(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS
+        }
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())
@@ -126,6 +131,13 @@ class Pools:
         view.reported(member, scheduler_id, now)
         self._place(view)
 
+    def set_life(self, worker_id: str, life: WorkerLife | None) -> None:
+        """Replace what is known of a worker's life."""
+        view = self._views[worker_id]
+        known_class, view.life = view.life_class, life
+        if view.life_class != known_class and worker_id in self._places:
+            self._place(view)
+
     def assign(self, worker_id: str, assignment: Assignment) -> None:
         """Count an order that is sent to a worker now."""
         view = self._views[worker_id]
@@ -168,6 +180,7 @@ class Pools:
             self.decode_length(view),
             view.free_tokens,
             view.reserves_ahead,
+            view.life_class,
         )
         known_group, known_by = self._places.get(view.id, (None, None))
         if known_group is group and known_by == ranked_by:
@@ -190,16 +203,16 @@ class Pools:
             self._by_both[group].remove(worker_id)
 
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
-        """Return of each group the worker with the shortest queue that meets the need, where there is one."""
+        """Return the worker with the shortest queue that meets the need, of each group and class of life that has one."""
         rankings = self._by_both if queue is Queue.BOTH else self._by_home
-        return [view for group in groups if (view := rankings[group].first(need)) is not None]
+        return [view for group in groups for view in rankings[group].firsts(need)]
 
     def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""
-        return any(ranking.first(need) is not None for ranking in self._by_both.values())
+        return any(rankings.have(need) for rankings in self._by_both.values())
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
         if self._most_kv_tokens is None:
-            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
+            self._most_kv_tokens = max(rankings.most_capacity() for rankings in self._by_both.values())
         return self._most_kv_tokens

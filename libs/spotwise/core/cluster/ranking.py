@@ -1,6 +1,7 @@
 """Workers sorted by queue length, with a search for the first that meets a need.
 
-Law: members are in order of (queue length, id); `first` returns what a scan in that order would.
+Law: members are in order of (queue length, id); `first` returns what a scan in that order would. `LifeRankings` keeps a ranking
+for each class of life, so that the first of each is found without a scan.
 The list is kept in runs of at most `RUN_LENGTH`; each run knows its members' best values, so that a search skips whole runs.
 A move costs O(log n) comparisons and a copy of one run; a search reads at most n / `RUN_LENGTH` runs and scans into one.
 """
@@ -124,6 +125,9 @@ class Ranking:
         self._last: list[tuple[int, str]] = []  # key of each run's last member
         self._keys: dict[str, tuple[int, str]] = {}
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def __iter__(self) -> Iterator[WorkerView]:
         return (view for run in self._runs for view in run.views)
 
@@ -180,3 +184,47 @@ class Ranking:
     def most_capacity(self) -> int:
         """Tokens that the largest KV cache here holds."""
         return max(((run.most or run.sum_up())[0] for run in self._runs), default=0)
+
+
+class LifeRankings:
+    """Workers in order of one queue, apart by their class of life, or all in one class."""
+
+    def __init__(self, length: Callable[[WorkerView], int], *, by_life: bool = True) -> None:
+        self._length, self._by_life = length, by_life
+        self._rankings: dict[int | None, Ranking] = {}
+        self._classes: dict[str, int | None] = {}
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return (view for ranking in self._rankings.values() for view in ranking)
+
+    def put(self, view: WorkerView) -> None:
+        """Insert a worker, or update its place."""
+        life_class = view.life_class if self._by_life else None
+        if self._classes.get(view.id, life_class) != life_class:
+            self.remove(view.id)
+        self._classes[view.id] = life_class
+        ranking = self._rankings.get(life_class)
+        if ranking is None:
+            ranking = self._rankings[life_class] = Ranking(self._length)
+        ranking.put(view)
+
+    def remove(self, worker_id: str) -> None:
+        """Remove a worker, if it is here."""
+        if worker_id in self._classes:
+            life_class = self._classes.pop(worker_id)
+            ranking = self._rankings[life_class]
+            ranking.remove(worker_id)
+            if not len(ranking):
+                del self._rankings[life_class]
+
+    def firsts(self, need: Need) -> list[WorkerView]:
+        """Return the first worker of each class that meets the need."""
+        return [view for ranking in self._rankings.values() if (view := ranking.first(need)) is not None]
+
+    def have(self, need: Need) -> bool:
+        """Tell whether a worker meets the need."""
+        return any(ranking.first(need) is not None for ranking in self._rankings.values())
+
+    def most_capacity(self) -> int:
+        """Tokens that the largest KV cache here holds."""
+        return max((ranking.most_capacity() for ranking in self._rankings.values()), default=0)

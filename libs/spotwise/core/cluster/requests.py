@@ -20,6 +20,7 @@ class AcceptedRequest:
 
     Attributes:
         prompt_worker, token_worker: set once it has left the queue; `placed_by` is the rule that chose them.
+        by_life: the token worker was chosen for its expected life, in spite of a longer queue.
         prompt_queued: prompt tokens counted for the prompt worker.
         sent_s, assignment: when a worker was sent the request, and the number of that order.
         holder, hop: the worker that its sequence has moved to, and the number of that move.
@@ -32,6 +33,7 @@ class AcceptedRequest:
     token_worker: str | None = None
     prompt_queued: int = 0
     placed_by: str = ""
+    by_life: bool = False
     sent_s: float | None = None
     assignment: int | None = None
     holder: str | None = None

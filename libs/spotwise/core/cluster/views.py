@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.members import Member, MemberState, Pool, WorkerLoad
 
 #: Seconds after which an order that no heartbeat has shown counts as lost.
@@ -45,6 +46,7 @@ class WorkerView:
         free_tokens: KV tokens that are free and not promised, in whole blocks; `kv_tokens` is its whole cache.
         reserves_ahead: of a request's new tokens, for how many it reserves blocks at most.
         decoding: sequences in their token phase, or about to be.
+        life: its hazard, as far as it is known (`lives.py`); `None`: it stays, or nothing is known.
         unseen_prompts, unseen_decodes: prompt and token phases given to it that no report includes yet.
     """
 
@@ -56,6 +58,7 @@ class WorkerView:
         "free_tokens",
         "id",
         "kv_tokens",
+        "life",
         "load",
         "member",
         "pending_prompt_tokens",
@@ -69,6 +72,7 @@ class WorkerView:
         self._unseen: deque[Assignment] = deque()
         self._intended: dict[str, int] = {}
         self.id = member.id
+        self.life: WorkerLife | None = None
         self.member, self.load = member, member.load or WorkerLoad()
         self._recount()
 
@@ -123,6 +127,11 @@ class WorkerView:
         if assignment.remaining_tokens:
             self.unseen_decodes += 1
             self.decoding += 1
+
+    @property
+    def life_class(self) -> int | None:
+        """Its class of life; `None` for all that stay, or of which nothing is known."""
+        return None if self.life is None else self.life.life_class
 
     @property
     def is_ready(self) -> bool:

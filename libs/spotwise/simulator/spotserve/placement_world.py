@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from spotwise.core.lifetimes import Place, rank
+from spotwise.core.lifetimes import Place, cheapest
 from spotwise.core.survival import PiecewiseHazard
 from spotwise.simulator.world.events import EventQueue
 
@@ -203,7 +203,7 @@ class _PlacementRun:
             )
             for node in nodes
         ]
-        return self._nodes[rank(places, [left * best_step_s], setting.interruption_s)[0].instance]
+        return self._nodes[cheapest(places, [left * best_step_s], setting.interruption_s).name]
 
     def _start(self, node: _Node, request: _Request, now_s: float) -> None:
         self._advance(node, now_s)

@@ -52,9 +52,25 @@ def test_the_fleet_reports_what_it_was_given_and_gives_it_back(blocks: int) -> N
     ] * 10
 
 
+def test_with_lives_some_requests_pass_over_a_shorter_queue() -> None:
+    """As often as fleets are reported: one report for as many decisions as workers."""
+    taken = measure(80, 4096, 800, 1, lambda count: None, knows_lives=True)
+    assert taken.by_life > 0
+    assert len(taken.reports_us) == 10
+
+
 def test_the_command_prints_figures_and_targets(spotwise: CommandLine) -> None:
     """Both runs, and the bound that decisions are held against."""
     ended = spotwise("bench", "scheduler", "--quick")
     assert ended.status == 0, ended.stderr
     for name in ("with room: decision p50", "full: decision p99", "<= 1x"):
+        assert name in ended.stdout
+    assert "by life" not in ended.stdout
+
+
+def test_the_command_repeats_each_run_with_lives(spotwise: CommandLine) -> None:
+    """By an option."""
+    ended = spotwise("bench", "scheduler", "--quick", "--lives")
+    assert ended.status == 0, ended.stderr
+    for name in ("with room, by life: decision p50", "full, by life: report of the fleet p50"):
         assert name in ended.stdout

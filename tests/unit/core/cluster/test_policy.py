@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from spotwise.core.cluster.policy import PoolPolicy
         {"repurpose_share": 1.1},
         {"repurpose_window_s": 0.0},
         {"prefix_spans": -1},
+        {"interruption_s": -0.5},
+        {"interruption_s": math.inf},
+        {"token_s": 0.0},
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
