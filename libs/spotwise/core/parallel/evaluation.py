@@ -4,6 +4,7 @@ Law: with phases together, pipelines of several types serve side by side; the me
 the wait is that of D equal pipelines with this mean.
 With phases split a request waits twice, for its prompt and for its decoding, with the same variation of arrivals.
 Instances are counted by type, the cheaper ones of each first; a mix's values do not depend on the other mixes.
+`evaluate` tries many mixes of a shape, `evaluate_mix` one that is known.
 """
 
 from __future__ import annotations
@@ -42,13 +43,66 @@ class Mixes:
     instances: Counts
     price_per_h: Floats
 
+    def within(self, budget_per_h: float | None) -> Mixes:
+        """Return the mixes that cost no more; all of them with `None`."""
+        if budget_per_h is None:
+            return self
+        kept = np.flatnonzero(self.price_per_h <= budget_per_h)
+        return Mixes(
+            self.shape,
+            self.prompt_data[:, kept],
+            self.data[:, kept],
+            self.throughput[kept],
+            self.execution_s[kept],
+            self.request_s[kept],
+            self.latency_s[kept],
+            self.instances[kept],
+            self.price_per_h[kept],
+        )
+
 
 def evaluate(shape: Shape, is_split: bool, demand: ServiceDemand, supplies: Sequence[Supply], policy: Policy) -> Mixes:
     """Return the mixes of a shape with phases together or split, evaluated."""
     if is_split:
-        prompt_data, data, throughput, execution_s, wait_s = _split(shape, demand, supplies)
+        parts = _split(shape, demand, supplies)
     else:
-        prompt_data, data, throughput, execution_s, wait_s = _together(shape, demand)
+        most, seconds = [speed.most for speed in shape.speeds], [speed.execution_s for speed in shape.speeds]
+        parts = _together(shape, demand, together(most, seconds))
+    return _mixes(shape, parts, supplies, policy)
+
+
+def evaluate_mix(
+    shape: Shape,
+    counts: Sequence[tuple[int, int]],
+    demand: ServiceDemand,
+    supplies: Sequence[Supply],
+    policy: Policy,
+) -> Mixes:
+    """Return one mix of a shape, evaluated. `counts`: of each of its types, pipelines for prompts and pipelines that decode; with
+    phases split, one type has the former and one the latter.
+    """
+    prompts, data = (np.array(numbers, dtype=np.int64) for numbers in zip(*counts, strict=True))
+    if not prompts.any():
+        return _mixes(shape, _together(shape, demand, data[:, None]), supplies, policy)
+    first, second = int(prompts.argmax()), int(data.argmax())
+    waits = [_phase_waits(shape, demand, speed) for speed in shape.speeds]
+    pair = _pair(
+        shape,
+        (first, second),
+        (shape.speeds[first], shape.speeds[second]),
+        (prompts[first : first + 1], data[second : second + 1]),
+        waits,
+    )
+    return _mixes(shape, pair, supplies, policy)
+
+
+def _mixes(
+    shape: Shape,
+    parts: tuple[Counts, Counts, Floats, Floats, Floats],
+    supplies: Sequence[Supply],
+    policy: Policy,
+) -> Mixes:
+    prompt_data, data, throughput, execution_s, wait_s = parts
     instances = np.zeros(data.shape[1], dtype=np.int64)
     price_per_h = np.zeros(data.shape[1])
     for row, speed in enumerate(shape.speeds):
@@ -62,10 +116,9 @@ def evaluate(shape: Shape, is_split: bool, demand: ServiceDemand, supplies: Sequ
     return Mixes(shape, prompt_data, data, throughput, execution_s, request_s, latency_s, instances, price_per_h)
 
 
-def _together(shape: Shape, demand: ServiceDemand) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+def _together(shape: Shape, demand: ServiceDemand, data: Counts) -> tuple[Counts, Counts, Floats, Floats, Floats]:
     batch = shape.config.max_batch
     seconds = [speed.execution_s for speed in shape.speeds]
-    data = together([speed.most for speed in shape.speeds], seconds)
     throughput = (batch / np.array(seconds)) @ data
     pipelines = data.sum(axis=0).astype(np.float64)
     execution_s = pipelines * batch / throughput
@@ -77,14 +130,7 @@ def _split(
     shape: Shape, demand: ServiceDemand, supplies: Sequence[Supply]
 ) -> tuple[Counts, Counts, Floats, Floats, Floats]:
     batch, speeds = shape.config.max_batch, shape.speeds
-    counts = [np.arange(1, speed.most + 1, dtype=np.float64) for speed in speeds]
-    waits = [
-        (
-            _waits_s(demand, np.full_like(count, speed.prompt_s), count, batch),
-            _waits_s(demand, np.full_like(count, speed.decode_s), count, batch),
-        )
-        for speed, count in zip(speeds, counts, strict=True)
-    ]
+    waits = [_phase_waits(shape, demand, speed) for speed in speeds]
     prices = [_pipeline_price(supplies[speed.supply], shape) for speed in speeds]
     parts = []
     for first, prompt in enumerate(speeds):
@@ -106,6 +152,13 @@ def _split(
         np.concatenate(execution_s),
         np.concatenate(wait_s),
     )
+
+
+def _phase_waits(shape: Shape, demand: ServiceDemand, speed: TypeSpeed) -> tuple[Floats, Floats]:
+    count = np.arange(1, speed.most + 1, dtype=np.float64)
+    prompt_s, decode_s = (np.full_like(count, seconds) for seconds in (speed.prompt_s, speed.decode_s))
+    batch = shape.config.max_batch
+    return _waits_s(demand, prompt_s, count, batch), _waits_s(demand, decode_s, count, batch)
 
 
 def _pair(

@@ -41,18 +41,28 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The available instances of a type, held, starting or requestable, none under notice; `held_*`: held or starting."""
+    """The available instances of a type, held, starting or requestable, none under notice.
+
+    Attributes:
+        held_spot, held_on_demand: held or starting.
+        spot_prices, on_demand_prices: dollars an hour of each, in the order in which they are taken; empty: the type's.
+    """
 
     type: InstanceType
     spot: int = 0
     on_demand: int = 0
     held_spot: int = 0
     held_on_demand: int = 0
+    spot_prices: tuple[float, ...] = ()
+    on_demand_prices: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (0 <= self.held_spot <= self.spot and 0 <= self.held_on_demand <= self.on_demand):
             raise ValueError(f"held instances of {self.type.name} must be among the available ones: {self}")
         name = self.type.name
+        for prices, count in ((self.spot_prices, self.spot), (self.on_demand_prices, self.on_demand)):
+            if prices and len(prices) != count:
+                raise ValueError(f"{count} instances of {name} are available, and {len(prices)} have a price")
         if self.spot and self.type.spot_price_per_h is None:
             raise ValueError(f"{name} is not sold as spot; give it a `spot_price_per_h`, or no spot instances")
         if self.on_demand and self.type.on_demand_price_per_h is None:
@@ -84,11 +94,16 @@ class Supply:
 
     def price_per_h(self, instances: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the dollars an hour of each of several numbers of instances, the cheaper first."""
-        spot_price, on_demand_price = self.type.spot_price_per_h or 0.0, self.type.on_demand_price_per_h or 0.0
         spot = np.minimum(instances, self.spot) if self._spot_first else np.maximum(instances - self.on_demand, 0)
-        return spot * spot_price + (instances - spot) * on_demand_price
+        return _sum_of_first(spot, self.type.spot_price_per_h or 0.0, self.spot_prices) + _sum_of_first(
+            instances - spot, self.type.on_demand_price_per_h or 0.0, self.on_demand_prices
+        )
 
     @property
     def _spot_first(self) -> bool:
         spot_price, on_demand_price = self.type.spot_price_per_h, self.type.on_demand_price_per_h
         return spot_price is not None and (on_demand_price is None or spot_price < on_demand_price)
+
+
+def _sum_of_first(instances: NDArray[np.int64], price: float, prices: tuple[float, ...]) -> NDArray[np.float64]:
+    return np.concatenate(([0.0], np.cumsum(prices)))[instances] if prices else instances * price

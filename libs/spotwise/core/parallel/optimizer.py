@@ -4,7 +4,7 @@ Law: among configurations within the supplies, if any has phi(C) >= alpha, the o
 Latencies within `latency_slack` of the least, or below `latency_target_s`, are equal; the preference decides among them.
 With phases split (Splitwise) the same search covers (D_prompt, D_token, P, M, B); each pipeline is on one instance type.
 Shapes (P, M, B) are bounded by their l_exe and greatest phi; only shapes that can still win are evaluated (`mixes.py`).
-The result is deterministic, within the supplies, and no slower with larger supplies.
+Mixes above the budget are not considered. The result is deterministic, within the supplies, and no slower with larger ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.parallel.candidates import Shape, shapes
 from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
-from spotwise.core.parallel.evaluation import Mixes, evaluate
+from spotwise.core.parallel.evaluation import Mixes, evaluate, evaluate_mix
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.policy import Phases, Policy, Preference, ServiceDemand
@@ -30,10 +30,29 @@ _ROUNDING = 1e-9
 def choose(
     demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
 ) -> ConfigChoice | None:
-    """Return the configuration for a load and its instances; `None` where no configuration within the supplies fits the model.
+    """Return the configuration for a load and its instances; `None` where none within supplies and budget fits the model.
     `supplies`: one for each type; the default policy if left out.
     """
     return _Search(demand, supplies, memory, policy or Policy()).best()
+
+
+def chosen_again(
+    choice: ConfigChoice,
+    demand: ServiceDemand,
+    supplies: Sequence[Supply],
+    memory: MemoryLimit,
+    policy: Policy | None = None,
+) -> ConfigChoice | None:
+    """Return an earlier choice with its figures for another load or other supplies; `None` where it cannot be had there."""
+    policy, config = policy or Policy(), choice.config
+    only = replace(
+        policy,
+        batch_sizes=(config.max_batch,),
+        tensor_degrees=(config.tensor,),
+        pipeline_degrees=(config.pipeline,),
+        phases=Phases.SPLIT if config.is_split else Phases.TOGETHER,
+    )
+    return _Search(demand, supplies, memory, only).again(choice)
 
 
 class _Search:
@@ -52,6 +71,19 @@ class _Search:
     def best(self) -> ConfigChoice | None:
         """Return the choice."""
         return self._fastest_that_keeps_up() or self._greatest_throughput()
+
+    def again(self, choice: ConfigChoice) -> ConfigChoice | None:
+        """Return a choice of the only shape, evaluated."""
+        wanted = {share.type.name: (share.prompt_data, share.data) for share in choice.shares}
+        for shape, _ in self._families:
+            names = [self._supplies[speed.supply].type.name for speed in shape.speeds]
+            counts = [wanted.get(name, (0, 0)) for name in names]
+            have_room = all(sum(count) <= speed.most for count, speed in zip(counts, shape.speeds, strict=True))
+            if have_room and wanted.keys() <= set(names):
+                mixes = evaluate_mix(shape, counts, self._demand, self._supplies, self._policy)
+                affordable = mixes.within(self._budget_per_h)
+                return self._choice(affordable, 0) if affordable.instances.size else None
+        return None
 
     def _fastest_that_keeps_up(self) -> ConfigChoice | None:
         rate = self._demand.arrival_rate
@@ -109,7 +141,12 @@ class _Search:
         return self._choice(*min(found, key=lambda entry: entry[0])[1:]) if found else None
 
     def _evaluate(self, shape: Shape, is_split: bool) -> Mixes:
-        return evaluate(shape, is_split, self._demand, self._supplies, self._policy)
+        return evaluate(shape, is_split, self._demand, self._supplies, self._policy).within(self._budget_per_h)
+
+    @property
+    def _budget_per_h(self) -> float | None:
+        budget = self._policy.budget_per_h
+        return None if budget is None else budget * (1 + _ROUNDING)
 
     def _preferred(self, mixes: Mixes, allowed: NDArray[np.bool_]) -> tuple[tuple[float, ...], Mixes, int] | None:
         columns = np.flatnonzero(allowed)

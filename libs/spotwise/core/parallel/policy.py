@@ -62,6 +62,7 @@ class Policy:
         latency_slack: share of the least latency within which another one is equal.
         latency_target_s: latencies up to this one are equal as well; `None` for no target.
         spare_instances: held beyond the serving ones.
+        budget_per_h: dollars an hour that no mix exceeds; `None` for no limit.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -73,6 +74,7 @@ class Policy:
     latency_slack: float = 0.01
     latency_target_s: float | None = None
     spare_instances: int = 2
+    budget_per_h: float | None = None
 
     def __post_init__(self) -> None:
         degrees = (self.batch_sizes, self.tensor_degrees, self.pipeline_degrees)
@@ -80,8 +82,8 @@ class Policy:
             raise ValueError(
                 "`batch_sizes`, `tensor_degrees` and `pipeline_degrees` each need one of at least 1 to try"
             )
-        if min(self.latency_slack, self.latency_target_s or 0.0, self.spare_instances) < 0:
-            raise ValueError("`latency_slack`, `latency_target_s` and `spare_instances` are at least 0")
+        if min(self.latency_slack, self.latency_target_s or 0.0, self.spare_instances, self.budget_per_h or 0.0) < 0:
+            raise ValueError("`latency_slack`, `latency_target_s`, `spare_instances` and `budget_per_h` are at least 0")
 
     @classmethod
     def of_model(cls, model: ModelShape, phases: Phases = Phases.TOGETHER) -> Policy:

@@ -1,6 +1,5 @@
-"""A user's own fleet in the spot world. A device is the machine of a profile (`spotwise profile`): it has the memory of the
-profiled worker, for weights and KV, and its seconds, scaled to P stages of M shards (`core.parallel.scaled_cost`). The mesh's
-roles make the batches; SpotServe's migrations, restarts of all engines and rerouting are compared (SpotServe, section 6.1)."""
+"""A user's own fleet in the spot world. A device is the machine of a profile (`core.fleet.measured`). The mesh's roles make
+the batches; SpotServe's migrations, restarts of all engines and rerouting are compared (SpotServe, section 6.1)."""
 
 from __future__ import annotations
 
@@ -10,13 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.cost_profile import CostProfile
+from spotwise.core.fleet.measured import MeasuredType, measured_model
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.memory import RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency
-from spotwise.core.parallel.scaled_cost import ScaledCost
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.workload import ClusterWorkload
@@ -37,10 +34,6 @@ COMPARED = {
     name: replace(system, name=name, batching=BatchFormation.ITERATION, latency=Latency.REQUEST)
     for name, system in (("spotwise", SPOTSERVE), ("restart", REPARALLELIZATION), ("rerouting", REROUTING))
 }
-#: Largest B where none is given.
-_USUAL_BATCH = 32
-#: Between two devices of an instance.
-_WITHIN_LATENCY_S = 1e-5
 #: Share of what the mean fleet serves that is taken for a load, and the most requests of it.
 _USUAL_LOAD, _MOST_REQUESTS = 0.5, 5_000
 _DRAWN_SIZES = 4096
@@ -52,11 +45,6 @@ class RequestSize:
 
     input_tokens: int
     output_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        """Both."""
-        return self.input_tokens + self.output_tokens
 
 
 def usual_size(workload: ClusterWorkload, seed: int) -> RequestSize:
@@ -86,31 +74,30 @@ def own_model(
     Raises:
         ValueError: the profile is of another model.
     """
-    kv_layer_bytes, rest = divmod(profile.kv_bytes_per_token, shape.layers)
-    # The engine may compute, and cache, in another precision than the model's folder has.
-    if rest or kv_layer_bytes * 2 // shape.kv_layer_token_bytes not in (1, 2, 4):
-        raise ValueError(
-            f"the profile is of a model with {profile.kv_bytes_per_token:,} bytes of KV a token, and {shape.name} has "
-            f"{shape.kv_token_bytes:,}; give the model that was profiled"
-        )
-    shape = replace(shape, kv_layer_token_bytes=kv_layer_bytes)
-    fitting = max(1, profile.kv_tokens // size.tokens)
-    return SpotModel(
-        shape,
-        ScaledCost(
-            profile.iteration,
-            shape,
-            LinkCost(_WITHIN_LATENCY_S, surroundings.local_bytes_per_s),
-            LinkCost(
-                profile.link.latency_s if profile.link is not None else USUAL_MESSAGE_S,
+    measured = measured_model(
+        [
+            MeasuredType(
+                "instance",
+                profile,
+                devices,
+                surroundings.local_bytes_per_s,
                 surroundings.network_bytes_per_s,
-            ),
-            size.input_tokens + size.output_tokens // 2,
-        ),
-        RealMemory(shape, size.tokens, prompt_tokens=1, whole_activations=0, sharded_activations=0, usable_share=1.0),
-        max_batch=max_batch or min(_USUAL_BATCH, 1 << (fitting.bit_length() - 1)),
-        devices=devices,
-        device_bytes=device_bytes or shape.weight_bytes + profile.kv_tokens * shape.kv_token_bytes,
+                device_bytes,
+            )
+        ],
+        shape,
+        size.input_tokens,
+        size.output_tokens,
+        max_batch=max_batch,
+    )
+    (instances,) = measured.types
+    return SpotModel(
+        measured.shape,
+        instances.cost,
+        measured.memory,
+        max_batch=measured.max_batch,
+        devices=instances.devices,
+        device_bytes=instances.device_memory_bytes,
         searched_as_published=False,
     )
 

@@ -1,0 +1,271 @@
+"""Decides which instances a mesh has: how many of which type and market for its load, what is bought and what is given back.
+
+Law: the configuration is the cheapest that is fast enough for the load with headroom, within the budget (`parallel.optimizer`);
+it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
+too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
+Without a choice, or without a fleet that can be listed, nothing is bought or given back.
+Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spotwise.core.fleet.fleet_delta import (
+    ZonePurchase,
+    cost_beside,
+    is_shifting,
+    wanted_purchases,
+    within_budget,
+)
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
+from spotwise.core.fleet.fleet_search import FleetSearch
+from spotwise.core.fleet.fleet_state import FleetState, fleet_state
+from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets, fleet_targets
+from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.kept_choice import KeptChoice
+from spotwise.core.fleet.lasting import Lasting
+from spotwise.core.fleet.market import Market
+from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
+from spotwise.core.fleet.surplus import first_given_back
+from spotwise.core.fleet_messages import (
+    FleetReported,
+    InstanceReason,
+    InstanceRelease,
+    Purchase,
+    WantedInstances,
+)
+from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.policy import ServiceDemand
+
+#: A report older than this tells too little of the fleet to change it.
+_STALE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What the fleet should be, and what is still to be done for it.
+
+    Attributes:
+        choice: the configuration; `None`: none can be had, or the model is not known yet.
+        targets: wanted instances of each type that it takes.
+        purchases, releases: all of those that are to be carried out, old ones repeated.
+        reasons: of each instance that is listed and not gone.
+        why: one sentence.
+        price_per_h: dollars an hour of all that stays or comes.
+    """
+
+    choice: ConfigChoice | None = None
+    targets: tuple[WantedInstances, ...] = ()
+    purchases: tuple[Purchase, ...] = ()
+    releases: tuple[InstanceRelease, ...] = ()
+    reasons: tuple[InstanceReason, ...] = ()
+    why: str = ""
+    price_per_h: float = 0.0
+
+
+class FleetDecision:
+    """The fleet's planner, of one term."""
+
+    def __init__(self, types: Sequence[FleetType], policy: FleetPolicy, planner_id: str, term: int) -> None:
+        """Plan with these types; raises `ValueError` where two have one name."""
+        if len({each.name for each in types}) != len(types):
+            raise ValueError("two types of instances have the same name; give each its own")
+        self._types = tuple(types)
+        self._policy = policy
+        self._search = FleetSearch(types, policy)
+        self._kept = KeptChoice(policy.gain, policy.hold_s)
+        self._serving = KeptChoice(policy.gain, policy.hold_s)
+        self._purchases = OpenPurchases(planner_id, term)
+        self._releases = OpenReleases(policy.release_notice_s)
+        self._shifts = Lasting()
+        self._surpluses = Lasting()
+        self._blocked = Lasting()
+        self._report: FleetReported | None = None
+        self._state = FleetState({}, 0.0)
+        self._decided_s: float | None = None
+        self._last = Decided()
+
+    def decide(
+        self,
+        demand: ServiceDemand,
+        report: FleetReported,
+        model: ModelShape | None,
+        now: float,
+        *,
+        serving: Collection[str] = (),
+    ) -> Decided:
+        """Return what the fleet should be; the last answer again within `decide_s`.
+
+        Args:
+            demand: as measured.
+            report: the last one; an earlier one than before is not considered.
+            model: `None` until it is known.
+            serving: ids of instances whose devices have positions in groups.
+        """
+        if self._decided_s is not None and now - self._decided_s < self._policy.decide_s:
+            return self._last
+        self._decided_s = now
+        if self._report is None or report.at_s >= self._report.at_s:
+            self._report = report
+        report = self._report
+        self._purchases.update(report)
+        self._releases.update(report)
+        age_s = now - report.at_s
+        if report.problem or age_s > _STALE_S:
+            why = report.problem or f"the last report is {age_s:.0f} s old"
+            return self._repeat(f"nothing is bought or given back: the fleet cannot be listed ({why})")
+        self._state = state = self._listed(now)
+        if model is None:
+            return self._before_the_model(now, serving)
+        if (problem := self._search.measure(model, demand)) is not None:
+            return self._repeat(f"nothing is bought or given back: {problem}")
+        choice = self._choose(demand, now)
+        targets = fleet_targets(choice, state, self._policy)
+        meets_demand = choice is not None and self._search.running_meet(demand, state)
+        bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
+        surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
+        why = why_chosen(choice, demand, self._policy, is_blocked=lacking_per_h > 0)
+        return self._answer(choice, targets, surplus_s, why, demand, now, serving)
+
+    def config_on(
+        self, ready: Mapping[str, int], demand: ServiceDemand, model: ModelShape, now: float
+    ) -> ConfigChoice | None:
+        """Return the configuration to serve with on so many ready instances of each type: the decided one where they can have
+        it, otherwise their best, with hysteresis of its own. `None`: they cannot have the model.
+        """
+        if self._search.measure(model, demand) is not None:
+            return self._serving.choice
+        supplies = self._state.supplies_of(self._search.types, ready)
+        decided = self._kept.choice and self._search.again(self._kept.choice, demand, supplies, None)
+        if decided is not None:
+            return self._serving.take(decided)
+        new = self._search.choose(demand, supplies, None)
+        current = self._serving.choice and self._search.again(self._serving.choice, demand, supplies, None)
+        return self._serving.update(new, current, self._search.policy(demand, None), now)
+
+    def _listed(self, now: float) -> FleetState:
+        assert self._report is not None
+        coming = self._purchases.coming(self._report)
+        return fleet_state(self._report, self._types, coming, self._releases.ids, self._policy.late_factor, now)
+
+    def _choose(self, demand: ServiceDemand, now: float) -> ConfigChoice | None:
+        state, budget, search = self._state, self._policy.budget_per_h, self._search
+        supplies = state.supplies(search.types)
+        new = search.choose(demand, supplies, budget)
+        if new is not None and budget is not None:
+            beside = self._beside_per_h(new)
+            if new.price_per_h + beside > budget > beside:
+                smaller = search.choose(demand, supplies, budget - beside)
+                if smaller is not None and smaller.meets_demand == new.meets_demand:
+                    new = smaller if smaller.meets_demand or smaller.throughput >= new.throughput else new
+        current = self._kept.choice and search.again(self._kept.choice, demand, supplies, budget)
+        is_reachable = (
+            budget is None or new is None or cost_beside(fleet_targets(new, state, self._policy), state) <= budget
+        )
+        is_held = current is None or all(state.held(each.type.name) >= each.instances for each in current.shares)
+        return self._kept.update(
+            new, current, search.policy(demand, budget), now, is_held=is_held, is_reachable=is_reachable
+        )
+
+    def _beside_per_h(self, choice: ConfigChoice) -> float:
+        """Return the dollars an hour of spares and of the floor's premium."""
+        alone = replace(self._policy, spare_instances=0, on_demand_floor=0)
+        whole, bare = (
+            sum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
+            for policy in (self._policy, alone)
+        )
+        return max(0.0, whole - bare)
+
+    def _buy(
+        self, targets: Sequence[TypeTarget], *, meets_demand: bool, now: float
+    ) -> tuple[list[ZonePurchase], float]:
+        wanted = []
+        for each in targets:
+            shifted_s = self._shifts.lasts_s(each.type_name, is_shifting(each, self._state), now)
+            gain = self._policy.gain if shifted_s is not None and shifted_s >= self._policy.hold_s else None
+            wanted += wanted_purchases(each, self._state, meets_demand=meets_demand, shift_gain=gain)
+        bought, lacking_per_h = within_budget(wanted, self._state, self._policy.budget_per_h)
+        for purchase in bought:
+            self._purchases.buy(purchase.type_name, purchase.market, purchase.count, purchase.zone, now)
+        return bought, lacking_per_h
+
+    def _give_back(
+        self,
+        targets: Sequence[TypeTarget],
+        bought: Sequence[ZonePurchase],
+        lacking_per_h: float,
+        now: float,
+        serving: Collection[str],
+    ) -> dict[str, float]:
+        """Release what has been too many for long enough; return the seconds until the rest of each type's surplus is.
+        `lacking_per_h`: dollars an hour of what serves that the budget does not have beside what is held.
+        """
+        state, policy, by_name = self._state, self._policy, {each.type_name: each for each in targets}
+        is_covered = bool(targets) and all(state.running(each.type_name) >= each.serving for each in targets)
+        budget_per_h = math.inf if policy.budget_per_h is None else policy.budget_per_h
+        over_per_h = max(0.0, state.price_per_h - budget_per_h * (1 + 1e-9))
+        blocked_s = self._blocked.lasts_s("", lacking_per_h > 0, now)
+        makes_room = over_per_h > 0 or (blocked_s is not None and blocked_s >= policy.hold_s)
+        due: dict[str, int] = {}
+        waiting_s: dict[str, float] = {}
+        for name in (each.name for each in self._types):
+            target = by_name.get(name)
+            wanted = {} if target is None else {Market.SPOT: target.spot, Market.ON_DEMAND: target.on_demand}
+            surplus = state.surplus(name, wanted, in_all=not makes_room)
+            is_free = (is_covered or makes_room) and not any(purchase.type_name == name for purchase in bought)
+            lasted_s = self._surpluses.lasts_s(name, surplus > 0 and is_free, now)
+            if lasted_s is not None and (makes_room or lasted_s >= policy.hold_s):
+                due[name] = surplus
+            elif lasted_s is not None:
+                waiting_s[name] = policy.hold_s - lasted_s
+        needed_per_h = max(over_per_h, lacking_per_h) if makes_room else math.inf
+        reason = "the budget has no room for it" if makes_room else "more than the load needs"
+        assert self._report is not None
+        lives, floor = self._report.lives, policy.on_demand_floor
+        for instance in first_given_back(due, state, lives, serving, floor, now):
+            if due[instance.type_name] > 0 and needed_per_h > 0:
+                due[instance.type_name] -= 1
+                needed_per_h -= instance.price_per_h
+                self._releases.release(instance.id, reason, now)
+        return waiting_s
+
+    def _before_the_model(self, now: float, serving: Collection[str]) -> Decided:
+        """Have the instances from which the model is learned."""
+        targets = first_targets([each.name for each in self._types], self._state, self._policy.on_demand_floor)
+        self._buy(targets, meets_demand=True, now=now)
+        why = "the model is not known yet: it is learned from the first instance"
+        return self._answer(None, targets, {}, why, None, now, serving)
+
+    def _repeat(self, why: str) -> Decided:
+        self._last = replace(self._last, purchases=self._purchases.open, releases=self._releases.open, why=why)
+        return self._last
+
+    def _answer(
+        self,
+        choice: ConfigChoice | None,
+        targets: Sequence[TypeTarget],
+        surplus_s: Mapping[str, float],
+        why: str,
+        demand: ServiceDemand | None,
+        now: float,
+        serving: Collection[str],
+    ) -> Decided:
+        assert self._report is not None
+        reasons = FleetReasons(
+            self._state, self._types, targets, self._releases.open, surplus_s, demand, serving
+        ).of_instances(self._report, now)
+        self._last = Decided(
+            choice,
+            tuple(each.wanted for each in targets),
+            self._purchases.open,
+            self._releases.open,
+            reasons,
+            why,
+            self._listed(now).price_per_h,
+        )
+        return self._last

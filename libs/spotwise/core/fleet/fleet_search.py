@@ -1,0 +1,123 @@
+"""Asks the optimizer for a fleet's configuration.
+
+Law: of those that are fast enough the cheapest, and without load the cheapest of all. The rate counts with headroom. Loads that
+differ by less than `_STEP` are one load, so that noise changes nothing and an answer is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_state import FleetState
+from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.measured import MeasuredModel, measured_model
+from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.optimizer import choose, chosen_again
+from spotwise.core.parallel.policy import Policy, Preference, ServiceDemand
+
+_STEP = 1.05
+_CV_STEP = 0.25
+#: Any request is fast enough where there is none.
+_ANY_LATENCY_S = 1e9
+_REMEMBERED = 4
+
+
+def rounded(demand: ServiceDemand) -> ServiceDemand:
+    """Return a load that stands for all similar ones; its rate is no lower."""
+    return ServiceDemand(
+        _STEP ** math.ceil(_steps(demand.arrival_rate) - 1e-9) if demand.arrival_rate > 0 else 0.0,
+        round(demand.arrival_cv / _CV_STEP) * _CV_STEP,
+        round(_STEP ** round(_steps(demand.input_tokens))),
+        round(_STEP ** round(_steps(demand.output_tokens))),
+        round(demand.execution_cv / _CV_STEP) * _CV_STEP,
+    )
+
+
+class FleetSearch:
+    """The optimizer for a fleet's types."""
+
+    def __init__(self, types: Sequence[FleetType], policy: FleetPolicy) -> None:
+        self._types = [each.measured for each in types]
+        self._policy = policy
+        self._measured: MeasuredModel | None = None
+        self._measured_for: tuple[ModelShape, int, int] | None = None
+        self._answers: list[tuple[tuple[ServiceDemand, Sequence[Supply], Policy], ConfigChoice | None]] = []
+
+    def measure(self, model: ModelShape, demand: ServiceDemand) -> str | None:
+        """Take a model and the usual size of its requests; return why it cannot be, `None` where it can."""
+        similar = rounded(demand)
+        measured_for = model, similar.input_tokens, similar.output_tokens
+        if self._measured is None or measured_for != self._measured_for:
+            self._measured = None
+            try:
+                self._measured = measured_model(self._types, *measured_for)
+            except ValueError as error:
+                return str(error)
+            self._measured_for = measured_for
+            self._answers.clear()
+        return None
+
+    @property
+    def types(self) -> tuple[InstanceType, ...]:
+        """The types with the model's costs, without prices."""
+        return self._model.types
+
+    def policy(self, demand: ServiceDemand, budget_per_h: float | None) -> Policy:
+        """Return the optimizer's policy for a load."""
+        model, fleet = self._model, self._policy
+        return replace(
+            Policy.of_model(model.shape, fleet.phases),
+            batch_sizes=(model.max_batch,),
+            preference=Preference.CHEAPEST,
+            latency_slack=fleet.latency_slack,
+            latency_target_s=fleet.latency_target_s if demand.arrival_rate > 0 else _ANY_LATENCY_S,
+            budget_per_h=budget_per_h,
+        )
+
+    def choose(
+        self, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float | None
+    ) -> ConfigChoice | None:
+        """Return the best configuration within supplies and budget; `None` where there is none."""
+        return self._chosen(self._with_headroom(demand), supplies, self.policy(demand, budget_per_h))
+
+    def again(
+        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float | None
+    ) -> ConfigChoice | None:
+        """Return a configuration with its present figures; `None` where it cannot be had."""
+        policy = self.policy(demand, budget_per_h)
+        if choice.config.max_batch != self._model.max_batch:
+            return None
+        return chosen_again(choice, self._with_headroom(demand), supplies, self._model.memory, policy)
+
+    def running_meet(self, demand: ServiceDemand, state: FleetState) -> bool:
+        """Return whether the running instances alone serve a load, without headroom."""
+        running = {each.name: state.running(each.name) for each in self.types}
+        supplies = state.supplies_of(self.types, running)
+        choice = self._chosen(rounded(demand), supplies, self.policy(demand, None))
+        return choice is not None and choice.meets_demand
+
+    def _with_headroom(self, demand: ServiceDemand) -> ServiceDemand:
+        return rounded(replace(demand, arrival_rate=demand.arrival_rate * self._policy.headroom))
+
+    def _chosen(self, demand: ServiceDemand, supplies: Sequence[Supply], policy: Policy) -> ConfigChoice | None:
+        question = demand, supplies, policy
+        for known, answer in self._answers:
+            if known == question:
+                return answer
+        answer = choose(demand, supplies, self._model.memory, policy)
+        self._answers = [(question, answer), *self._answers[: _REMEMBERED - 1]]
+        return answer
+
+    @property
+    def _model(self) -> MeasuredModel:
+        assert self._measured is not None, "a model is measured first"
+        return self._measured
+
+
+def _steps(value: float) -> float:
+    return math.log(value) / math.log(_STEP)
