@@ -24,6 +24,7 @@ from spotwise.core.spot.policy import COMPUTING, WatchPolicy
 from spotwise.core.spot.reports import RepeatedReports
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
+
 class SpotWatcherRole:
     """One machine's watcher."""
 
