@@ -26,7 +26,6 @@ from spotwise.cloud.instances import (
 )
 from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
-from spotwise.cloud.mesh_start import forget_mesh_start
 from spotwise.core.fleet.market import InstanceState
 
 _POLL_S = 0.02
@@ -110,13 +109,6 @@ class LocalInstances:
         """
         await self._see_all_off(await asyncio.to_thread(self._let_go, instance_ids, self._options.grace_s))
 
-    async def _see_all_off(self, machines: list[LocalMachine]) -> None:
-        departure = _Departure()
-        while machines:
-            machines = await asyncio.to_thread(self._see_off, machines, departure)
-            await asyncio.sleep(_POLL_S if machines else 0)
-        await asyncio.to_thread(self._own)
-
     async def reclaim(self, instance_ids: Sequence[str]) -> None:
         """End machines by SIGKILL at once, as a cloud that takes them back; return when all their processes have ended.
 
@@ -141,6 +133,13 @@ class LocalInstances:
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""
+
+    async def _see_all_off(self, machines: list[LocalMachine]) -> None:
+        departure = _Departure()
+        while machines:
+            machines = await asyncio.to_thread(self._see_off, machines, departure)
+            await asyncio.sleep(_POLL_S if machines else 0)
+        await asyncio.to_thread(self._own)
 
     # --- run in a thread ----------------------------------------------------------------------------------------------
 
@@ -300,23 +299,3 @@ class LocalInstances:
             zone=machine.tags.get(ZONE_TAG),
             gone_unix_s=machine.gone_unix_s,
         )
-
-
-async def release_mesh(folder: Path, mesh: str, grace_s: float = 30.0) -> list[str]:
-    """Release all instances that a mesh has in a folder, and let its traces and prices begin anew; return the instances' ids.
-
-    Args:
-        folder: state of the provider `local`; one that is missing has no instances.
-        grace_s: time from SIGTERM to SIGKILL.
-
-    Raises:
-        ProviderUnavailable: killed processes still run.
-        ProviderRefused: the state is damaged.
-    """
-    if not folder.is_dir():
-        return []
-    provider = LocalInstances(mesh, LocalOptions(folder, {}, limit=0, grace_s=grace_s))
-    ids = [each.id for each in await provider.instances() if each.state is not InstanceState.GONE]
-    await provider.release(ids)
-    forget_mesh_start(folder, mesh)
-    return ids

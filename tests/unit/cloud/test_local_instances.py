@@ -356,7 +356,7 @@ async def test_each_listing_ends_overdue_instances(options: LocalOptions) -> Non
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=60.0), hours)
     [instance] = await provider.acquire(order("stubborn"))
-    provider._let_go([instance.id])
+    provider._let_go([instance.id], 60.0)
     assert (await provider.instances())[0].state is InstanceState.LEAVING
     assert process_of(options, instance).is_alive()
     hours.unix_s += 60.0
