@@ -25,7 +25,7 @@ from spotwise.core.spot.policy import COMPUTING
 REPORT_S = 1.0
 #: Changes are reported at once, and so far apart at least.
 _NEWS_S = 0.2
-#: Seconds at least between two writes of the record.
+#: Seconds at least between two writes of the record, but for new purchases.
 KEEP_S = 5.0
 _KEEP_PATIENCE_S = 10.0
 _READY = (m.MemberState.READY, m.MemberState.DRAINING)
@@ -191,8 +191,10 @@ class FleetKeeperRole:
             self._list_at_s = now + self._list_s
             self._commands.append(k.ListInstances())
         if self._is_listed:
-            here = self._accounts.here()
-            self._commands += [k.Buy(each) for each in self._purchases.due(self._accounts.count, here, now)]
+            asking = self._purchases.due(self._accounts.count, self._accounts.here(), now)
+            if asking:  # what is asked for is written first: a successor must not ask for another count with its token
+                self._keep(now, at_once=True)
+            self._commands += [k.Buy(each) for each in asking]
         self._give_back(now)
         if now >= self._report_at_s and (self._is_listed or self._problem is not None):
             self._reported_s, self._report_at_s = now, now + REPORT_S
@@ -212,8 +214,8 @@ class FleetKeeperRole:
         if due:
             self._commands.append(k.GiveBack(tuple(due)))
 
-    def _keep(self, now: float) -> None:
-        if now < self._keep_at_s:
+    def _keep(self, now: float, *, at_once: bool = False) -> None:
+        if now < self._keep_at_s and not at_once:
             return
         record = KeptFleet(
             self._incarnation,
@@ -223,7 +225,7 @@ class FleetKeeperRole:
             tuple(self._accounts.lives),
             self._purchases.kept(self._accounts.here()),
         )
-        if record == self._kept:
+        if record == self._kept or (at_once and record == self._keeping):
             return
         self._keep_at_s = now + (KEEP_S if self._keeping is None else _KEEP_PATIENCE_S)
         self._keeping = record

@@ -69,6 +69,10 @@ class Purchases:
         for token, each in self._bought.items():
             if token not in self._ordered or each.is_answered or each.asked_s is not None or now < each.ask_again_s:
                 continue
+            if each.asked is None and here.get(token):
+                each.is_answered = True
+                each.problem = "an earlier watcher bought it, and left no record of it"
+                continue
             if each.asked is None:
                 asked, each.problem = self._allowed(each.purchase, count_of, here, now)
                 if asked is None:
