@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from spotwise.core.fleet.kept import KeptFleet, KeptInstance, KeptLife, KeptPurchase, Leave
+from spotwise.core.fleet.market import Market
+from spotwise.core.fleet_messages import Purchase, PurchaseStatus
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
@@ -44,6 +47,29 @@ MEMBER = Member(
 )
 PLAIN = Member("gateway-1", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 43, "127.0.0.1:50053")
 LONG_S = 60.0
+FLEET = KeptFleet(
+    1_700_000_000_000,
+    term=3,
+    number=4,
+    settled=0.1,
+    instances=(
+        KeptInstance(
+            "i-1",
+            "small",
+            Market.SPOT,
+            "a",
+            "t1",
+            1.5,
+            2.5,
+            3.5,
+            was_ready=True,
+            leave=Leave("e", 9.5, "reclaimed", is_reclaim=True),
+            gone_s=8.25,
+        ),
+    ),
+    lives=(KeptLife("small", "a", 100.5, True, 0.25),),
+    purchases=(KeptPurchase(PurchaseStatus(Purchase("t1", ("small",), Market.SPOT, 2), 1.0, True, 1, "1 of 2")),),
+)
 PLAN = Plan(
     7,
     3,
@@ -222,3 +248,15 @@ class StoreContract:
         await store.hold_term("b/1", 1, LONG_S)
         assert not await store.put_plan("a/1", replace(PLAN, version=3))
         assert await store.get_plan() == PLAN
+
+    async def test_only_the_newest_keeper_writes_a_fleets_record(self, store: MeshStore) -> None:
+        """It comes back whole; an earlier keeper's is refused; meshes have records of their own."""
+        assert await store.get_fleet("a") is None
+        assert await store.put_fleet("a", FLEET)
+        assert await store.put_fleet("a", FLEET)
+        assert await store.get_fleet("a") == FLEET
+        assert await store.put_fleet("a", replace(FLEET, incarnation=FLEET.incarnation + 1))
+        assert not await store.put_fleet("a", replace(FLEET, term=9))
+        read = await store.get_fleet("a")
+        assert read is not None and (read.incarnation, read.term) == (FLEET.incarnation + 1, FLEET.term)
+        assert await store.get_fleet("b") is None

@@ -13,9 +13,9 @@ from redis.backoff import NoBackoff
 
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
+from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
-from tests.contracts.store import LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
+from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
 
@@ -35,6 +35,7 @@ class TestRedisStore(StoreContract):
         await store.register(MEMBER, LONG_S)
         await store.hold_term("planner/1", 1, LONG_S)
         assert await store.put_plan("planner/1", PLAN)
+        assert await store.put_fleet("default", FLEET)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -45,6 +46,7 @@ class TestRedisStore(StoreContract):
             subjects.PLANNER_LEASE_KEY: LONG_S,
             subjects.PLANNER_TERM_KEY: INCARNATION_TTL_S,
             subjects.PLAN_KEY: PLAN_TTL_S,
+            subjects.fleet_key("default"): FLEET_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

@@ -1,4 +1,4 @@
-"""Calls EC2 through boto3 in a thread, and classifies its errors; for the market step, no service uses it yet.
+"""Calls EC2 through boto3 in a thread, and classifies its errors.
 
 boto3 is imported when a client is opened, and retries throttled calls itself. Error codes: EC2's documentation, "Error codes
 for the Amazon EC2 API".
@@ -85,6 +85,9 @@ class Ec2Client(Protocol):
 
     def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
         """TerminateInstances."""
+
+    def describe_spot_price_history(self, **parameters: Any) -> dict[str, Any]:
+        """DescribeSpotPriceHistory."""
 
     def close(self) -> None:
         """Close its connections."""
@@ -219,7 +222,13 @@ class Ec2Connection:
 
     async def call(
         self,
-        action: Literal["create_fleet", "run_instances", "describe_instances", "terminate_instances"],
+        action: Literal[
+            "create_fleet",
+            "run_instances",
+            "describe_instances",
+            "terminate_instances",
+            "describe_spot_price_history",
+        ],
         **parameters: Any,
     ) -> dict[str, Any]:
         """Call an action in a thread and return its answer.

@@ -1,4 +1,4 @@
-"""The provider `aws`: virtual machines of Amazon EC2; for the market step, no service uses it yet.
+"""The provider `aws`: virtual machines of Amazon EC2.
 
 An order is one CreateFleet of type `instant` or, where not allowed, RunInstances by type and subnet. Its token is both a tag
 and EC2's client token, since tags may show late: a retry never buys twice. Only instances with the mesh tag are terminated.
@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,7 @@ from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
     ProviderUnavailable,
+    SpotPrice,
     in_order,
     require_mesh_name,
 )
@@ -31,6 +33,7 @@ from spotwise.core.fleet.market import InstanceState, Market
 _log = structlog.get_logger()
 
 _PAGE = 200
+_PRODUCT = "Linux/UNIX"
 #: EC2 lists an instance some seconds after it was bought; one not listed after this time never appears.
 _UNSEEN_S = 600.0
 #: Errors of CreateFleet after which RunInstances may still work.
@@ -148,6 +151,38 @@ class Ec2Instances:
         oldest_unix_s = self._now() - _UNSEEN_S
         self._unseen = {key: each for key, each in self._unseen.items() if each.launched_unix_s >= oldest_unix_s}
         return in_order([*shown, *self._unseen.values()])
+
+    async def spot_prices(self, instance_types: Sequence[str]) -> list[SpotPrice]:
+        """Return the newest spot price of each type and zone of the region, in order of type and zone.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: as in `PricedProvider`.
+        """
+        newest: dict[tuple[str, str], SpotPrice] = {}
+        parameters: dict[str, Any] = {
+            "InstanceTypes": list(instance_types),
+            "ProductDescriptions": [_PRODUCT],
+            "StartTime": datetime.fromtimestamp(self._now(), UTC),  # EC2 answers with the prices in effect then
+        }
+        try:
+            while instance_types:
+                page = await self._connection.call("describe_spot_price_history", **parameters)
+                for each in page["SpotPriceHistory"]:
+                    price = SpotPrice(
+                        each["InstanceType"],
+                        each["AvailabilityZone"],
+                        each["Timestamp"].timestamp(),
+                        float(each["SpotPrice"]),
+                    )
+                    key = (price.instance_type, price.zone)
+                    if key not in newest or newest[key].since_unix_s < price.since_unix_s:
+                        newest[key] = price
+                if not page.get("NextToken"):
+                    break
+                parameters["NextToken"] = page["NextToken"]
+        except Ec2Failure as failure:
+            raise failure.as_provider_error() from failure
+        return [newest[key] for key in sorted(newest)]
 
     async def close(self) -> None:
         """Close boto3's connections; idempotent."""

@@ -1,4 +1,4 @@
-"""The port for acquiring and releasing instances, for the market step: no service uses it yet.
+"""The port for acquiring and releasing instances; the spot watcher with a fleet file uses it (docs/fleet.md).
 
 An order is identified by its token: repeating it returns its instances and buys nothing. A partial order is an answer; none at
 all is `NoCapacity`. A provider sees and releases only its mesh's instances.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spotwise.core.fleet.market import InstanceState, Market
 
@@ -68,6 +68,7 @@ class AcquiredInstance:
         tags: the caller's.
         address: at which other workers reach it; `None`: the provider assigns none, or has not yet.
         zone: the failure domain, if the provider has zones.
+        gone_unix_s: when it was found gone, where the provider keeps that.
     """
 
     id: str
@@ -79,6 +80,7 @@ class AcquiredInstance:
     tags: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
     zone: str | None = None
+    gone_unix_s: float | None = None
 
 
 class ProviderError(Exception):
@@ -141,6 +143,53 @@ class InstanceProvider(Protocol):
 
     async def close(self) -> None:
         """Close connections; idempotent, and without effect on instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNotice:
+    """The provider takes an instance back at a Unix time; instances of one `event_id` go together."""
+
+    instance_id: str
+    deadline_unix_s: float
+    event_id: str
+    reason: str
+
+
+@runtime_checkable
+class ReclaimingProvider(InstanceProvider, Protocol):
+    """A provider that knows by itself which instances it takes back; those that end abruptly are listed as gone."""
+
+    async def notices(self) -> list[InstanceNotice]:
+        """Return the notices that are in effect for instances of this mesh that are there, in order of deadline and id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpotPrice:
+    """Dollars an hour of a spot instance in a zone, from a Unix time on."""
+
+    instance_type: str
+    zone: str
+    since_unix_s: float
+    per_h: float
+
+
+@runtime_checkable
+class PricedProvider(InstanceProvider, Protocol):
+    """A provider that knows the market's prices."""
+
+    async def spot_prices(self, instance_types: Sequence[str]) -> list[SpotPrice]:
+        """Return the newest price of each type and zone, in order of type and zone.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: the prices cannot be read.
+        """
+
+
+class KillableProvider(InstanceProvider, Protocol):
+    """A provider whose instances can be ended without a grace period."""
+
+    async def reclaim(self, instance_ids: Sequence[str]) -> None:
+        """End instances at once, as a cloud that takes them back; otherwise like `release`."""
 
 
 def in_order(instances: Sequence[AcquiredInstance]) -> list[AcquiredInstance]:

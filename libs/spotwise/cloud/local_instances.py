@@ -1,4 +1,4 @@
-"""The provider `local`: processes of this computer; for the market step, no service uses it yet.
+"""The provider `local`: processes of this computer.
 
 An instance is a session of processes that outlives this provider; a provider that opens the folder again knows it. Spot and
 on-demand differ in name only.
@@ -32,6 +32,8 @@ _POLL_S = 0.02
 #: Time for killed processes to end; one stuck in the kernel takes longer, and `instances` still lists its machine.
 _KILL_PATIENCE_S = 10.0
 _ADDRESS = "127.0.0.1"
+#: Tag of an order whose value is its instances' zone: here zones are names only.
+ZONE_TAG = "zone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,14 @@ class LocalOptions:
             argument are replaced. The program stays in the foreground, and exits on SIGTERM.
         limit: concurrent instances of all types and meshes.
         grace_s: time from SIGTERM to SIGKILL.
+        unset: variables of this process's environment that instances do not get.
     """
 
     folder: Path
     commands: Mapping[str, tuple[str, ...]]
     limit: int
     grace_s: float = 30.0
+    unset: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -103,12 +107,25 @@ class LocalInstances:
         Raises:
             ProviderUnavailable: killed processes still run.
         """
-        machines = await asyncio.to_thread(self._let_go, instance_ids)
-        departure = _Departure()
-        while machines:
-            machines = await asyncio.to_thread(self._see_off, machines, departure)
-            await asyncio.sleep(_POLL_S if machines else 0)
-        await asyncio.to_thread(self._own)
+        await self._see_all_off(await asyncio.to_thread(self._let_go, instance_ids, self._options.grace_s))
+
+    async def reclaim(self, instance_ids: Sequence[str]) -> None:
+        """End machines by SIGKILL at once, as a cloud that takes them back; return when all their processes have ended.
+
+        Raises:
+            ProviderUnavailable: killed processes still run.
+        """
+        await self._see_all_off(await asyncio.to_thread(self._let_go, instance_ids, 0.0))
+
+    def use(self, options: LocalOptions) -> None:
+        """Take other commands and limits for what is acquired from now on.
+
+        Raises:
+            ValueError: the folder is another one.
+        """
+        if options.folder.absolute() != self._folder.path:
+            raise ValueError(f"the folder stays {self._folder.path}; start another provider for {options.folder}")
+        self._options = options
 
     async def instances(self) -> list[AcquiredInstance]:
         """Return this mesh's instances; kills released ones whose grace period is over."""
@@ -116,6 +133,13 @@ class LocalInstances:
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""
+
+    async def _see_all_off(self, machines: list[LocalMachine]) -> None:
+        departure = _Departure()
+        while machines:
+            machines = await asyncio.to_thread(self._see_off, machines, departure)
+            await asyncio.sleep(_POLL_S if machines else 0)
+        await asyncio.to_thread(self._own)
 
     # --- run in a thread ----------------------------------------------------------------------------------------------
 
@@ -201,13 +225,13 @@ class LocalInstances:
             known_at=self._folder.known_at(machine),
             log=self._folder.log(machine),
             folder=self._folder.path,
-            env=os.environ,
+            env={name: value for name, value in os.environ.items() if name not in self._options.unset},
             mark=self._folder.mark(machine),
             lock_fd=lock_fd,
         )
 
-    def _let_go(self, instance_ids: Sequence[str]) -> list[LocalMachine]:
-        """Send SIGTERM once to this mesh's machines with these ids; return the ones still running."""
+    def _let_go(self, instance_ids: Sequence[str], grace_s: float) -> list[LocalMachine]:
+        """Send SIGTERM once, or SIGKILL without grace, to this mesh's machines with these ids; return those still running."""
         with self._folder.locked():
             now_unix_s = self._now()
             state = self._folder.read(now_unix_s)
@@ -215,10 +239,13 @@ class LocalInstances:
             for machine in state.machines:
                 if machine.mesh != self._mesh or machine.id not in instance_ids or machine.gone_unix_s is not None:
                     continue
-                if machine.kill_at_unix_s is None:
-                    machine.kill_at_unix_s = now_unix_s + self._options.grace_s
-                    if (process := self._folder.process(machine)) is not None:
-                        process.terminate()
+                process = self._folder.process(machine)
+                if machine.kill_at_unix_s is None and process is not None and grace_s:
+                    process.terminate()
+                if machine.kill_at_unix_s is None or not grace_s:
+                    machine.kill_at_unix_s = now_unix_s + grace_s
+                if process is not None and not grace_s:
+                    process.kill()
                 leaving.append(machine)
             self._folder.write(state)
             return leaving
@@ -269,4 +296,6 @@ class LocalInstances:
             token=machine.token,
             tags=dict(machine.tags),
             address=_ADDRESS,
+            zone=machine.tags.get(ZONE_TAG),
+            gone_unix_s=machine.gone_unix_s,
         )

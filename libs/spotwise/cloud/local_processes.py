@@ -1,4 +1,4 @@
-"""Processes that stand for machines of the provider `local` (market step); Linux only.
+"""Processes that stand for machines of the provider `local`; Linux only.
 
 A machine is its first process and all descendants, known by session and by a mark in their environment. A process is identified
 by pid, start time and boot; signals go through a pidfd, so that a reused pid is never signalled.

@@ -1,4 +1,4 @@
-"""The persisted state of the provider `local` (market step).
+"""The persisted state of the provider `local`.
 
 One file, replaced atomically under the folder's lock. An order is written before its first machine starts, so that it is never
 bought again; a machine without a process file was never started.

@@ -16,6 +16,8 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from spotwise.core.fleet.keeper import FleetKeeperRole
+from spotwise.core.fleet.keeper_events import FleetKeeperEvent
 from spotwise.core.gateway.commands import GatewayEvent
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv_blocks import BlockPool
@@ -33,6 +35,7 @@ from spotwise.mesh.role_loop import Role
 _ROLES: Mapping[str, tuple[type, Any]] = {
     role.__name__: (role, events)
     for role, events in (
+        (FleetKeeperRole, FleetKeeperEvent),
         (GatewayRole, GatewayEvent),
         (PlannerRole, PlannerEvent),
         (SchedulerRole, SchedulerEvent),

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import structlog
 
+from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
@@ -198,6 +199,7 @@ class MemoryStore:
         self._lease: tuple[str, float] | None = None
         self._term = 0
         self._plan: Plan | None = None
+        self._fleets: dict[str, KeptFleet] = {}
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -270,6 +272,18 @@ class MemoryStore:
     async def get_plan(self) -> Plan | None:
         """See `MeshStore`."""
         return self._plan
+
+    async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
+        """See `MeshStore`."""
+        known = self._fleets.get(mesh)
+        if known is not None and known.incarnation > kept.incarnation:
+            return False
+        self._fleets[mesh] = kept
+        return True
+
+    async def get_fleet(self, mesh: str) -> KeptFleet | None:
+        """See `MeshStore`."""
+        return self._fleets.get(mesh)
 
     async def close(self) -> None:
         """Disconnect; idempotent."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.kv_part import KvPart
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
@@ -124,6 +125,12 @@ class MeshStore(Protocol):
 
     async def get_plan(self) -> Plan | None:
         """Return the last plan, or `None` where there is none."""
+
+    async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
+        """Write the record of a mesh's fleet; return whether it was written: that of a newer keeper is not replaced."""
+
+    async def get_fleet(self, mesh: str) -> KeptFleet | None:
+        """Return the record of a mesh's fleet, or `None` where there is none."""
 
     async def close(self) -> None:
         """Disconnect; idempotent."""

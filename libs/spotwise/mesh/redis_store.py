@@ -19,6 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
@@ -33,6 +34,8 @@ LEDGER_TTL_S = 3600
 LEDGER_MAX_ENTRIES = 256
 #: Longer than any notice.
 PLAN_TTL_S = 24 * 3600
+#: How long the bill and the lives of a mesh without a keeper are kept.
+FLEET_TTL_S = 90 * 24 * 3600
 #: How long an absent member's incarnation is kept, so that its next one is larger whatever the clock says.
 INCARNATION_TTL_S = 7 * 24 * 3600
 
@@ -71,6 +74,16 @@ redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 return 1
 """
 
+# KEYS: fleet; ARGV: incarnation of its keeper, the record, its time to live. A keeper that another one replaced must not write
+# over its successor's record.
+_PUT_FLEET = """
+if tonumber(redis.call('HGET', KEYS[1], 'incarnation') or '0') > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[1], 'fleet', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+
+_FLEET: TypeAdapter[KeptFleet] = TypeAdapter(KeptFleet)
 _PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 _MAX_CALLS = 32
 #: Keys that a step of a scan looks at: records of requests are many more than members.
@@ -212,6 +225,22 @@ class RedisStore:
         async with self._turn():
             payload = await self._redis.get(subjects.PLAN_KEY)
         return _PLAN.validate_json(payload) if isinstance(payload, bytes) else None
+
+    async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
+        """See `MeshStore`."""
+        record = orjson.dumps(kept)
+        async with self._turn():
+            evaluated: Any = self._redis.eval(
+                _PUT_FLEET, 1, subjects.fleet_key(mesh), str(kept.incarnation), record, str(FLEET_TTL_S)
+            )
+            return bool(int(await evaluated))
+
+    async def get_fleet(self, mesh: str) -> KeptFleet | None:
+        """See `MeshStore`."""
+        async with self._turn():
+            read: Any = self._redis.hget(subjects.fleet_key(mesh), "fleet")
+            payload = await read
+        return _FLEET.validate_json(payload) if isinstance(payload, bytes) else None
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

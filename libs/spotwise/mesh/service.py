@@ -127,8 +127,15 @@ class ServiceHost:
         self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RoleT, Journal | None]:
         """Make this member's role, and its journal, if any; raises `MeshError` where that cannot be written."""
+        return self.make_further_role("", role_type, *args, **kwargs)
+
+    def make_further_role(
+        self, suffix: str, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[RoleT, Journal | None]:
+        """Make another role of this member; `suffix` is added to the member's id in the name of its journal."""
+        member = replace(self._member, id=self._member.id + suffix)
         try:
-            role, journal = make_role(self.settings.journal, self._member, role_type, *args, **kwargs)
+            role, journal = make_role(self.settings.journal, member, role_type, *args, **kwargs)
         except OSError as error:
             raise MeshError(f"the journal cannot be written (SPOTWISE_JOURNAL): {error}") from error
         if journal is not None:

@@ -55,6 +55,11 @@ def incarnation_key(member_id: str) -> str:
     return f"spotwise:incarnation:{member_id}"
 
 
+def fleet_key(mesh: str) -> str:
+    """Return the Redis key of the record of a mesh's fleet."""
+    return f"spotwise:fleet:{mesh}"
+
+
 PLANNER_LEASE_KEY = "spotwise:planner:lease"  #: the planner that acts, `id/incarnation`; expires
 PLANNER_TERM_KEY = "spotwise:planner:term"  #: number of its term
 PLAN_KEY = "spotwise:planner:plan"  #: the last plan

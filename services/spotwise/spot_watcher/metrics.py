@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class WatcherMetrics:
@@ -25,6 +25,16 @@ class WatcherMetrics:
             "Acknowledgements of events to the cloud.",
             ("outcome",),
             registry=self.registry,
+        )
+        self.instances = Gauge(
+            "spotwise_fleet_instances",
+            "Instances of the fleet, those that went lately included.",
+            ("type", "market", "state"),
+            registry=self.registry,
+        )
+        self.spent = Gauge("spotwise_fleet_spent_dollars", "Dollars for all instances so far.", registry=self.registry)
+        self.purchases = Counter(
+            "spotwise_fleet_purchases_total", "Answers to purchases.", ("outcome",), registry=self.registry
         )
 
 

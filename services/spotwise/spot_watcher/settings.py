@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Literal
@@ -67,6 +68,52 @@ class SpotWatcherSettings(ServiceSettings):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port of the watcher's metrics; 0 takes a free one, unset serves none"
     )
+
+    fleet_file: Path | None = Field(
+        None, description="fleet file: which machines the mesh may buy, for how much; unset buys none"
+    )
+    fleet_mesh: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="name of the mesh, by which a provider knows its instances",
+    )
+    fleet_folder: Path | None = Field(
+        None, description="state and logs of local instances; where unset ~/.local/state/spotwise/fleet"
+    )
+    fleet_list_s: float | None = Field(
+        None,
+        gt=0,
+        le=300,
+        description="seconds between two listings of the instances; where unset 1 for local, 10 for aws",
+    )
+    fleet_command: str = Field(
+        "",
+        description="JSON list: program and arguments of local instances whose type has none; where empty devices of groups",
+    )
+    fleet_trace: Path | None = Field(
+        None, description="trace of spot instances by which local ones come and go; unset takes none away"
+    )
+    fleet_compress: float = Field(1.0, gt=0, description="seconds of the trace that pass in a second")
+    fleet_grace_s: float | None = Field(
+        None, ge=0, description="seconds of notice before the trace takes an instance; where unset the fleet file's"
+    )
+
+    @field_validator("fleet_command")
+    @classmethod
+    def _is_a_command(cls, fleet_command: str) -> str:
+        if fleet_command:
+            try:
+                words = json.loads(fleet_command)
+            except ValueError as error:
+                raise ValueError(f"no JSON: {error}") from error
+            if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+                raise ValueError('write a list of words, ["program", "argument"]')
+        return fleet_command
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the state of local instances is."""
+        return self.fleet_folder or Path.home() / ".local" / "state" / "spotwise" / "fleet"
 
     @field_validator("node_name")
     @classmethod

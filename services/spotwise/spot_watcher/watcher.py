@@ -17,6 +17,7 @@ from spotwise.core.worker_messages import Drain
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
+from spotwise.spot_watcher.announcing import Announcer
 from spotwise.spot_watcher.metrics import WatcherMetrics, outcome
 from spotwise.spot_watcher.processes import LocalProcesses
 from spotwise.spot_watcher.settings import SpotWatcherSettings
@@ -37,14 +38,15 @@ class SpotWatcher:
         self._here: tuple[Cloud, HttpClient] | None = None
         self._due_s: asyncio.Queue[float] = asyncio.Queue()
         self._replies: list[DrainReply] = []
+        announcer = Announcer(host, metrics)
         role, journal = host.make_role(SpotWatcherRole, host.id, settings.policy(host.member.host))
         self._loop = RoleLoop(
             role,
             host.clock,
             {
                 c.AskCloud: lambda command: self._due_s.put_nowait(command.at_s),
-                c.PublishNotice: self._publish_notice,
-                c.PublishReport: self._publish_report,
+                c.PublishNotice: announcer.publish_notice,
+                c.PublishReport: announcer.publish_report,
                 c.AnnounceLoss: self._announce_loss,
                 c.AcknowledgeEvent: lambda command: host.spawn(self._acknowledge(command.event_id), "acknowledge"),
                 c.AnswerOperator: lambda command: self._replies.append(command.reply),
@@ -96,37 +98,10 @@ class SpotWatcher:
             if raw.respond is not None:
                 await raw.respond(encode(reply))
 
-    def _publish_notice(self, command: c.PublishNotice) -> None:
-        notice = command.notice
-        self._host.post(subjects.NOTICES, notice)
-        self._metrics.notices.inc()
-        _log.info(
-            "notice",
-            worker=notice.worker_id,
-            deadline_s=notice.deadline_s,
-            reason=notice.reason,
-            **({"again": True} if command.again else {}),
-        )
-
     def _announce_loss(self, command: c.AnnounceLoss) -> None:
         member = command.member
         self._host.post(subjects.heartbeat(member.id), member)
         _log.info("process_ended", member=member.id, kind=member.kind.value, pid=member.pid)
-
-    def _publish_report(self, command: c.PublishReport) -> None:
-        report = command.report
-        self._host.post(subjects.INTERRUPTIONS, report)
-        if command.again:
-            return
-        self._metrics.reports.labels(report.kind.value).inc()
-        _log.info(
-            "interruption",
-            kind=report.kind.value,
-            event_id=report.event_id,
-            workers=",".join(report.worker_ids),
-            deadline_s=report.deadline_s,
-            reason=report.reason,
-        )
 
     async def _acknowledge(self, event_id: str) -> None:
         if self._here is None:

@@ -9,6 +9,7 @@ there were, and an exception of RunInstances.
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -33,6 +34,7 @@ class Ec2StandIn:
         calls: actions called, with their parameters.
         failing: what an action raises instead, once for each.
         hidden: whether instances do not show yet in descriptions.
+        prices: the market's: Unix time and dollars an hour of each type and zone. moto's are those of one day.
     """
 
     def __init__(self, moto: Ec2Client, room: int, types: tuple[str, ...]) -> None:
@@ -41,6 +43,7 @@ class Ec2StandIn:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.failing: list[tuple[str, Exception]] = []
         self.hidden = False
+        self.prices: dict[tuple[str, str], tuple[float, float]] = {}
         self._moto = moto
         self._answers: dict[str, dict[str, Any]] = {}
         self._turn = threading.Lock()
@@ -96,6 +99,24 @@ class Ec2StandIn:
         with self._turn:
             self._note("terminate_instances", parameters)
             return self._moto.terminate_instances(**parameters)
+
+    def describe_spot_price_history(self, **parameters: Any) -> dict[str, Any]:
+        """List `prices` in pages of one."""
+        with self._turn:
+            self._note("describe_spot_price_history", parameters)
+            rows = [
+                {
+                    "InstanceType": kind,
+                    "AvailabilityZone": zone,
+                    "Timestamp": datetime.fromtimestamp(since_s, UTC),
+                    "SpotPrice": f"{price:.6f}",
+                }
+                for (kind, zone), (since_s, price) in self.prices.items()
+                if kind in parameters["InstanceTypes"]
+            ]
+            at = int(parameters.get("NextToken") or 0)
+            more = str(at + 1) if at + 1 < len(rows) else ""
+            return {"SpotPriceHistory": rows[at : at + 1], "NextToken": more}
 
     def close(self) -> None:
         """Do nothing: the test that opened moto's client closes it."""

@@ -25,6 +25,7 @@ from spotwise.cloud.instances import (
     NoCapacity,
     ProviderRefused,
     ProviderUnavailable,
+    SpotPrice,
 )
 from spotwise.core.fleet.market import InstanceState, Market
 from tests.contracts.instances import InstanceProviderContract, Site, ids
@@ -521,3 +522,23 @@ def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     """The error has the name of the wrong option."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(Ec2Options("worker"), **wrong)
+
+
+async def test_the_newest_price_of_each_type_and_zone_is_read(empty: Ec2StandIn) -> None:
+    """Over all pages, and only of the types that are named; a failure is the provider's."""
+    empty.prices = {(TYPE, "b"): (20.0, 0.5), (TYPE, "a"): (10.0, 0.25), (OTHER, "a"): (30.0, 9.0)}
+    provider = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(empty), lambda: 1000.0)
+    assert await provider.spot_prices([TYPE]) == [SpotPrice(TYPE, "a", 10.0, 0.25), SpotPrice(TYPE, "b", 20.0, 0.5)]
+    first, second = empty.called("describe_spot_price_history")
+    assert first["StartTime"].timestamp() == 1000.0 and second["NextToken"] == "1"
+    assert await provider.spot_prices([]) == []
+    empty.failing.append(("describe_spot_price_history", error("RequestLimitExceeded", "DescribeSpotPriceHistory")))
+    with pytest.raises(ProviderUnavailable):
+        await provider.spot_prices([TYPE])
+
+
+async def test_motos_prices_are_read(ec2: Ec2StandIn, moto_client: Any) -> None:
+    """boto3's own answer has the shape that the stand-in gives."""
+    provider = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(moto_client))
+    prices = await provider.spot_prices([TYPE])
+    assert all(isinstance(each, SpotPrice) and each.instance_type == TYPE and each.per_h > 0 for each in prices)

@@ -356,7 +356,7 @@ async def test_each_listing_ends_overdue_instances(options: LocalOptions) -> Non
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=60.0), hours)
     [instance] = await provider.acquire(order("stubborn"))
-    provider._let_go([instance.id])
+    provider._let_go([instance.id], 60.0)
     assert (await provider.instances())[0].state is InstanceState.LEAVING
     assert process_of(options, instance).is_alive()
     hours.unix_s += 60.0
@@ -443,3 +443,31 @@ def test_an_id_is_a_workers_id() -> None:
     assert machine.startswith("local-")
     assert machine.removeprefix("local-").isalnum()
     assert LocalMachine.model_fields.keys() >= {"mesh", "token"}
+
+
+async def test_a_reclaimed_instance_has_no_grace(options: LocalOptions) -> None:
+    """Not even one that is leaving; a release lets it have its time."""
+    provider = LocalInstances("mesh-a", replace(options, grace_s=600.0))
+    leaving, running = await provider.acquire(order("stubborn", 2))
+    provider._let_go([leaving.id], 600.0)
+    await provider.reclaim([leaving.id, running.id])
+    assert {each.state for each in await provider.instances()} == {InstanceState.GONE}
+
+
+async def test_variables_can_be_kept_from_instances(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the process that starts them, and of nobody else; changed options hold for what comes."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    provider = LocalInstances("mesh-a", replace(options, unset=frozenset({"HOME"})))
+    [without] = await provider.acquire(order("says"))
+    provider.use(options)
+    [given] = await provider.acquire(order("says", token="two"))
+    folder = LocalFolder(options.folder).path
+
+    async def said() -> bool:
+        logs = [(folder / f"{each.id}.log").read_text() for each in (without, given)]
+        return "home" in logs[1] and "mesh-a" in logs[0]
+
+    await eventually(said)
+    assert "home" not in (folder / f"{without.id}.log").read_text()
+    with pytest.raises(ValueError, match="folder"):
+        provider.use(replace(options, folder=options.folder / "other"))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.fleet.market import Market
-from spotwise.files.prices import PriceList, PriceSeries, read_prices
+from spotwise.core.fleet.prices import PriceSeries
+from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND

@@ -35,7 +35,7 @@ from spotwise.cli.simulate.options import (
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.core.fleet.market import Market
-from spotwise.files.prices import PriceSeries
+from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import PAPER_SPLITS, Split

@@ -1,8 +1,8 @@
 """The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it, and
 to each device of groups, whose leaders may be elsewhere.
 
-Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
-earlier one or while it still reports READY `RETELL_S` later (messages may be lost). Reports to planners repeat (`reports.py`).
+Law (SpotServe, section 4, and each cloud's documentation): notices repeat as `notices.py` has it, and reports to planners as
+`reports.py` has it.
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
 An event is acknowledged once every notified member has left in order and no other worker or device is on the machine; a silent
 one has not left, since it may still be handing KV off.
@@ -13,26 +13,16 @@ reports none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.membership import MemberLost, Membership
 from spotwise.core.spot import commands as c
+from spotwise.core.spot.notices import SentNotices
 from spotwise.core.spot.policy import COMPUTING, WatchPolicy
 from spotwise.core.spot.reports import RepeatedReports
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
-
-#: A worker that still reports READY so long after its notice has not received it.
-RETELL_S = 1.0
-
-
-@dataclass(slots=True)
-class _SentNotice:
-    incarnation: int
-    deadline_s: float
-    at_s: float
-    left: bool = False
 
 
 class SpotWatcherRole:
@@ -44,7 +34,7 @@ class SpotWatcherRole:
         self._membership = Membership(policy.member_timeout_s)
         self._signs = ActiveSigns()
         self._reports = RepeatedReports()
-        self._notified: dict[str, _SentNotice] = {}
+        self._notified = SentNotices()
         self._acknowledged: list[str] = []
         self._queried_s = 0.0
         self._poll_s = 0.0
@@ -76,9 +66,7 @@ class SpotWatcherRole:
             if isinstance(change, MemberLost) and (was_replaced or member.state is m.MemberState.LOST):
                 self._report_lost(change, now)
         if member.state is m.MemberState.LEFT:
-            sent = self._notified.get(member.id)
-            if sent is not None and member.incarnation >= sent.incarnation:
-                sent.left = True
+            self._notified.left(member)
             self._acknowledge()
             return
         if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._notify(member, now):
@@ -163,20 +151,14 @@ class SpotWatcherRole:
         is a group only the devices of this machine leave: they have notices of their own.
         """
         notice = self._signs.notice()
-        if notice is None or member.state is m.MemberState.STARTING:  # it receives nothing yet
+        if notice is None:
             return False
         deadline_s, sign = notice
-        sent = self._notified.get(member.id)
-        is_new = sent is None or sent.incarnation < member.incarnation
-        if sent is not None and not is_new and deadline_s >= sent.deadline_s:
-            if member.state is m.MemberState.READY and now - sent.at_s >= RETELL_S:
-                sent.at_s = now
-                again = m.Drain(member.id, sent.deadline_s, sign.reason, devices_stay=True)
-                self._commands.append(c.PublishNotice(again, again=True))
-            return False
-        self._notified[member.id] = _SentNotice(member.incarnation, deadline_s, now)
-        self._commands.append(c.PublishNotice(m.Drain(member.id, deadline_s, sign.reason, devices_stay=True)))
-        return is_new
+        is_new = not self._notified.knows(member)
+        sent = self._notified.notify(member, deadline_s, sign.reason, now)
+        if sent is not None:
+            self._commands.append(sent)
+        return is_new and sent is not None
 
     def _report(
         self, sign: Sign, kind: m.InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...], now: float
@@ -186,7 +168,7 @@ class SpotWatcherRole:
         self._commands.append(c.PublishReport(report))
 
     def _acknowledge(self) -> None:
-        if not self._policy.acknowledge or not self._notified or not all(sent.left for sent in self._notified.values()):
+        if not self._policy.acknowledge or not self._notified.all_left():
             return
         if self._beside():
             return

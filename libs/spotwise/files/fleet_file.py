@@ -1,0 +1,184 @@
+"""The fleet file: which machines a mesh may buy, for how much, and how they are started (TOML; docs/fleet.md)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+
+from spotwise.core.fleet.market import Market
+from spotwise.core.fleet.prices import PriceSeries
+from spotwise.files.prices import PriceList, read_prices
+from spotwise.files.tables import TraceError
+
+#: Notice that clouds give before they take a spot instance: what is assumed where the file has none.
+_GRACE_S = {"local": 30.0, "aws": 120.0}
+
+
+class FleetFileError(ValueError):
+    """A fleet file is wrong; the message names file, key and what to do."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MarketTerms(_Table):
+    """A type's terms in one market: dollars an hour, and instances of it (in each zone) at once."""
+
+    price_per_h: float = Field(ge=0, allow_inf_nan=False)
+    most: int = Field(ge=1)
+
+
+class FleetType(_Table):
+    """A type of instance.
+
+    Attributes:
+        devices: processes that compute, or GPUs, of an instance.
+        memory: bytes of a device, "2GiB" in the file; `None`: as profiled.
+        profile: cost profile of a device, an absolute path.
+        spot, on_demand: `None`: not bought there.
+        start_s: seconds from the purchase until its devices are ready.
+        zones: local: each is an offer of its own; aws: those of the subnets, whose prices count.
+        command: program and arguments of a local instance; empty: the watcher's default.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    devices: int = Field(1, ge=1, le=64)
+    memory: ByteSize | None = Field(None, gt=0)
+    profile: Path | None = None
+    spot: MarketTerms | None = None
+    on_demand: MarketTerms | None = None
+    start_s: float = Field(30.0, gt=0, allow_inf_nan=False)
+    zones: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _is_sold(self) -> FleetType:
+        if self.spot is None and self.on_demand is None:
+            raise ValueError(f"type {self.name} has neither spot nor on_demand; give one a price_per_h and most")
+        return self
+
+    def terms(self, market: Market) -> MarketTerms | None:
+        """Return the terms in a market; `None`: it is not bought there."""
+        return self.spot if market is Market.SPOT else self.on_demand
+
+
+class LocalFleet(_Table):
+    """Instances of this computer; `limit`: of all types at once."""
+
+    limit: int = Field(ge=0)
+
+
+class AwsFleet(_Table):
+    """How instances of EC2 are launched: see `Ec2Options` in libs/spotwise/cloud/ec2_client.py."""
+
+    launch_template: str = Field(min_length=1)
+    launch_template_version: str = "$Default"
+    subnets: tuple[str, ...] = ()
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    spot_strategy: Literal[
+        "price-capacity-optimized", "capacity-optimized", "capacity-optimized-prioritized", "lowest-price"
+    ] = "price-capacity-optimized"
+    use_fleet: bool = True
+    attempts: int = Field(5, ge=1)
+
+
+class FleetFile(_Table):
+    """A fleet file.
+
+    Attributes:
+        notice_s: `grace_s` in the file: seconds from the notice to the end of a spot instance; local instances that are given
+            back have as long to end.
+        prices: CSV of prices (`files/prices.py`), an absolute path; it has precedence over the types' own.
+    """
+
+    provider: Literal["local", "aws"]
+    grace_s: float | None = Field(None, ge=0, allow_inf_nan=False)
+    types: tuple[FleetType, ...] = Field(min_length=1)
+    prices: Path | None = None
+    local: LocalFleet | None = None
+    aws: AwsFleet | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> FleetFile:
+        names = [each.name for each in self.types]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"types: {twice[0]} is there twice; give each a name of its own")
+        if getattr(self, self.provider) is None:
+            needs = {"local": "limit", "aws": "launch_template"}[self.provider]
+            raise ValueError(f"there is no table [{self.provider}]; add one with {needs}")
+        return self
+
+    @property
+    def notice_s(self) -> float:
+        """Seconds from the notice to the end of a spot instance."""
+        return _GRACE_S[self.provider] if self.grace_s is None else self.grace_s
+
+    def type(self, name: str) -> FleetType | None:
+        """Return a type by its name."""
+        return next((each for each in self.types if each.name == name), None)
+
+    def price_list(self) -> PriceList | None:
+        """Read the file of prices, if there is one.
+
+        Raises:
+            FleetFileError: it cannot be read, or a line is wrong.
+        """
+        try:
+            return None if self.prices is None else read_prices(self.prices)
+        except TraceError as error:
+            raise FleetFileError(str(error)) from error
+
+
+def fixed_price(per_h: float) -> PriceSeries:
+    """Return a price that never changes."""
+    return PriceSeries((0.0,), (per_h,))
+
+
+def read_fleet(path: Path) -> FleetFile:
+    """Read a fleet file; the paths in it are relative to its folder.
+
+    Raises:
+        FleetFileError: it cannot be read, or a key is wrong or missing.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FleetFileError(f"{path} cannot be read: {error.strerror}; name an existing fleet file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FleetFileError(f"{path} is no TOML file: {error}; docs/fleet.md has an example") from error
+    try:
+        fleet = FleetFile.model_validate(tables)
+    except ValidationError as error:
+        raise FleetFileError(f"{path}: {_first_fault(error)}") from error
+    folder = path.absolute().parent
+    types = tuple(
+        each if each.profile is None else each.model_copy(update={"profile": folder / each.profile})
+        for each in fleet.types
+    )
+    prices = None if fleet.prices is None else folder / fleet.prices
+    fleet = fleet.model_copy(update={"types": types, "prices": prices})
+    for each in fleet.types:
+        if each.profile is not None and not each.profile.is_file():
+            raise FleetFileError(
+                f"{path}: types.{each.name}.profile: there is no file {each.profile}; make one with spotwise profile"
+            )
+    fleet.price_list()
+    return fleet
+
+
+def _first_fault(error: ValidationError) -> str:
+    """Return the key and the fault of the first error."""
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        message = "there is no such key; docs/fleet.md lists them"
+    elif fault["type"] == "missing":
+        message = "the key is missing; docs/fleet.md says what it means"
+    return f"{key}: {message}" if key else message
