@@ -67,7 +67,7 @@ class FleetOptions(BaseModel):
         file: the fleet file; `folder`: of the state of local instances.
         most_devices: devices of this machine at once; they share its memory and cores.
         trace: a spot trace that takes and gives the local spot instances; `compress`: its seconds in one of the mesh's;
-            `grace_s`: seconds from a notice to the loss.
+            `grace_s`: seconds from a notice to the loss; None: as the trace or the fleet file says.
         budget_per_h: dollars an hour at most; None: no limit.
         on_demand_floor: on-demand instances at least.
         spares: instances beside those that serve; None: the planner's own choice.
@@ -81,7 +81,7 @@ class FleetOptions(BaseModel):
     most_devices: PositiveInt = 1
     trace: Path | None = None
     compress: PositiveFloat = 1.0
-    grace_s: NonNegativeFloat = 30.0
+    grace_s: NonNegativeFloat | None = None
     budget_per_h: PositiveFloat | None = None
     on_demand_floor: NonNegativeInt = 0
     spares: NonNegativeInt | None = None

@@ -127,7 +127,7 @@ class TracedInstances:
                 )
                 for instance_id, index in state.bound.items()
                 if (end_unix_s := self._end_unix_s(index)) is not None
-                and end_unix_s - self._grace_s <= now_unix_s < end_unix_s
+                and end_unix_s - self._notice_s(index) <= now_unix_s < end_unix_s
             ]
             return sorted(due, key=lambda each: (each.deadline_unix_s, each.instance_id))
 
@@ -191,12 +191,19 @@ class TracedInstances:
         return [
             index
             for index, stay in enumerate(self._stays)
-            if index not in taken and self._is_up(stay, now_unix_s) and self._is_up(stay, now_unix_s + self._grace_s)
+            if index not in taken
+            and self._is_up(stay, now_unix_s)
+            and self._is_up(stay, now_unix_s + self._notice_s(index))
         ]
 
     def _is_up(self, stay: NodeLife, unix_s: float) -> bool:
         trace_s = (unix_s - self._load().started_unix_s) * self._compress
         return stay.from_s <= trace_s and (stay.to_s is None or trace_s < stay.to_s)
+
+    def _notice_s(self, index: int) -> float:
+        """Seconds from a node's notice to its end: the trace's, else `grace_s`."""
+        notice_s = self._stays[index].notice_s
+        return self._grace_s if notice_s is None else notice_s / self._compress
 
     def _end_unix_s(self, index: int) -> float | None:
         to_s = self._stays[index].to_s

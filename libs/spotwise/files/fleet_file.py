@@ -32,7 +32,7 @@ class MarketTerms(_Table):
     most: int = Field(ge=1)
 
 
-class FleetType(_Table):
+class TypeTerms(_Table):
     """A type of instance.
 
     Attributes:
@@ -56,7 +56,7 @@ class FleetType(_Table):
     command: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _is_sold(self) -> FleetType:
+    def _is_sold(self) -> TypeTerms:
         if self.spot is None and self.on_demand is None:
             raise ValueError(f"type {self.name} has neither spot nor on_demand; give one a price_per_h and most")
         return self
@@ -99,7 +99,7 @@ class FleetFile(_Table):
 
     provider: Literal["local", "aws"]
     grace_s: float | None = Field(None, ge=0, allow_inf_nan=False)
-    types: tuple[FleetType, ...] = Field(min_length=1)
+    types: tuple[TypeTerms, ...] = Field(min_length=1)
     prices: Path | None = None
     local: LocalFleet | None = None
     aws: AwsFleet | None = None
@@ -119,7 +119,7 @@ class FleetFile(_Table):
         """Seconds from the notice to the end of a spot instance."""
         return _GRACE_S[self.provider] if self.grace_s is None else self.grace_s
 
-    def type(self, name: str) -> FleetType | None:
+    def type(self, name: str) -> TypeTerms | None:
         """Return a type by its name."""
         return next((each for each in self.types if each.name == name), None)
 

@@ -50,7 +50,7 @@ class Planner:
         self._bought = LatestDict[str, None](_REMEMBERED)  # what the log has, since orders are repeated
         self._given_back = LatestDict[str, None](_REMEMBERED)
         role, journal = host.make_role(
-            PlannerRole, host.id, settings.policy, settings.fleet_types(), settings.fleet_policy
+            PlannerRole, host.id, settings.policy, settings.fleet_types, settings.fleet_policy
         )
         self._loop = RoleLoop(
             role,
@@ -63,7 +63,9 @@ class Planner:
                 c.AnswerReshape: lambda command: host.spawn(self._answer(command), "answer_operator"),
                 c.PublishDrain: self._publish_drain,
                 c.PublishFleetOrder: self._publish_fleet_order,
-                c.AnswerFleet: lambda command: host.spawn(self._respond(command.number, command.view), "answer_operator"),
+                c.AnswerFleet: lambda command: host.spawn(
+                    self._respond(command.number, command.view), "answer_operator"
+                ),
             },
             journal,
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
 
+from pydantic import Field, field_validator
+
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.migration_planner.fleet import types_of
 
 
 class PlannerSettings(ServiceSettings):
@@ -39,9 +44,53 @@ class PlannerSettings(ServiceSettings):
         le=3600,
         description="a device that is absent for so many seconds is replaced in its groups; longer than a restart takes",
     )
+    fleet_file: Path | None = Field(
+        None, description="fleet file: which machines the planner may have bought, and what they do; unset buys none"
+    )
+    budget_per_h: float | None = Field(None, gt=0, description="dollars an hour that no order exceeds; unset: no limit")
+    on_demand_floor: int = Field(0, ge=0, description="on-demand instances that serve, at least")
+    spare_instances: int = Field(1, ge=0, description="instances held beside those that serve")
+    latency_target_s: float | None = Field(
+        None, gt=0, description="seconds of a request that are fast enough; unset: the least, and a quarter"
+    )
+    load_headroom: float = Field(1.2, gt=0, description="the measured load is multiplied with it")
+    hold_s: float = Field(
+        30.0,
+        ge=0,
+        description="for so long a cheaper or faster configuration must be better before it is taken, and so long a surplus "
+        "lasts before it is given back",
+    )
+    release_notice_s: float = Field(
+        120.0, ge=0, description="seconds in which devices leave an instance that is given back, at most"
+    )
     planner_metrics_port: int | None = Field(
         None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
     )
+
+    @field_validator("fleet_file")
+    @classmethod
+    def _is_a_fleet(cls, fleet_file: Path | None) -> Path | None:
+        if fleet_file is not None:
+            types_of(fleet_file)
+        return fleet_file
+
+    @property
+    def fleet_types(self) -> tuple[FleetType, ...]:
+        """The types of instances that may be bought."""
+        return () if self.fleet_file is None else types_of(self.fleet_file)
+
+    @property
+    def fleet_policy(self) -> FleetPolicy:
+        """What the fleet is for."""
+        return FleetPolicy(
+            budget_per_h=self.budget_per_h,
+            on_demand_floor=self.on_demand_floor,
+            spare_instances=self.spare_instances,
+            latency_target_s=self.latency_target_s,
+            headroom=self.load_headroom,
+            hold_s=self.hold_s,
+            release_notice_s=self.release_notice_s,
+        )
 
     @property
     def policy(self) -> PlannerPolicy:

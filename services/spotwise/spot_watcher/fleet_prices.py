@@ -13,7 +13,7 @@ from spotwise.core.fleet.keeper_events import PricedOffer
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.refusals import OfferKey
-from spotwise.files.fleet_file import FleetFile, FleetType
+from spotwise.files.fleet_file import FleetFile, TypeTerms
 from spotwise.files.prices import PriceList
 
 
@@ -57,7 +57,7 @@ class FleetPrices:
         return tuple(offers)
 
     def _of_file(
-        self, kind: FleetType, market: Market, zone: str, per_h: float, listed: PriceList | None, now: float
+        self, kind: TypeTerms, market: Market, zone: str, per_h: float, listed: PriceList | None, now: float
     ) -> PriceSeries:
         if listed is not None:
             series = listed.series.get((kind.name, zone or None, market)) or listed.series.get(
@@ -70,7 +70,7 @@ class FleetPrices:
         self._fixed[key] = _then(known, 0.0 if known is None else now, per_h)
         return self._fixed[key]
 
-    def _zones_of(self, kind: FleetType) -> dict[str, PriceSeries]:
+    def _zones_of(self, kind: TypeTerms) -> dict[str, PriceSeries]:
         """The market's prices by zone: those of the file's zones, or all."""
         return {
             zone: series

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from typing import Annotated
@@ -11,6 +12,9 @@ import typer
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, RunFolder, run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
+from spotwise.cli.options import MeshOptions
+from spotwise.cloud.instances import ProviderError
+from spotwise.cloud.local_meshes import release_mesh
 from spotwise.mesh.child_process import is_alive, send_signal
 
 # Four turns of the supervisor's grace, and some.
@@ -41,6 +45,7 @@ def down(
 
 def end_recorded(state: RunState) -> None:
     """End every recorded process that still runs, and wait for it; raises `CommandError` where one does not end."""
+    end_instances(state.options)
     processes = (state.supervisor, *state.processes())
     for process in processes:
         send_signal(process, signal.SIGKILL)
@@ -49,6 +54,16 @@ def end_recorded(state: RunState) -> None:
         if time.monotonic() > deadline_s:
             raise CommandError(f"processes {left} do not end; look at them with: ps -fp {','.join(map(str, left))}")
         time.sleep(_POLL_S)
+
+
+def end_instances(options: MeshOptions) -> None:
+    """End the local instances of a mesh; raises `CommandError` where one does not end."""
+    if options.fleet is None:
+        return
+    try:
+        asyncio.run(release_mesh(options.fleet.folder, options.name, grace_s=0.0))
+    except ProviderError as error:
+        raise CommandError(f"instances of mesh {options.name!r} do not end: {error}") from error
 
 
 def _wait_until_gone(folder: RunFolder, state: RunState) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.down import end_recorded
+from spotwise.cli.launch.down import end_instances, end_recorded
 from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
@@ -56,7 +56,10 @@ def supervise(
                 services={},
             )
             supervisor = Supervisor(processes, state, folder.state_path, signals, report, verbose=verbose)
-            return supervisor.run(on_ready)
+            try:
+                return supervisor.run(on_ready)
+            finally:
+                end_instances(options)
 
 
 def _clear(folder: RunFolder) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
+from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.listening_port import open_port
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
@@ -62,6 +63,34 @@ def up(
             min=1,
             help="With --parallel: processes that compute; those that no worker needs at first wait for a re-shape.",
         ),
+    ] = None,
+    fleet: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fleet file (TOML): machines are bought and given back for the load, instead of all the above."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Spot trace by which instances of this computer come and go; --fleet may be left out."),
+    ] = None,
+    compress: Annotated[
+        float | None, typer.Option(min=1e-3, help="Seconds of the trace in one of the mesh's; 1 by default.")
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option(min=0, help="Seconds from a notice to the loss, where the trace does not say.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Dollars an hour that a fleet may cost; without a limit by default.")
+    ] = None,
+    on_demand_floor: Annotated[
+        int | None, typer.Option(min=0, help="On-demand instances of a fleet that serve, at least; 0 by default.")
+    ] = None,
+    spares: Annotated[
+        int | None, typer.Option(min=0, help="Instances of a fleet held beside those that serve; 1 by default.")
+    ] = None,
+    latency_target: Annotated[
+        float | None, typer.Option(min=1e-3, help="Seconds of a request that are fast enough for a fleet.")
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
@@ -119,6 +148,21 @@ def up(
         )
     elif devices is not None:
         raise OptionError("--devices: only workers of --parallel can be re-shaped; add for instance --parallel 1,1,1")
+    fleet_mesh = fleet_options(
+        folder,
+        fleet,
+        trace,
+        compress=compress,
+        grace_s=grace,
+        budget_per_h=budget,
+        on_demand_floor=on_demand_floor,
+        spares=spares,
+        latency_target_s=latency_target,
+    )
+    if fleet_mesh is not None:
+        if prompt_workers or token_workers or mixed_workers:
+            raise OptionError("--fleet and --trace: the planner decides what serves; leave out --parallel and workers")
+        prompt_workers = token_workers = 0
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
@@ -168,7 +212,8 @@ def up(
             simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
             hang_timeout_s=hang_timeout,
-            reshapable=parallel is not None,
+            reshapable=parallel is not None or fleet_mesh is not None,
+            fleet=fleet_mesh,
         )
         if devices is not None:
             options = options.with_devices(devices)

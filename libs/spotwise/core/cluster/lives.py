@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.worker_life import WorkerLife
+from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.members import Member
@@ -115,7 +116,7 @@ class Lives:
             return None
         found: dict[str, tuple[PiecewiseHazard, float]] = {}
         for member_id in (worker_id, *self._devices.get(worker_id, ())):
-            instance_id = self._instance_of(member_id)
+            instance_id = instance_of(member_id, self._instances)
             known = None if instance_id is None else self._instances[instance_id]
             if instance_id is not None and known is not None:
                 found[instance_id] = known[0], max(0.0, now - known[1])
@@ -125,11 +126,3 @@ class Lives:
             ((hazard, age_s),) = found.values()
             return WorkerLife.of(hazard, age_s)
         return WorkerLife.of(first_end(found.values()), 0.0)
-
-    def _instance_of(self, member_id: str) -> str | None:
-        """Return the instance that a member is named after: its id, or the longest start of it before a dash."""
-        while member_id:
-            if member_id in self._instances:
-                return member_id
-            member_id = member_id.rpartition("-")[0]
-        return None

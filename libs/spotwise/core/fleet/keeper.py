@@ -16,6 +16,7 @@ from spotwise.core import messages as m
 from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.accounts import Account, Accounts
 from spotwise.core.fleet.departures import Departures
+from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.give_backs import GiveBacks
 from spotwise.core.fleet.kept import KeptFleet, Leave
 from spotwise.core.fleet.market import InstanceState
@@ -281,10 +282,6 @@ class FleetKeeperRole:
         return self._named(member.id) if member.kind in COMPUTING else None
 
     def _named(self, member_id: str) -> Account | None:
-        """The instance that a device is named after: `ID` or `ID-SUFFIX`."""
-        name = member_id
-        while name:
-            if (account := self._accounts.by_id.get(name)) is not None:
-                return account
-            name = name.rpartition("-")[0]
-        return None
+        """The instance that a device is named after."""
+        instance_id = instance_of(member_id, self._accounts.by_id)
+        return None if instance_id is None else self._accounts.by_id[instance_id]

@@ -70,10 +70,9 @@ class FleetPlanning:
     def reported(self, report: m.FleetReported, now: float) -> None:
         """Take what a watcher sees, unless a later report came first."""
         last = self._report
-        if last is not None and last.watcher_id == report.watcher_id:
-            if (report.incarnation, report.at_s) < (last.incarnation, last.at_s):
-                return
-        self._report = report
+        is_same = last is not None and last.watcher_id == report.watcher_id
+        if last is None or not is_same or (report.incarnation, report.at_s) >= (last.incarnation, last.at_s):
+            self._report = report
 
     def surveyed(self, report: m.DeviceSurveyed) -> None:
         """Learn the model's shape from a device."""
@@ -82,7 +81,7 @@ class FleetPlanning:
     def begin(self, term: int) -> None:
         """Decide from now on, anew."""
         self._term, self._numbers = term, 0
-        self._decision = FleetDecision(self._types, self._policy, f"{self._planner_id}-{term}")
+        self._decision = FleetDecision(self._types, self._policy, self._planner_id, term)
         self._decided, self._wanted, self._reshaped_to = None, None, None
         self._rests_until_s, self._rest_s = 0.0, REST_S
 
@@ -96,10 +95,10 @@ class FleetPlanning:
             serving = {each for group in groups for each in group.device_ids}
             instances = {each.id for each in report.instances}
             on = {known for each in serving if (known := instance_of(each, instances)) is not None}
-            self._decided = decision.decide(demand, report, self._model, on, now)
+            self._decided = decision.decide(demand, report, self._model, now, serving=on)
             self._decided_s = now
             if self._model is not None:
-                choice = decision.config_on(self._ready(report), demand, self._model, config_of(groups), now)
+                choice = decision.config_on(self._ready(report), demand, self._model, now)
                 self._wanted = None if choice is None else choice.config
         return [*self._ask_model(now), *self._order(self._decided, now)]
 

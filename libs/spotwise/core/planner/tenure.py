@@ -14,8 +14,8 @@ from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.fleet_planning import OWN_ORDER, FleetPlanning
 from spotwise.core.planner.evacuation import Evacuation, evacuation
+from spotwise.core.planner.fleet_planning import FleetPlanning
 from spotwise.core.planner.plan import Plan, PlannedLeave
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.relief import Relief

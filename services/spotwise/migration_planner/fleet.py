@@ -1,0 +1,29 @@
+"""The types of instances that a fleet file names, with what they cost to compute on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.files.fleet_file import read_fleet
+from spotwise.wire.cost_profile import profile_from_json
+
+
+def types_of(path: Path) -> tuple[FleetType, ...]:
+    """Return the types of a fleet file; raises `ValueError` where it is wrong, or a type has no profile that can be read."""
+    types = []
+    for each in read_fleet(path).types:
+        if each.profile is None:
+            raise ValueError(
+                f"{path}: types.{each.name}.profile is missing; the planner chooses by what a device costs to compute on: "
+                "make one with spotwise profile"
+            )
+        try:
+            profile = profile_from_json(each.profile.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{path}: types.{each.name}.profile: {each.profile} is no cost profile: {error}"
+            ) from error
+        memory = None if each.memory is None else int(each.memory)
+        types.append(FleetType(each.name, each.devices, memory, each.start_s, profile))
+    return tuple(types)
