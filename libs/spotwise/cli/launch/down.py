@@ -45,7 +45,6 @@ def down(
 
 def end_recorded(state: RunState) -> None:
     """End every recorded process that still runs, and wait for it; raises `CommandError` where one does not end."""
-    end_instances(state.options)
     processes = (state.supervisor, *state.processes())
     for process in processes:
         send_signal(process, signal.SIGKILL)
@@ -54,6 +53,7 @@ def end_recorded(state: RunState) -> None:
         if time.monotonic() > deadline_s:
             raise CommandError(f"processes {left} do not end; look at them with: ps -fp {','.join(map(str, left))}")
         time.sleep(_POLL_S)
+    end_instances(state.options)
 
 
 def end_instances(options: MeshOptions) -> None:
