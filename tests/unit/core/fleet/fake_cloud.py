@@ -66,7 +66,9 @@ class FakeCloud:
     def report(self) -> FleetReported:
         """Return the fleet as it is."""
         offers = tuple(
-            InstanceOffer(name, market, sold.price_per_h, sold.most, zone, self.refused_until_s.get((name, market, zone), 0))
+            InstanceOffer(
+                name, market, sold.price_per_h, sold.most, zone, self.refused_until_s.get((name, market, zone), 0)
+            )
             for (name, market, zone), sold in self.sold.items()
         )
         instances = tuple(
@@ -83,7 +85,11 @@ class FakeCloud:
         start_s = {each.name: each.start_s for each in self.types}
         for each in list(self.instances.values()):
             is_late = self.sold[each.type_name, each.market, each.zone].late
-            if each.state is InstanceState.STARTING and not is_late and self.now - each.launched_s >= start_s[each.type_name]:
+            if (
+                each.state is InstanceState.STARTING
+                and not is_late
+                and self.now - each.launched_s >= start_s[each.type_name]
+            ):
                 self.instances[each.id] = replace(each, state=InstanceState.RUNNING)
             if each.leaves_at_s is not None and self.now >= each.leaves_at_s:
                 self.instances[each.id] = replace(each, state=InstanceState.GONE)
@@ -104,7 +110,10 @@ class FakeCloud:
     def interrupt(self, instance_id: str) -> None:
         """Give notice of an instance's end."""
         self.instances[instance_id] = replace(
-            self.instances[instance_id], state=InstanceState.LEAVING, leaves_at_s=self.now + 30.0, why_leaving="reclaimed"
+            self.instances[instance_id],
+            state=InstanceState.LEAVING,
+            leaves_at_s=self.now + 30.0,
+            why_leaving="reclaimed",
         )
 
     def staying(self) -> list[FleetInstance]:
@@ -141,7 +150,13 @@ class FakeCloud:
             id = f"i-{len(self.instances)}"
             self.bought[purchase.token] += 1
             self.instances[id] = FleetInstance(
-                id, purchase.type_names[0], purchase.market, InstanceState.STARTING, self.now, purchase.token, purchase.zone
+                id,
+                purchase.type_names[0],
+                purchase.market,
+                InstanceState.STARTING,
+                self.now,
+                purchase.token,
+                purchase.zone,
             )
         self.statuses[purchase.token] = PurchaseStatus(
             purchase, self.now, is_answered=True, got=got, problem="no capacity" if sold.refuses else ""
