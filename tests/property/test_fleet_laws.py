@@ -12,6 +12,7 @@ from spotwise.core.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.parallel.model_shape import ModelShape
 from tests.unit.core.fleet.fake_cloud import LOAD, FakeCloud, fleet_type
 
@@ -32,6 +33,11 @@ class World:
     decision: FleetDecision
     policy: FleetPolicy
     rate: float
+
+    def __post_init__(self) -> None:
+        self.last: FleetReported = self.cloud.report()
+        self.given_back: set[str] = set()
+        self.is_jumping: bool = False
 
     def step(self, *, loses_order: bool = False, reports_old: bool = False) -> Decided:
         """Decide once and carry it out; the laws of a single step hold."""
@@ -67,11 +73,6 @@ class World:
             assert late or len(running) >= policy.on_demand_floor
         self.given_back |= released
 
-    def __post_init__(self) -> None:
-        self.last = self.cloud.report()
-        self.given_back: set[str] = set()
-        self.is_jumping = False
-
     def settle(self) -> None:
         """Let the fleet become what it should be."""
         for _ in range(SETTLES):
@@ -88,7 +89,7 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, budgets: tuple[float | None, ...] = (None, 3.0, 8.0, 20.0)) -> World:
+def worlds(draw: st.DrawFn, budgets: tuple[float | None, ...] = (None, 0.6, 3.0, 8.0, 20.0)) -> World:
     """Draw two types, what they cost, and a policy."""
     types = [
         fleet_type(

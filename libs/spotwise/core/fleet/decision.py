@@ -164,12 +164,12 @@ class FleetDecision:
         supplies, kept = state.supplies(search.types), self._kept.choice
         new = search.choose(demand, supplies, budget)
         if new is not None and budget is not None:
-            new = search.choose(demand, supplies, budget - self._premium_per_h(new)) or new
+            new = search.choose(demand, supplies, max(0.0, budget - self._premium_per_h(new))) or new
             beside = self._premium_per_h(new) + self._spares_per_h(new)
             smaller = search.choose(demand, supplies, budget - beside) if budget > beside else None
             if smaller is not None and smaller.meets_demand and new.meets_demand:
                 new = smaller
-        left = budget if budget is None or kept is None else budget - self._premium_per_h(kept)
+        left = budget if budget is None or kept is None else max(0.0, budget - self._premium_per_h(kept))
         current = kept and search.again(kept, demand, supplies, left)
         is_reachable = (
             budget is None or new is None or cost_beside(fleet_targets(new, state, self._policy), state) <= budget

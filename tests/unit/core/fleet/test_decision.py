@@ -158,8 +158,8 @@ def test_of_equal_instances_the_one_goes_that_is_idle_or_is_taken_soonest() -> N
     live(cloud, decision, 100, IDLE)
     ids = [each.id for each in cloud.staying()]
     assert len(ids) == 3
-    for age_s, id in zip((5000.0, 900.0, 100.0), ids, strict=True):
-        cloud.instances[id] = replace(cloud.instances[id], launched_s=cloud.now - age_s)
+    for age_s, name in zip((5000.0, 900.0, 100.0), ids, strict=True):
+        cloud.instances[name] = replace(cloud.instances[name], launched_s=cloud.now - age_s)
     lives = (LearnedLives("slow", "", PiecewiseHazard((0.0, 500.0), (1e-5, 1e-3)), 9, 5),)
     fewer = FleetDecision([FAST, SLOW], replace(CHEAP, hold_s=0.0), "planner", 2)
     report = replace(cloud.report(), lives=lives)

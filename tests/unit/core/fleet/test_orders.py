@@ -13,8 +13,8 @@ def report(at_s: float, *instances: FleetInstance, purchases: tuple[PurchaseStat
     return FleetReported("w", 1, at_s, "fake", instances, purchases=purchases)
 
 
-def instance(id: str, token: str = "", state: InstanceState = InstanceState.RUNNING) -> FleetInstance:
-    return FleetInstance(id, "a", Market.SPOT, state, 0.0, token)
+def instance(name: str, token: str = "", state: InstanceState = InstanceState.RUNNING) -> FleetInstance:
+    return FleetInstance(name, "a", Market.SPOT, state, 0.0, token)
 
 
 def test_tokens_are_distinct_and_of_allowed_characters() -> None:
