@@ -15,11 +15,10 @@ from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.evaluation import evaluate
 from spotwise.core.parallel.execution import ExecutionCost, throughput
-from spotwise.core.parallel.fleet import fleet_delta
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.optimizer import choose, chosen_again
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.parallel.builders import TABLES
@@ -205,35 +204,62 @@ def test_a_higher_load_is_never_served_faster(
         assert latency_of(high_choice, policy) >= latency_of(low_choice, policy) * (1 - 1e-6)
 
 
-@settings(max_examples=50, deadline=None)
-@given(demands, supplies(3), policies, st.integers(0, 4))
-def test_changes_to_the_fleet_lead_to_the_choice(
-    demand: ServiceDemand, had: list[Supply], policy: Policy, spares: int
+@settings(max_examples=60, deadline=None)
+@given(demands, supplies(), memories, policies, st.floats(0.0, 40.0))
+def test_a_choice_within_a_budget_is_the_best_of_those_within_it(
+    demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, budget: float
 ) -> None:
-    """Once all requested instances are there, a second choice releases the surplus, and a third changes nothing."""
-    choice = choose(demand, had, LeastDevices(1), policy)
-    current = had
-    for _ in range(2):
-        changes = fleet_delta(choice, current, spares)
-        for supply, change in zip(current, changes, strict=True):
-            assert not (change.request_spot or change.request_on_demand) or not (
-                change.release_spot or change.release_on_demand
-            )
-            assert change.release_spot <= supply.held_spot
-            assert not change.release_spot or change.release_on_demand == supply.held_on_demand
-        current = [
-            replace(
-                supply,
-                held_spot=supply.held_spot + change.request_spot - change.release_spot,
-                held_on_demand=supply.held_on_demand + change.request_on_demand - change.release_on_demand,
-            )
-            for supply, change in zip(current, changes, strict=True)
-        ]
+    """Never above it, nothing where nothing fits it, and as good as trying everything that does."""
+    choice = choose(demand, had, memory, replace(policy, budget_per_h=budget))
+    tried = [one for one in every(demand, had, memory, policy) if one.price_per_h <= budget * (1 + 1e-9)]
+    best = preferred(tried, demand, policy)
+    if choice is None or best is None:
+        assert choice is None
+        assert best is None
+        return
+    assert choice.price_per_h <= budget * (1 + 1e-9)
+    assert choice.meets_demand == any(one.throughput >= demand.arrival_rate for one in tried)
+    assert ranked(choice.instances, choice.price_per_h, policy) == best
+
+
+@settings(max_examples=40, deadline=None)
+@given(demands, supplies(3), memories, policies)
+def test_a_budget_without_bounds_changes_nothing(
+    demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
+) -> None:
+    """The answer is the one without a budget."""
+    assert choose(demand, had, memory, replace(policy, budget_per_h=math.inf)) == choose(demand, had, memory, policy)
+
+
+@settings(max_examples=80, deadline=None)
+@given(demands, supplies(3), memories, policies, st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+def test_a_choice_again_has_the_same_figures(
+    demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, times: float
+) -> None:
+    """For the same load and supplies it is the same choice; for another load, what the optimizer says where it chooses it."""
+    choice = choose(demand, had, memory, policy)
     if choice is None:
         return
-    assert all(change.is_nothing for change in fleet_delta(choice, current, spares))
-    takes = {share.type.name: share.instances for share in choice.shares}
-    assert all(supply.held >= takes.get(supply.type.name, 0) for supply in current)
+    again = chosen_again(choice, demand, had, memory, policy)
+    assert again is not None
+    assert (again.config, again.shares, again.meets_demand) == (choice.config, choice.shares, choice.meets_demand)
+    assert math.isclose(again.execution_s, choice.execution_s, rel_tol=1e-9)
+    assert again.request_s == choice.request_s or math.isclose(again.request_s, choice.request_s, rel_tol=1e-6)
+    if choice.price_per_h > 0:
+        too_little = replace(policy, budget_per_h=choice.price_per_h / 2)
+        assert chosen_again(choice, demand, had, memory, too_little) is None
+    other = replace(demand, arrival_rate=demand.arrival_rate * times)
+    chosen = choose(other, had, memory, policy)
+    if chosen is not None and (chosen.config, chosen.shares) == (choice.config, choice.shares):
+        later = chosen_again(choice, other, had, memory, policy)
+        assert later is not None and later.meets_demand == chosen.meets_demand
+        assert later.request_s == chosen.request_s or math.isclose(later.request_s, chosen.request_s, rel_tol=1e-6)
+    names = [share.type.name for share in choice.shares]
+    fewer = [
+        replace(one, spot=0, on_demand=0, held_spot=0, held_on_demand=0) if one.type.name in names else one
+        for one in had
+    ]
+    assert chosen_again(choice, demand, fewer, memory, policy) is None
 
 
 @settings(max_examples=100, deadline=None)

@@ -44,6 +44,8 @@ from spotwise.core.parallel.policy import ServiceDemand
 
 #: A report older than this tells too little of the fleet to change it.
 _STALE_S = 15.0
+#: A market with a late instance is not asked for so many times `hold_s` after the instance was last seen.
+_AVOIDED_HOLDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class FleetDecision:
         self._shifts = Lasting()
         self._surpluses = Lasting()
         self._blocked = Lasting()
+        self._avoided_s: dict[tuple[str, Market], float] = {}
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
         self._decided_s: float | None = None
@@ -151,19 +154,23 @@ class FleetDecision:
     def _listed(self, now: float) -> FleetState:
         assert self._report is not None
         coming = self._purchases.coming(self._report)
-        return fleet_state(self._report, self._types, coming, self._releases.ids, self._policy.late_factor, now)
+        state = fleet_state(self._report, self._types, coming, self._releases.ids, self._policy.late_factor, now)
+        until_s = now + _AVOIDED_HOLDS * self._policy.hold_s
+        self._avoided_s |= {key: until_s for key, market in state.markets.items() if market.late}
+        return state.without_offers([key for key, avoided_s in self._avoided_s.items() if avoided_s > now])
 
     def _choose(self, demand: ServiceDemand, now: float) -> ConfigChoice | None:
         state, budget, search = self._state, self._policy.budget_per_h, self._search
-        supplies = state.supplies(search.types)
+        supplies, kept = state.supplies(search.types), self._kept.choice
         new = search.choose(demand, supplies, budget)
         if new is not None and budget is not None:
-            beside = self._beside_per_h(new)
-            if new.price_per_h + beside > budget > beside:
-                smaller = search.choose(demand, supplies, budget - beside)
-                if smaller is not None and smaller.meets_demand == new.meets_demand:
-                    new = smaller if smaller.meets_demand or smaller.throughput >= new.throughput else new
-        current = self._kept.choice and search.again(self._kept.choice, demand, supplies, budget)
+            new = search.choose(demand, supplies, max(0.0, budget - self._premium_per_h(new))) or new
+            beside = self._premium_per_h(new) + self._spares_per_h(new)
+            smaller = search.choose(demand, supplies, budget - beside) if budget > beside else None
+            if smaller is not None and smaller.meets_demand and new.meets_demand:
+                new = smaller
+        left = budget if budget is None or kept is None else max(0.0, budget - self._premium_per_h(kept))
+        current = kept and search.again(kept, demand, supplies, left)
         is_reachable = (
             budget is None or new is None or cost_beside(fleet_targets(new, state, self._policy), state) <= budget
         )
@@ -172,14 +179,20 @@ class FleetDecision:
             new, current, search.policy(demand, budget), now, is_held=is_held, is_reachable=is_reachable
         )
 
-    def _beside_per_h(self, choice: ConfigChoice) -> float:
-        """Return the dollars an hour of spares and of the floor's premium."""
-        alone = replace(self._policy, spare_instances=0, on_demand_floor=0)
-        whole, bare = (
-            sum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
-            for policy in (self._policy, alone)
+    def _premium_per_h(self, choice: ConfigChoice) -> float:
+        """Return the dollars an hour that the floor costs more than a choice."""
+        return self._cost_per_h(choice, spares=0) - self._cost_per_h(choice, spares=0, floor=0)
+
+    def _spares_per_h(self, choice: ConfigChoice) -> float:
+        return self._cost_per_h(choice) - self._cost_per_h(choice, spares=0)
+
+    def _cost_per_h(self, choice: ConfigChoice, *, spares: int | None = None, floor: int | None = None) -> float:
+        policy = replace(
+            self._policy,
+            spare_instances=self._policy.spare_instances if spares is None else spares,
+            on_demand_floor=self._policy.on_demand_floor if floor is None else floor,
         )
-        return max(0.0, whole - bare)
+        return math.fsum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
 
     def _buy(
         self, targets: Sequence[TypeTarget], *, meets_demand: bool, now: float

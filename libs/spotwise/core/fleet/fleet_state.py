@@ -8,7 +8,7 @@ All that is listed and not gone counts for the most that the mesh may have at on
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.fleet_types import FleetType
@@ -77,6 +77,12 @@ class FleetState:
     def market(self, type_name: str, market: Market) -> MarketState:
         """Return a type's instances in a market."""
         return self.markets.get((type_name, market), _NONE)
+
+    def without_offers(self, keys: Iterable[tuple[str, Market]]) -> FleetState:
+        """Return the fleet without what some markets sell."""
+        avoided = {key: found for key in keys if (found := self.markets.get(key)) is not None and found.zones}
+        bare = {key: replace(found, zones=(), prices=found.prices[: found.held]) for key, found in avoided.items()}
+        return replace(self, markets={**self.markets, **bare}) if bare else self
 
     def held(self, type_name: str) -> int:
         """Return a type's held instances."""

@@ -35,7 +35,8 @@ class FleetType:
     def __post_init__(self) -> None:
         if self.devices < 1 or (self.memory_bytes is not None and self.memory_bytes < 1):
             raise ValueError(f"{self.name} needs at least 1 device with memory")
-        if self.start_s < 0 or min(self.local_bytes_per_s, self.network_bytes_per_s or 1.0) <= 0:
+        network = 1.0 if self.network_bytes_per_s is None else self.network_bytes_per_s
+        if self.start_s < 0 or min(self.local_bytes_per_s, network) <= 0:
             raise ValueError(f"{self.name} starts in at least 0 s, and its links carry more than 0 bytes a second")
 
     @property

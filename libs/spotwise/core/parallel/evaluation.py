@@ -78,8 +78,8 @@ def evaluate_mix(
     supplies: Sequence[Supply],
     policy: Policy,
 ) -> Mixes:
-    """Return one mix of a shape, evaluated. `counts`: of each of its types, pipelines for prompts and pipelines that decode; with
-    phases split, one type has the former and one the latter.
+    """Return one mix of a shape, evaluated.
+    `counts`: of each of its types, pipelines for prompts and those that decode; split, one type has each kind.
     """
     prompts, data = (np.array(numbers, dtype=np.int64) for numbers in zip(*counts, strict=True))
     if not prompts.any():

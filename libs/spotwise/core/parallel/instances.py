@@ -7,7 +7,7 @@ The cheaper kind is taken first; at equal prices on demand, since it is not recl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,10 +78,6 @@ class Supply:
         """Instances held or starting."""
         return self.held_spot + self.held_on_demand
 
-    def only_held(self) -> Supply:
-        """Return the supply without instances still to be requested. Wired by step 6A."""
-        return replace(self, spot=self.held_spot, on_demand=self.held_on_demand)
-
     def split(self, instances: int) -> tuple[int, int]:
         """Return how many of so many instances are spot and how many on demand, the cheaper first; too many: `ValueError`."""
         if instances > self.instances:
@@ -106,4 +102,7 @@ class Supply:
 
 
 def _sum_of_first(instances: NDArray[np.int64], price: float, prices: tuple[float, ...]) -> NDArray[np.float64]:
-    return np.concatenate(([0.0], np.cumsum(prices)))[instances] if prices else instances * price
+    if not prices:
+        return instances * np.float64(price)
+    sums: NDArray[np.float64] = np.concatenate(([0.0], np.cumsum(prices)))
+    return sums[instances]

@@ -146,11 +146,11 @@ class FakeCloud:
         got = 0 if sold.refuses else purchase.count
         if sold.refuses:
             self.refused_until_s[key] = self.now + REFUSED_S
-        for number in range(got):
-            id = f"i-{len(self.instances)}"
+        for _ in range(got):
+            name = f"i-{len(self.instances)}"
             self.bought[purchase.token] += 1
-            self.instances[id] = FleetInstance(
-                id,
+            self.instances[name] = FleetInstance(
+                name,
                 purchase.type_names[0],
                 purchase.market,
                 InstanceState.STARTING,

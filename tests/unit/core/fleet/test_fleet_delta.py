@@ -1,85 +1,109 @@
-"""Which instances are requested and which are released."""
+"""Which instances are bought and which are too many."""
 
 from __future__ import annotations
 
-from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
-from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.fleet import FleetDelta, fleet_delta
-from spotwise.core.parallel.instances import Supply
-from tests.unit.core.parallel.builders import machine
+from spotwise.core.fleet.fleet_delta import (
+    Urgency,
+    WantedPurchase,
+    ZonePurchase,
+    is_shifting,
+    wanted_purchases,
+    within_budget,
+)
+from spotwise.core.fleet.fleet_state import FleetState, MarketState, ZoneRoom
+from spotwise.core.fleet.fleet_targets import TypeTarget
+from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet_messages import FleetInstance
 
-A, B = machine("a"), machine("b")
-
-
-def taking(*shares: InstanceShare) -> ConfigChoice:
-    return ConfigChoice(ParallelConfig(1, 1, 1), shares, 1.0, 1.0, 1.0, 1.0, meets_demand=True)
-
-
-def of_a(instances: int) -> ConfigChoice:
-    return taking(InstanceShare(A, 0, 1, instances, 0))
-
-
-def test_missing_instances_are_requested_in_both_markets_at_once() -> None:
-    """Three lack: three as spot and three on demand; the two spares as spot only."""
-    supply = Supply(A, spot=20, on_demand=20, held_spot=4, held_on_demand=1)
-    assert fleet_delta(of_a(8), [supply]) == (FleetDelta("a", request_spot=5, request_on_demand=3),)
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 
 
-def test_spares_alone_are_requested_as_spot() -> None:
-    supply = Supply(A, spot=20, on_demand=20, held_spot=7)
-    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_spot=1),)
-
-
-def test_spares_come_on_demand_where_there_is_no_spot() -> None:
-    """Spares are requested on demand once no more spot instances of the type are available."""
-    supply = Supply(A, spot=6, on_demand=20, held_spot=6)
-    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", request_on_demand=2),)
-    assert fleet_delta(of_a(9), [supply]) == (FleetDelta("a", request_on_demand=5),)
-
-
-def test_no_more_is_requested_than_is_available() -> None:
-    """The request is bounded by the available spot instances and by the available on-demand instances."""
-    supply = Supply(A, spot=6, on_demand=1, held_spot=5)
-    assert fleet_delta(of_a(7), [supply]) == (FleetDelta("a", request_spot=1, request_on_demand=1),)
-
-
-def test_on_demand_goes_first() -> None:
-    """Five are too many, beside what serves and the spares: both that are on demand, and three of spot."""
-    supply = Supply(A, spot=20, on_demand=20, held_spot=11, held_on_demand=2)
-    assert fleet_delta(of_a(6), [supply]) == (FleetDelta("a", release_spot=3, release_on_demand=2),)
-
-
-def test_the_spare_pool_is_kept() -> None:
-    """Two beyond what serves are not too many; a third is."""
-    held = [Supply(A, spot=20, on_demand=20, held_spot=spot, held_on_demand=1) for spot in (6, 7, 8)]
-    changes = [fleet_delta(of_a(6), [supply])[0] for supply in held]
-    assert changes == [FleetDelta("a", request_spot=1), FleetDelta("a"), FleetDelta("a", release_on_demand=1)]
-    assert changes[1].is_nothing
-    assert not changes[0].is_nothing
-    assert not changes[2].is_nothing
-
-
-def test_types_without_a_part_are_given_back_and_spares_are_of_the_largest() -> None:
-    """The other type serves too, but without spares."""
-    choice = taking(InstanceShare(A, 0, 1, 3, 0), InstanceShare(B, 0, 1, 4, 0))
-    supplies = [Supply(A, spot=9, held_spot=5), Supply(B, spot=9, held_spot=4), Supply(machine("c"), 2, held_spot=2)]
-    changes = fleet_delta(choice, supplies)
-    assert changes == (
-        FleetDelta("a", release_spot=2),
-        FleetDelta("b", request_spot=2),
-        FleetDelta("c", release_spot=2),
+def market(kind: Market, held: int = 0, room: int = 20, price: float = 1.0) -> MarketState:
+    instances = tuple(
+        FleetInstance(f"{kind}-{number}", "a", kind, InstanceState.RUNNING, 0.0, "", price_per_h=price)
+        for number in range(held)
     )
+    return MarketState(instances, zones=(ZoneRoom("", price, room),), prices=(price,) * (held + room))
 
 
-def test_asking_twice_ends_with_the_spot_ones() -> None:
-    """When both arrived, the on-demand instances are released, and nothing changes after that."""
-    came = Supply(A, spot=20, on_demand=20, held_spot=10, held_on_demand=4)
-    change = fleet_delta(of_a(8), [came])[0]
-    assert change == FleetDelta("a", release_on_demand=4)
-    settled = Supply(A, spot=20, on_demand=20, held_spot=10)
-    assert fleet_delta(of_a(8), [settled])[0].is_nothing
+def fleet(spot: MarketState, on_demand: MarketState) -> FleetState:
+    return FleetState({("a", SPOT): spot, ("a", ON_DEMAND): on_demand}, sum(spot.prices[: spot.held]))
 
 
-def test_nothing_changes_without_a_choice() -> None:
-    """Without a choice the held instances are kept, since a later choice may use them."""
-    assert fleet_delta(None, [Supply(A, 3, held_spot=3)]) == (FleetDelta("a"),)
+def of_a(serving: int, spares: int = 2, *, spot: int | None = None, floor: int = 0) -> TypeTarget:
+    from_spot = serving + spares if spot is None else spot
+    return TypeTarget("a", serving, spares, from_spot, serving + spares - from_spot, floor)
+
+
+def wanted(target: TypeTarget, state: FleetState, *, meets_demand: bool = False) -> list[WantedPurchase]:
+    return wanted_purchases(target, state, meets_demand=meets_demand, shift_gain=None)
+
+
+def test_missing_instances_are_bought_in_both_markets_at_once() -> None:
+    """Three lack: three as spot and three on demand; the two spares as spot only."""
+    state = fleet(market(SPOT, 4), market(ON_DEMAND, 1, price=3.0))
+    assert wanted(of_a(8), state) == [
+        WantedPurchase("a", SPOT, 3, Urgency.SERVES),
+        WantedPurchase("a", SPOT, 2, Urgency.SPARE),
+        WantedPurchase("a", ON_DEMAND, 3, Urgency.HEDGE),
+    ]
+
+
+def test_what_serves_a_met_demand_is_bought_once() -> None:
+    state = fleet(market(SPOT, 4), market(ON_DEMAND, 0))
+    assert wanted(of_a(8, 0), state, meets_demand=True) == [WantedPurchase("a", SPOT, 4, Urgency.SERVES)]
+
+
+def test_spares_alone_are_bought_as_spot_and_on_demand_where_there_is_none() -> None:
+    state = fleet(market(SPOT, 7), market(ON_DEMAND))
+    assert wanted(of_a(6), state) == [WantedPurchase("a", SPOT, 1, Urgency.SPARE)]
+    sold_out = fleet(market(SPOT, 6, room=0), market(ON_DEMAND))
+    assert wanted(of_a(6, spot=6), sold_out) == [WantedPurchase("a", ON_DEMAND, 2, Urgency.SPARE)]
+    assert wanted(of_a(9, spot=6), sold_out) == [
+        WantedPurchase("a", ON_DEMAND, 3, Urgency.SERVES),
+        WantedPurchase("a", ON_DEMAND, 2, Urgency.SPARE),
+    ]
+
+
+def test_no_more_is_bought_than_there_is() -> None:
+    state = fleet(market(SPOT, 5, room=1), market(ON_DEMAND, 0, room=1))
+    assert sum(each.count for each in wanted(of_a(9), state)) == 2
+
+
+def test_the_floor_is_bought_beside_spot_instances_that_serve() -> None:
+    state = fleet(market(SPOT, 3), market(ON_DEMAND, 0))
+    assert wanted(of_a(3, 0, spot=2, floor=1), state) == [WantedPurchase("a", ON_DEMAND, 1, Urgency.SERVES)]
+
+
+def test_a_cheaper_market_replaces_a_dearer_one_by_buying_first() -> None:
+    """Only what is cheaper by the gain is bought."""
+    state = fleet(market(SPOT, 0), market(ON_DEMAND, 3, price=3.0))
+    target = of_a(3, 0, spot=3)
+    assert is_shifting(target, state)
+    assert wanted(target, state) == []
+    shift = wanted_purchases(target, state, meets_demand=True, shift_gain=0.1)
+    assert within_budget(shift, state, None) == ([ZonePurchase("a", SPOT, "", 3)], 0.0)
+    dear = FleetState({**state.markets, ("a", SPOT): market(SPOT, price=2.9)}, 9.0)
+    assert within_budget(wanted_purchases(target, dear, meets_demand=True, shift_gain=0.1), dear, None)[0] == []
+
+
+def test_the_budget_drops_the_hedge_first_and_then_spares() -> None:
+    state = fleet(market(SPOT), market(ON_DEMAND, price=3.0))
+    orders = wanted(of_a(3, 1), state)
+    bought = [
+        (purchases, lacking)
+        for purchases, lacking in (within_budget(orders, state, limit) for limit in (13.0, 6.9, 3.5, 2.0))
+    ]
+    assert bought[0] == ([ZonePurchase("a", SPOT, "", 4), ZonePurchase("a", ON_DEMAND, "", 3)], 0.0)
+    assert bought[1] == ([ZonePurchase("a", SPOT, "", 4)], 0.0)
+    assert bought[2] == ([ZonePurchase("a", SPOT, "", 3)], 0.0)
+    assert bought[3] == ([ZonePurchase("a", SPOT, "", 2)], 1.0)
+
+
+def test_zones_are_bought_from_the_cheapest_on() -> None:
+    spot = MarketState(zones=(ZoneRoom("z1", 1.0, 2), ZoneRoom("z2", 1.5, 9)), prices=(1.0, 1.0, *(1.5,) * 9))
+    state = fleet(spot, MarketState())
+    assert within_budget(wanted(of_a(3, 0), state), state, None)[0] == [
+        ZonePurchase("a", SPOT, "z1", 2),
+        ZonePurchase("a", SPOT, "z2", 1),
+    ]

@@ -30,11 +30,12 @@ def test_more_than_can_be_had_cannot_be_split() -> None:
         Supply(machine(), 3, 5).split(9)
 
 
-def test_only_what_is_held_is_there_without_asking() -> None:
-    """`only_held` bounds a supply to its held instances, and starting instances count as held."""
-    supply = Supply(machine(), 9, 8, held_spot=2, held_on_demand=1)
-    assert (supply.instances, supply.held) == (17, 3)
-    assert supply.only_held() == Supply(supply.type, 2, 1, 2, 1)
+def test_instances_of_several_prices_are_paid_in_their_order() -> None:
+    """Held ones first, whatever they cost."""
+    supply = Supply(machine(spot=1.0, on_demand=3.0), 3, 1, spot_prices=(0.5, 2.0, 1.0), on_demand_prices=(4.0,))
+    assert supply.price_per_h(np.arange(5)).tolist() == [0.0, 0.5, 2.5, 3.5, 7.5]
+    with pytest.raises(ValueError, match="3 instances of a are available, and 1 have a price"):
+        Supply(machine(), 3, spot_prices=(1.0,))
 
 
 def test_one_way_of_selling_is_enough() -> None:
