@@ -9,8 +9,8 @@ import pytest
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.notices import RETELL_S
+from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.worker_messages import Drain
 from tests.unit.core.spot.watching import (
     DRAIN,
