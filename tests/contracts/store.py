@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from spotwise.core.fleet.kept import KeptFleet, KeptInstance, KeptLife, KeptPurchase, Leave
+from spotwise.core.fleet.kept import InstanceLeave, KeptFleet, KeptInstance, KeptLife, KeptPurchase
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet_messages import Purchase, PurchaseStatus
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
@@ -63,7 +63,7 @@ FLEET = KeptFleet(
             2.5,
             3.5,
             was_ready=True,
-            leave=Leave("e", 9.5, "reclaimed", is_reclaim=True),
+            leave=InstanceLeave("e", 9.5, "reclaimed", is_reclaim=True),
             gone_s=8.25,
         ),
     ),

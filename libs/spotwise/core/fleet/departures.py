@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spotwise.core.fleet.kept import Leave
+from spotwise.core.fleet.kept import InstanceLeave
 from spotwise.core.members import Member, MemberState
 from spotwise.core.messages import InterruptionKind, InterruptionReported
 from spotwise.core.spot.commands import PublishNotice, PublishReport
@@ -26,7 +26,7 @@ LISTENED_S = 5.0
 class _Event:
     """Instances that leave together."""
 
-    leave: Leave
+    leave: InstanceLeave
     instance_ids: list[str] = field(default_factory=list)
     notices: SentNotices = field(default_factory=SentNotices)
     reports: RepeatedReports = field(default_factory=RepeatedReports)
@@ -47,7 +47,7 @@ class Departures:
         self._events: dict[str, _Event] = {}
         self._event_of: dict[str, str] = {}
 
-    def begin(self, leaves: Sequence[tuple[str, Leave]], now: float) -> list[PublishNotice | PublishReport]:
+    def begin(self, leaves: Sequence[tuple[str, InstanceLeave]], now: float) -> list[PublishNotice | PublishReport]:
         """Let instances leave that did not before, or now earlier; return what to publish."""
         changed = {}
         for instance_id, leave in leaves:

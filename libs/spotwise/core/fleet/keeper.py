@@ -18,7 +18,7 @@ from spotwise.core.fleet.accounts import Account, Accounts
 from spotwise.core.fleet.departures import Departures
 from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.give_backs import GiveBacks
-from spotwise.core.fleet.kept import KeptFleet, Leave
+from spotwise.core.fleet.kept import InstanceLeave, KeptFleet
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet.purchases import LONG_S, Purchases, key_of
 from spotwise.core.spot.policy import COMPUTING
@@ -101,7 +101,7 @@ class FleetKeeperRole:
         self._purchases.order(order.purchases, now)
         self._leave(
             [
-                (each.instance_id, Leave(f"release-{each.instance_id}", each.deadline_s, each.reason))
+                (each.instance_id, InstanceLeave(f"release-{each.instance_id}", each.deadline_s, each.reason))
                 for each in order.releases
             ],
             now,
@@ -125,7 +125,7 @@ class FleetKeeperRole:
         if report.watcher_id == self.watcher_id or report.kind is not m.InterruptionKind.NOTICE:
             return
         found = {each.kept.id for id_ in report.worker_ids if (each := self._named(id_)) is not None}
-        leave = Leave(report.event_id, report.deadline_s or now, report.reason, is_reclaim=True, by_device=True)
+        leave = InstanceLeave(report.event_id, report.deadline_s or now, report.reason, is_reclaim=True, by_device=True)
         self._leave([(instance_id, leave) for instance_id in sorted(found)], now)
 
     def _listed(self, event: k.InstancesListed, now: float) -> None:
@@ -150,7 +150,7 @@ class FleetKeeperRole:
     def _notices_read(self, event: k.NoticesRead, now: float) -> None:
         self._leave(
             [
-                (each.instance_id, Leave(each.event_id, each.deadline_s, each.reason, is_reclaim=True))
+                (each.instance_id, InstanceLeave(each.event_id, each.deadline_s, each.reason, is_reclaim=True))
                 for each in event.notices
             ],
             now,
@@ -171,7 +171,7 @@ class FleetKeeperRole:
         if gone or len(self._accounts.by_id) > before:
             self._has_news(now)
 
-    def _leave(self, leaves: Sequence[tuple[str, Leave]], now: float) -> None:
+    def _leave(self, leaves: Sequence[tuple[str, InstanceLeave]], now: float) -> None:
         begun = []
         for instance_id, leave in leaves:
             account = self._accounts.by_id.get(instance_id)

@@ -24,7 +24,7 @@ class KeptLife:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class InstanceLeave:
     """An instance has to leave by Unix time `deadline_s`; instances of one `event_id` go together.
 
     Attributes:
@@ -60,7 +60,7 @@ class KeptInstance:
     paid_until_s: float
     was_ready: bool = False
     given_back: bool = False
-    leave: Leave | None = None
+    leave: InstanceLeave | None = None
     gone_s: float | None = None
 
 

@@ -62,7 +62,7 @@ class Keeping:
         self.given += commands
         return commands
 
-    def list(self, *instances: k.ListedInstance, after_s: float = 0.0) -> list[k.FleetKeeperCommand]:
+    def lists(self, *instances: k.ListedInstance, after_s: float = 0.0) -> list[k.FleetKeeperCommand]:
         """The provider lists these instances."""
         return self.feed(k.InstancesListed(instances), after_s)
 

@@ -37,14 +37,14 @@ def test_nothing_is_bought_or_reported_before_the_fleet_was_listed() -> None:
     keeping = Keeping()
     keeping.order(purchase())
     assert bought(keeping) == [] and of(keeping.feed(Tick(), 5.0), k.PublishFleet) == []
-    keeping.list()
+    keeping.lists()
     assert bought(keeping) == [purchase()]
 
 
 def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
     """Also after its answer, and in later orders."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     for _ in range(3):
         keeping.order(purchase())
     keeping.feed(k.PurchaseAnswered("t1", (listed("i1"),)))
@@ -57,7 +57,7 @@ def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
 def test_an_earlier_order_changes_nothing() -> None:
     """Of an earlier term, or an earlier number of the same one."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.order(term=2, number=5)
     keeping.order(purchase("old"), term=1, number=9)
     keeping.order(purchase("late"), term=2, number=4)
@@ -69,7 +69,7 @@ def test_an_earlier_order_changes_nothing() -> None:
 def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token() -> None:
     """After a pause that doubles, and not once no order has it."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.order(purchase())
     for pause_s in (2.0, 4.0):
         keeping.feed(k.PurchaseAnswered("t1", kind=k.RefusalKind.UNAVAILABLE, problem="throttled"))
@@ -86,7 +86,7 @@ def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token() -> Non
 def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) -> None:
     """The purchase is not asked for again; another one only after the rest, which a success makes short again."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     for number, rest_s in enumerate(
         (SHORTEST_S, 2 * SHORTEST_S, 4 * SHORTEST_S, 8 * SHORTEST_S, 16 * SHORTEST_S, LONGEST_S)
     ):
@@ -111,7 +111,7 @@ def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) 
 def test_what_a_partial_answer_lacks_is_a_short_refusal() -> None:
     """The planner learns how many there were."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.order(purchase(count=3))
     keeping.feed(k.PurchaseAnswered("t1", (listed("i1"),)))
     report = keeping.report()
@@ -122,7 +122,7 @@ def test_what_a_partial_answer_lacks_is_a_short_refusal() -> None:
 def test_a_late_answer_is_taken() -> None:
     """Meanwhile the status says how long it has been, and the planner goes elsewhere."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.order(purchase())
     keeping.order()
     keeping.feed(Tick(), REPORTED_S + LONG_S)
@@ -137,7 +137,7 @@ def test_a_late_answer_is_taken() -> None:
 def test_no_more_is_bought_than_the_file_allows() -> None:
     """Instances that stay and purchases without an answer count; what is not offered is not asked for."""
     keeping = Keeping()
-    keeping.list(listed("i1", "earlier"))
+    keeping.lists(listed("i1", "earlier"))
     keeping.order(purchase("a", 2), purchase("b", 3), purchase("c", 1), purchase("d", 1, zone="elsewhere"))
     assert [(each.token, each.count) for each in bought(keeping)] == [("a", 2), ("b", 1)]
     problems = {each.purchase.token: each.problem for each in keeping.report().purchases}
@@ -155,7 +155,7 @@ def test_no_more_is_bought_than_the_file_allows() -> None:
 def test_an_instance_runs_from_its_first_ready_device_on() -> None:
     """Whatever the provider says; devices are named after it, and another's are not taken for its."""
     keeping = Keeping()
-    keeping.list(listed("i1"), listed("i1-2"))
+    keeping.lists(listed("i1"), listed("i1-2"))
 
     def states() -> dict[str, InstanceState]:
         return {each.id: each.state for each in keeping.report().instances}
@@ -167,7 +167,7 @@ def test_an_instance_runs_from_its_first_ready_device_on() -> None:
     assert states() == {"i1": InstanceState.STARTING, "i1-2": InstanceState.RUNNING}
     keeping.release("i1-2")
     assert states()["i1-2"] is InstanceState.LEAVING
-    keeping.list(listed("i1"), listed("i1-2", state=GONE))
+    keeping.lists(listed("i1"), listed("i1-2", state=GONE))
     assert states()["i1-2"] is GONE
     keeping.feed(Tick(), GONE_SHOWN_S + 1)
     assert list(states()) == ["i1"]
@@ -176,7 +176,7 @@ def test_an_instance_runs_from_its_first_ready_device_on() -> None:
 def test_devices_of_a_released_instance_leave_and_then_it_is_given_back() -> None:
     """As if their cloud reclaimed the machine: a notice each, one report; back before the deadline once all have left."""
     keeping = Keeping()
-    keeping.list(listed("i1"))
+    keeping.lists(listed("i1"))
     keeping.feed(device("i1-0"))
     keeping.feed(device("i1-1"))
     keeping.feed(device("fixed-0"))
@@ -205,7 +205,7 @@ def test_devices_of_a_released_instance_leave_and_then_it_is_given_back() -> Non
 def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it() -> None:
     """A silent device has not left."""
     keeping = Keeping()
-    keeping.list(listed("i1"))
+    keeping.lists(listed("i1"))
     keeping.feed(device("i1"))
     keeping.release("i1", within_s=60.0)
     assert given_back(keeping.feed(Tick(), 59.9)) == []
@@ -220,7 +220,7 @@ def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it() -> None
 def test_an_instance_without_devices_is_given_back_once_they_would_have_been_heard() -> None:
     """One that only starts has nothing to move; its device, ready too late, gets the notice."""
     keeping = Keeping()
-    keeping.list(listed("i1"), listed("i2"))
+    keeping.lists(listed("i1"), listed("i2"))
     keeping.feed(device("i2", MemberState.STARTING))
     assert given_back(keeping.release("i1")) == []
     assert given_back(keeping.release("i2")) == [("i2",)]
@@ -231,7 +231,7 @@ def test_an_instance_without_devices_is_given_back_once_they_would_have_been_hea
 def test_instances_that_a_provider_takes_back_leave_together() -> None:
     """One report for an event of several; an earlier deadline replaces a release's."""
     keeping = Keeping()
-    keeping.list(listed("i1"), listed("i2"), listed("i3"))
+    keeping.lists(listed("i1"), listed("i2"), listed("i3"))
     for name in ("i1", "i2", "i3"):
         keeping.feed(device(name))
     keeping.release("i1", within_s=600.0)
@@ -249,7 +249,7 @@ def test_instances_that_a_provider_takes_back_leave_together() -> None:
 def test_a_notice_of_the_machines_own_watcher_is_not_repeated() -> None:
     """It notified its workers itself; the instance leaves all the same."""
     keeping = Keeping()
-    keeping.list(listed("i1"))
+    keeping.lists(listed("i1"))
     keeping.feed(device("i1"))
     deadline_s = keeping.now + 120.0
     foreign = InterruptionReported(
@@ -268,13 +268,13 @@ def test_a_notice_of_the_machines_own_watcher_is_not_repeated() -> None:
 def test_lives_end_where_the_provider_takes_an_instance() -> None:
     """One that was given back is only known to be longer; one that left at its notice would have lived until its deadline."""
     keeping = Keeping()
-    keeping.list(*(listed(name) for name in ("taken", "noticed", "returned", "there")))
+    keeping.lists(*(listed(name) for name in ("taken", "noticed", "returned", "there")))
     keeping.feed(device("noticed"))
     keeping.feed(k.NoticesRead((k.ProviderNotice("noticed", START_S + 50.0, "e", "reclaimed"),)))
     keeping.feed(device("noticed", MemberState.LEFT), 20.0)
     keeping.release("returned", within_s=0.0)
     gone = [listed(name, state=GONE, gone_s=START_S + 30.0) for name in ("taken", "noticed", "returned")]
-    keeping.list(*gone, listed("there"), after_s=20.0)
+    keeping.lists(*gone, listed("there"), after_s=20.0)
     keeping.feed(Tick(), KEEP_S)
     lives = {(each.age_s, each.ended) for each in keeping.kept().lives}
     assert lives == {(30.0, True), (50.0, True), (30.0, False)}
@@ -286,7 +286,7 @@ def test_lives_end_where_the_provider_takes_an_instance() -> None:
 def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late() -> None:
     """From launch until gone, through a restart, at the price of each moment."""
     keeping = Keeping()
-    keeping.list(listed("i1", launched_s=START_S - 10.0))
+    keeping.lists(listed("i1", launched_s=START_S - 10.0))
     assert keeping.report().spent == pytest.approx(0.011)
     keeping.feed(Tick(), 99.0)
     changed = k.PricedOffer(TYPE, Market.SPOT, 4, PriceSeries((0.0, START_S + 50.0), (3.6, 36.0)))
@@ -296,7 +296,7 @@ def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late() -> None:
     keeping.feed(Tick(), KEEP_S)
     later = Keeping(keeping.kept(), keeping.now, incarnation=2)
     later.feed(k.PricesRead((changed,)))
-    later.list(listed("i1", state=GONE, gone_s=START_S + 1050.0))
+    later.lists(listed("i1", state=GONE, gone_s=START_S + 1050.0))
     later.feed(Tick(), 10_000.0)
     assert later.report().spent == pytest.approx(0.060 + 10.0)
     assert later.report().instances == ()
@@ -305,20 +305,20 @@ def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late() -> None:
 def test_an_instance_that_is_no_longer_listed_has_gone_after_a_while() -> None:
     """A provider may be behind."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.order(purchase())
     keeping.feed(k.PurchaseAnswered("t1", (listed("i1"),)))
-    keeping.list(after_s=1.0)
-    keeping.list(after_s=MISSING_S)
+    keeping.lists(after_s=1.0)
+    keeping.lists(after_s=MISSING_S)
     assert keeping.report().instances[0].state is InstanceState.STARTING
-    keeping.list(after_s=1.0)
+    keeping.lists(after_s=1.0)
     assert keeping.report().instances[0].state is GONE
 
 
 def test_a_restarted_keeper_goes_on() -> None:
     """With the orders, the purchases and what leaves; an answer that was lost is asked for with the same request."""
     keeping = Keeping()
-    keeping.list(listed("i1", "t0"))
+    keeping.lists(listed("i1", "t0"))
     keeping.order(purchase("done"), purchase("open", 3), term=4, number=7)
     keeping.feed(k.PurchaseAnswered("done", kind=k.RefusalKind.NO_CAPACITY, problem="none left"))
     order = FleetOrder("planner-0", 4, 8, (purchase("done"), purchase("open", 3)), ())
@@ -327,7 +327,7 @@ def test_a_restarted_keeper_goes_on() -> None:
     keeping.feed(k.NoticesRead((k.ProviderNotice("i1", keeping.now + 100.0, "e", "reclaimed"),)))
     keeping.feed(Tick(), KEEP_S)
     later = Keeping(keeping.kept(), keeping.now, incarnation=2)
-    later.list(listed("i1", "t0"))
+    later.lists(listed("i1", "t0"))
     later.order(purchase("old"), term=4, number=6)
     assert bought(later) == []
     later.feed(order)
@@ -343,7 +343,7 @@ def test_a_fleet_that_cannot_be_listed_says_so() -> None:
     keeping.feed(k.InstancesListed(problem="throttled"))
     assert keeping.report().problem == "throttled"
     keeping.feed(Tick(), 1.0)
-    keeping.list()
+    keeping.lists()
     keeping.feed(Tick(), 1.0)
     assert keeping.report().problem == ""
     keeping.feed(Tick(), LONG_S)
@@ -353,7 +353,7 @@ def test_a_fleet_that_cannot_be_listed_says_so() -> None:
 def test_what_is_never_listed_is_not_released() -> None:
     """A release of an unknown instance waits until it is known."""
     keeping = Keeping()
-    keeping.list()
+    keeping.lists()
     keeping.release("i1")
     keeping.feed(k.PricesRead((offer(),)))
     assert of(keeping.given, k.GiveBack) == []

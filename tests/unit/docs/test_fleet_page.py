@@ -1,0 +1,33 @@
+"""docs/fleet.md: its example is the file beside it, and its tables have every key."""
+
+from __future__ import annotations
+
+import re
+
+from spotwise.core.fleet.market import Market
+from spotwise.files.fleet_file import AwsFleet, FleetFile, FleetType, LocalFleet, read_fleet
+from spotwise.files.spot_traces import read_spot_trace
+from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section
+
+PAGE = (ROOT / "docs" / "fleet.md").read_text()
+EXAMPLE = ROOT / "docs" / "examples" / "fleet"
+
+
+def test_the_pages_example_is_the_file() -> None:
+    """And it can be read, with its prices and its trace."""
+    assert fenced(PAGE, "toml") == [(EXAMPLE / "fleet.toml").read_text()]
+    fleet = read_fleet(EXAMPLE / "fleet.toml")
+    assert [each.name for each in fleet.types] == ["small", "wide"]
+    prices = fleet.price_list()
+    assert prices is not None and prices.of("small", None, Market.SPOT, 0.0).at(900.0) == 0.9
+    assert read_spot_trace(EXAMPLE / "trace.csv").end_s == 420.0
+
+
+def test_the_tables_have_every_key() -> None:
+    """Of the file, of a type, and of the providers' tables."""
+    text = section(PAGE, "The fleet file")
+    rows = [line.split("|")[1] for line in text.splitlines() if re.match(r"\| `", line)]
+    listed = {key for row in rows for key in quoted(row)}
+    assert listed == set(FleetFile.model_fields) | set(FleetType.model_fields)
+    running = set(quoted(text.partition("`[local]` has")[2].partition("\n\n")[0]))
+    assert running >= set(LocalFleet.model_fields) | set(AwsFleet.model_fields)
