@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from spotwise.core.fleet.market import Market
-from spotwise.files.fleet_file import AwsFleet, FleetFile, FleetType, LocalFleet, read_fleet
+from spotwise.files.fleet_file import AwsFleet, FleetFile, TypeTerms, LocalFleet, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section
 
@@ -28,6 +28,6 @@ def test_the_tables_have_every_key() -> None:
     text = section(PAGE, "The fleet file")
     rows = [line.split("|")[1] for line in text.splitlines() if re.match(r"\| `", line)]
     listed = {key for row in rows for key in quoted(row)}
-    assert listed == set(FleetFile.model_fields) | set(FleetType.model_fields)
+    assert listed == set(FleetFile.model_fields) | set(TypeTerms.model_fields)
     running = set(quoted(text.partition("`[local]` has")[2].partition("\n\n")[0]))
     assert running >= set(LocalFleet.model_fields) | set(AwsFleet.model_fields)
