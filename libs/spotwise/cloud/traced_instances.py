@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 
 import structlog
@@ -36,13 +37,24 @@ _log = structlog.get_logger(__name__)
 _RETRY_S = 1.0
 
 
+class Reaction(StrEnum):
+    """What the events of a trace do to instances; all but the first are for comparisons."""
+
+    NOTICE = "notice"  #: instances whose nodes leave get their notice, and end at its deadline
+    NO_NOTICE = "no_notice"  #: they end without notice
+    RESTART = "restart"  #: they end without notice, and so do all others at each event
+
+
 class TracedState(BaseModel):
-    """The instances that are bound to nodes: index of the node's stay in the trace, by instance."""
+    """The instances that are bound to nodes: index of the node's stay in the trace, by instance; `seen_s`: up to which time of
+    the trace its events have had their effect.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     started_unix_s: float
     bound: dict[str, int] = {}
+    seen_s: float = 0.0
 
 
 class TracedInstances:
@@ -56,6 +68,7 @@ class TracedInstances:
         compress: seconds of the trace that pass in a second.
         grace_s: real seconds from a notice to the end of an instance; 0: they end without notice.
         now: seconds since the epoch.
+        reaction: what events do.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class TracedInstances:
         compress: float = 1.0,
         grace_s: float = 30.0,
         now: Callable[[], float] = time.time,
+        reaction: Reaction = Reaction.NOTICE,
     ) -> None:
         if not compress > 0 or grace_s < 0:
             raise ValueError(f"compress ({compress:g}) is above 0, and grace_s ({grace_s:g}) at least 0")
@@ -77,6 +91,7 @@ class TracedInstances:
         self._mesh = mesh
         self._compress = compress
         self._grace_s = grace_s
+        self._reaction = reaction
         self._now = now
         self._state: TracedState | None = None
         self._turn = asyncio.Lock()
@@ -177,12 +192,21 @@ class TracedInstances:
         over = [
             id_ for id_ in state.bound if (end := self._end_unix_s(state.bound[id_])) is not None and end <= now_unix_s
         ]
+        if self._reaction is Reaction.RESTART and self._happened(state, now_unix_s):
+            over = [each.id for each in await self._provider.instances() if each.state is not InstanceState.GONE]
         if over or too_many:
             await self._provider.reclaim([*over, *too_many])
             _log.info("reclaimed", instances=",".join([*over, *too_many]), trace=self._trace.name)
             state.bound = {id_: index for id_, index in state.bound.items() if id_ not in over}
             self._save(state)
         return bool(over or too_many)
+
+    def _happened(self, state: TracedState, now_unix_s: float) -> bool:
+        """Tell whether an event of the trace has come since the last call."""
+        trace_s = (now_unix_s - state.started_unix_s) * self._compress
+        before_s, state.seen_s = state.seen_s, trace_s
+        self._save(state)
+        return any(event.nodes and before_s < event.time_s <= trace_s for event in self._trace.events)
 
     def _free(self, state: TracedState) -> list[int]:
         """The stays that a new instance may have, the first to come first."""
@@ -202,6 +226,8 @@ class TracedInstances:
 
     def _notice_s(self, index: int) -> float:
         """Seconds from a node's notice to its end: the trace's, else `grace_s`."""
+        if self._reaction is not Reaction.NOTICE:
+            return 0.0
         notice_s = self._stays[index].notice_s
         return self._grace_s if notice_s is None else notice_s / self._compress
 

@@ -100,5 +100,13 @@ async def _open(settings: SpotWatcherSettings, fleet: FleetFile) -> OpenProvider
     except (TraceError, FleetFileError) as error:
         raise MeshError(f"SPOTWISE_FLEET_TRACE: {error}") from error
     grace_s = fleet.notice_s if settings.fleet_grace_s is None else settings.fleet_grace_s
-    traced = TracedInstances(local, trace, settings.state_folder, settings.fleet_mesh, settings.fleet_compress, grace_s)
+    traced = TracedInstances(
+        local,
+        trace,
+        settings.state_folder,
+        settings.fleet_mesh,
+        settings.fleet_compress,
+        grace_s,
+        reaction=settings.fleet_reaction,
+    )
     return OpenProvider(traced, local)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from spotwise.cloud.traced_instances import Reaction
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.mesh.settings import ServiceSettings
 
@@ -96,6 +97,11 @@ class SpotWatcherSettings(ServiceSettings):
     fleet_compress: float = Field(1.0, gt=0, description="seconds of the trace that pass in a second")
     fleet_grace_s: float | None = Field(
         None, ge=0, description="seconds of notice before the trace takes an instance; where unset the fleet file's"
+    )
+
+    fleet_reaction: Reaction = Field(
+        Reaction.NOTICE,
+        description="what the trace's events do; for comparisons, no_notice ends instances at once, restart all of them",
     )
 
     @field_validator("fleet_command")

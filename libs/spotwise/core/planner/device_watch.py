@@ -7,9 +7,11 @@ a group whose worker has left in order is forgotten, unless one of its devices h
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.devices import instance_of
 from spotwise.core.latest import LatestDict
 from spotwise.core.members import DevicePlace, MemberKind, MemberState, Pool
 from spotwise.core.membership import Membership
@@ -37,6 +39,7 @@ class DeviceWatch:
         self._notices = LatestDict[str, _DeviceNotice](_REMEMBERED)
         self._sighted: dict[str, _SightedGroup] = {}
         self._pools: dict[str, Pool] = {}
+        self._gone_instances: frozenset[str] = frozenset()
 
     def reported(self, member: m.Member) -> None:
         """Note what the heartbeat of a device or a worker shows."""
@@ -75,6 +78,14 @@ class DeviceWatch:
         group = self._sighted.get(worker.id)
         if has_left and group is not None and not any(map(self.has_to_leave, group.device_ids.values())):
             del self._sighted[worker.id]
+
+    def instances_gone(self, instance_ids: Iterable[str]) -> None:
+        """Note the instances that are gone, as the watcher with the provider reports: their devices do not come back."""
+        self._gone_instances = frozenset(instance_ids)
+
+    def comes_back(self, device_id: str) -> bool:
+        """Tell whether a device that is absent may be there again later."""
+        return instance_of(device_id, self._gone_instances) is None
 
     def deadline_s(self, device_id: str) -> float | None:
         """Unix time by which a device leaves; `None`: it may stay."""

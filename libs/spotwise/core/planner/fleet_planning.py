@@ -73,6 +73,7 @@ class FleetPlanning:
         is_same = last is not None and last.watcher_id == report.watcher_id
         if last is None or not is_same or (report.incarnation, report.at_s) >= (last.incarnation, last.at_s):
             self._report = report
+            self._watch.instances_gone(each.id for each in report.instances if each.state is InstanceState.GONE)
 
     def surveyed(self, report: m.DeviceSurveyed) -> None:
         """Learn the model's shape from a device."""

@@ -1,6 +1,7 @@
 """Changes that the planner makes by itself, where devices have to leave, are gone, or have joined.
 
-Law: a group is *short* where one of its devices is under notice, absent for `replace_after_s`, or in a later group too. A short
+Law: a group is *short* where one of its devices is under notice, absent for `replace_after_s` (at once where its instance is
+known to be gone), or in a later group too. A short
 group is formed anew in its shape, each staying device at its position, the others taken from those without a position, then
 from other short groups, the last first. A group for which there are too few stays in the deployment, unled, until devices join.
 Where no group is left, a *stopgap* serves: one group of as many devices as can be, so that each gets the least of the model;
@@ -201,7 +202,8 @@ class Replacement:
     def is_lost(self, device_id: str) -> bool:
         """Tell whether a device has to leave, or is gone for long."""
         gone_since_s = self._gone_since_s.get(device_id)
-        is_gone = gone_since_s is not None and self._now - gone_since_s >= self._policy.replace_after_s
+        after_s = self._policy.replace_after_s if self._watch.comes_back(device_id) else 0.0
+        is_gone = gone_since_s is not None and self._now - gone_since_s >= after_s
         return is_gone or self._watch.has_to_leave(device_id)
 
     def is_short(self, group: m.DeviceGroup, groups: Sequence[m.DeviceGroup]) -> bool:
