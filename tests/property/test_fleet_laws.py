@@ -164,13 +164,13 @@ def test_whatever_happens_limits_are_kept_and_the_fleet_settles(world: World, ev
 
 
 @settings(max_examples=25, deadline=None)
-@given(worlds((None, 20.0)), st.lists(st.floats(-0.04, 0.04), min_size=4, max_size=4))
+@given(worlds((None,)), st.lists(st.floats(-0.04, 0.04), min_size=4, max_size=4))
 def test_prices_that_wobble_by_less_than_the_gain_change_nothing(world: World, shares: list[float]) -> None:
-    """After the fleet has settled, no instance is bought or given back."""
+    """After the fleet has settled, no instance is bought or given back. (At the edge of a budget they do change something: what
+    can be had, and so the least latency.)
+    """
     world.settle()
     usual = [sold.price_per_h for sold in world.cloud.sold.values()]
-    if world.policy.budget_per_h is not None and world.cloud.price_per_h * 1.05 > world.policy.budget_per_h:
-        return
 
     def wobble(number: int) -> None:
         for place, sold in enumerate(world.cloud.sold.values()):

@@ -14,8 +14,10 @@ from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_state import FleetState
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.measured import MeasuredModel, measured_model
+from spotwise.core.fleet.remembered import RememberedCost, RememberedMemory
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.memory import LeastDevices, MemoryLimit
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.optimizer import choose, chosen_again
 from spotwise.core.parallel.policy import Policy, Preference, ServiceDemand
@@ -44,6 +46,8 @@ class FleetSearch:
     def __init__(self, types: Sequence[FleetType], policy: FleetPolicy) -> None:
         self._types = [each.measured for each in types]
         self._policy = policy
+        self._instance_types: tuple[InstanceType, ...] = ()
+        self._memory: MemoryLimit = LeastDevices(1)
         self._measured: MeasuredModel | None = None
         self._measured_for: tuple[ModelShape, int, int] | None = None
         self._answers: list[tuple[tuple[ServiceDemand, Sequence[Supply], Policy], ConfigChoice | None]] = []
@@ -59,13 +63,15 @@ class FleetSearch:
             except ValueError as error:
                 return str(error)
             self._measured_for = measured_for
+            self._instance_types = tuple(replace(each, cost=RememberedCost(each.cost)) for each in self._measured.types)
+            self._memory = RememberedMemory(self._measured.memory)
             self._answers.clear()
         return None
 
     @property
     def types(self) -> tuple[InstanceType, ...]:
         """The types with the model's costs, without prices."""
-        return self._model.types
+        return self._instance_types
 
     def policy(self, demand: ServiceDemand, budget_per_h: float | None) -> Policy:
         """Return the optimizer's policy for a load."""
@@ -92,7 +98,7 @@ class FleetSearch:
         policy = self.policy(demand, budget_per_h)
         if choice.config.max_batch != self._model.max_batch:
             return None
-        return chosen_again(choice, self._with_headroom(demand), supplies, self._model.memory, policy)
+        return chosen_again(choice, self._with_headroom(demand), supplies, self._memory, policy)
 
     def running_meet(self, demand: ServiceDemand, state: FleetState) -> bool:
         """Return whether the running instances alone serve a load, without headroom."""
@@ -109,7 +115,7 @@ class FleetSearch:
         for known, answer in self._answers:
             if known == question:
                 return answer
-        answer = choose(demand, supplies, self._model.memory, policy)
+        answer = choose(demand, supplies, self._memory, policy)
         self._answers = [(question, answer), *self._answers[: _REMEMBERED - 1]]
         return answer
 
