@@ -9,6 +9,7 @@ COMMANDS = {
     "batching": "spotwise.benchmarks.batching:batching",
     "moves": "spotwise.benchmarks.moves:moves",
     "groups": "spotwise.benchmarks.groups:groups",
+    "spot": "spotwise.benchmarks.spot:spot",
     "reshape": "spotwise.benchmarks.reshape:reshape",
     "groups-at-scale": "spotwise.benchmarks.groups_at_scale:groups_at_scale",
     "large-model": "spotwise.benchmarks.large_model:large_model",

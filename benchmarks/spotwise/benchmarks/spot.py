@@ -1,0 +1,189 @@
+"""`spotwise bench spot`: a mesh under a load, while a spot trace takes its instances and gives others.
+
+Three systems under the same trace and load, one after the other: *spotwise*; *rerouting*, whose instances end without notice, so
+that what they had is computed again elsewhere; *restart*, whose instances all end at each event of the trace and start anew.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from spotwise.benchmarks.group_faults import undisturbed
+from spotwise.benchmarks.moved_streams import Stream, run_stream
+from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, figures_table, plot_runs
+from spotwise.benchmarks.spot_run import SpotRequest, SpotRunResult, run_load
+from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.progress import progress_bar
+from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
+from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
+from spotwise.cli.errors import OptionError
+from spotwise.core.fleet.market import Market
+from spotwise.files.fleet_file import FleetFileError, read_fleet
+from spotwise.files.spot_traces import SpotTrace, read_spot_trace
+from spotwise.files.tables import TraceError
+
+_FLEET = Path(__file__).parent / "spot_fleet"
+#: What the trace's events do, by system.
+SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
+_PROMPTS = 16
+_ENV = {
+    "SPOTWISE_HOLD_S": "15",
+    "SPOTWISE_SPARE_INSTANCES": "0",
+    "SPOTWISE_RECOVERY_S": "300",
+    "SPOTWISE_MAX_UNREADY_S": "300",
+}
+
+
+def spot(
+    trace: Annotated[Path, typer.Option(help="Spot trace; by default a built-in one.")] = _FLEET / "trace.txt",
+    compress: Annotated[float, typer.Option(min=1e-3, help="Seconds of the trace in one of the mesh's.")] = 1.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds of notice, where the trace does not say.")] = 8.0,
+    fleet: Annotated[Path, typer.Option(help="Fleet file, of the provider local.")] = _FLEET / "fleet.toml",
+    systems: Annotated[str, typer.Option(help="Which, separated by commas; the first is compared.")] = ",".join(
+        SYSTEMS
+    ),
+    rate: Annotated[float, typer.Option(min=1e-3, help="Requests a second, Poisson.")] = 1.0,
+    input_tokens: Annotated[int, typer.Option(min=8, help="Tokens of the longest prompt.")] = 192,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of the longest answer.")] = 192,
+    objective: Annotated[
+        float, typer.Option(min=1, help="An answer is in time within so often its latency alone.")
+    ] = 5.0,
+    up_args: Annotated[
+        str, typer.Option(help="Passed on to `spotwise up`.")
+    ] = "--dtype bfloat16 --kv-cache 256MiB --threads 1",
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, sizes and arrivals.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw instances, shapes and open requests over time there (PNG).")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+) -> None:
+    """Measure goodput, latency, pauses and dollars while spot instances come and go, beside a restart and beside rerouting."""
+    require_writable(json)
+    require_writable(plot, "--plot")
+    names = parse_systems(systems)
+    events, on_demand_per_h = _read(trace, fleet)
+    extra = tuple(up_arguments(up_args))
+    seconds = events.end_s / compress
+    rng = random.Random(seed)
+    prompts = [random_prompt(rng, rng.randint(min(32, input_tokens), input_tokens)) for _ in range(_PROMPTS)]
+    load = poisson_load(rng, rate, seconds, tokens)
+    console = report_console()
+    runs: list[SpotRunResult] = []
+    with progress_bar(console) as progress:
+        task = progress.add_task("each prompt alone", total=len(names) * len(load) + _PROMPTS)
+        with running_mesh(("--parallel", "1,1,1", *extra)) as endpoint:
+            alone = uvloop.run(_alone(endpoint, prompts, tokens, lambda: progress.advance(task)))
+        for name in names:
+            progress.update(task, description=name)
+            arguments = (
+                "--fleet",
+                str(fleet),
+                "--trace",
+                str(trace),
+                "--compress",
+                str(compress),
+                "--grace",
+                str(grace),
+            )
+            with running_mesh((*arguments, *extra), _ENV | {"SPOTWISE_FLEET_REACTION": SYSTEMS[name]}) as endpoint:
+                uvloop.run(_first_answer(endpoint, prompts[0]))
+                runs.append(uvloop.run(run_load(endpoint, name, load, prompts, lambda: progress.advance(task))))
+    figures = [SpotFigures.of(run, alone, objective) for run in runs]
+    most = max((sample.instances for sample in runs[0].samples), default=0)
+    on_demand = 1000 * most * on_demand_per_h * runs[0].seconds / 3600 / max(1, len(load))
+    console.print(figures_table(figures, on_demand))
+    console.print(
+        f"in time: within {objective:g} times the latency alone; all on demand: as many instances as {names[0]} had at most "
+        f"({most}), all answers in time",
+        style="dim",
+    )
+    write_report(
+        compared_rows(figures, on_demand),
+        environment(
+            trace=events.name,
+            compress=compress,
+            rate=rate,
+            input_tokens=input_tokens,
+            tokens=tokens,
+            objective=objective,
+            up_args=up_args,
+            seed=seed,
+        ),
+        json,
+        console,
+        lambda figure: f"{figure:,.2f}",
+        runs=[run.as_dict() for run in runs],
+        on_demand_per_1000=on_demand,
+    )
+    if plot is not None:
+        plot_runs(runs, plot)
+        console.print(f"drawn to {plot}", style="dim")
+    if figures[0].lost or figures[0].wrong_tokens or figures[0].recomputed_noticed:
+        raise typer.Exit(1)
+
+
+def parse_systems(text: str) -> list[str]:
+    """Return the systems' names; raises `OptionError` for an unknown or repeated one."""
+    names = text.replace(" ", "").split(",")
+    if not set(names) <= set(SYSTEMS) or len(set(names)) < len(names):
+        raise OptionError(f"--systems {text!r}: write some of {', '.join(SYSTEMS)}, each once")
+    return names
+
+
+def poisson_load(rng: random.Random, rate: float, seconds: float, tokens: int) -> list[SpotRequest]:
+    """Return the requests of so many seconds; answers of unequal lengths, up to `tokens`."""
+    load = []
+    at_s = rng.expovariate(rate)
+    while at_s < seconds:
+        load.append(SpotRequest(at_s, rng.randrange(_PROMPTS), rng.randint(tokens // 8, tokens)))
+        at_s += rng.expovariate(rate)
+    return load
+
+
+def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float]:
+    """Return the trace, and dollars an hour of the cheapest instance on demand."""
+    try:
+        events, types = read_spot_trace(trace), read_fleet(fleet).types
+    except TraceError as error:
+        raise OptionError(f"--trace: {error}") from error
+    except FleetFileError as error:
+        raise OptionError(f"--fleet: {error}") from error
+    prices = [terms.price_per_h for each in types if (terms := each.terms(Market.ON_DEMAND)) is not None]
+    return events, min(prices, default=0.0)
+
+
+async def _alone(
+    endpoint: MeshEndpoint, prompts: Sequence[list[int]], tokens: int, answered: Callable[[], object]
+) -> list[Alone]:
+    """Send each prompt alone."""
+    await undisturbed(endpoint, prompts[:1], tokens)  # what is first is slower
+    found = []
+    with http_errors_as_command_errors(endpoint.url):
+        async with open_client(endpoint.url) as client:
+            for prompt in prompts:
+                stream, sent_s = Stream(prompt), time.perf_counter()
+                await run_stream(client, endpoint.model, stream, tokens)
+                found.append(_timed(stream, sent_s))
+                answered()
+    return found
+
+
+def _timed(stream: Stream, sent_s: float) -> Alone:
+    arrival_s: list[float] = []
+    for at_s, count in stream.arrivals:
+        arrival_s += [at_s - sent_s] * (count - len(arrival_s))
+    return Alone(tuple(stream.token_ids), tuple(arrival_s))
+
+
+async def _first_answer(endpoint: MeshEndpoint, prompt: list[int]) -> None:
+    """Wait until the mesh, which begins without an instance, serves."""
+    with http_errors_as_command_errors(endpoint.url):
+        async with open_client(endpoint.url) as client:
+            await run_stream(client, endpoint.model, Stream(prompt), 4)
