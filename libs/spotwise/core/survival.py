@@ -64,8 +64,6 @@ class PiecewiseHazard:
         """Return the hazard summed over so many seconds from an age on: of many such instances, the ends for each."""
         if age_s < 0 or seconds < 0:
             raise ValueError(f"an age ({age_s}) and seconds from it ({seconds}) are at least 0")
-        if age_s >= self.from_s[-1]:
-            return self.per_s[-1] * seconds
         first = bisect_right(self.from_s, age_s) - 1
         end_s = age_s + seconds
         ends = 0.0
