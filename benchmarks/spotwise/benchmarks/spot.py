@@ -1,7 +1,7 @@
 """`spotwise bench spot`: a mesh under a load, while a spot trace takes its instances and gives others.
 
-Three systems under the same trace and load, one after the other: *spotwise*; *rerouting*, whose instances end without notice, so
-that what they had is computed again elsewhere; *restart*, whose instances all end at each event of the trace and start anew.
+Three systems under the same trace and load, one after the other: *spotwise*; *rerouting*, whose instances end without notice,
+so that what they had is computed again elsewhere; *restart*, whose instances all end at each event of the trace and start anew.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _FLEET = Path(__file__).parent / "spot_fleet"
 #: What the trace's events do, by system.
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
 _PROMPTS = 16
+_UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
 _ENV = {
     "SPOTWISE_HOLD_S": "15",
     "SPOTWISE_SPARE_INSTANCES": "0",
@@ -55,9 +56,7 @@ def spot(
     objective: Annotated[
         float, typer.Option(min=1, help="An answer is in time within so often its latency alone.")
     ] = 5.0,
-    up_args: Annotated[
-        str, typer.Option(help="Passed on to `spotwise up`.")
-    ] = "--dtype bfloat16 --kv-cache 256MiB --threads 1",
+    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _UP_ARGS,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, sizes and arrivals.")] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw instances, shapes and open requests over time there (PNG).")

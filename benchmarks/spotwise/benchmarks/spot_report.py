@@ -11,14 +11,16 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.benchmarks.reshaped_streams import differences
-from spotwise.benchmarks.spot_run import Answer, SpotRunResult
+from spotwise.benchmarks.spot_run import Answer, LostInstance, SpotRunResult
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.core.percentile import percentile
 
-#: A notice of so many times the longest move is long enough that nothing need be computed again.
+#: A notice of so many times the longest pause of a move is long enough that nothing need be computed again.
 ENOUGH_MOVES = 5
 #: Tokens that are computed again within so long after a loss are computed again for it.
 _AFTER_LOSS_S = 30.0
+#: A loss is seen so much later at most.
+_SAMPLED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class SpotFigures:
 
     Attributes:
         in_time: answers within `objective` times their latency alone.
-        recomputed_noticed: tokens computed again after losses whose notice was long enough; `recomputed_other`: after others.
+        recomputed_other: tokens computed again where an instance was lost whose notice was too short; `recomputed_noticed`: all
+            others.
         pause_median_s, pause_max_s: of the longest gap of each stream that moved or was computed again.
         per_1000: dollars for 1,000 answers in time.
     """
@@ -79,8 +82,7 @@ class SpotFigures:
         noticed, other = 0, 0
         for answer in run.answers:
             for at_s, tokens in answer.recomputed:
-                before = [loss for loss in run.losses if loss.at_s - _AFTER_LOSS_S <= at_s <= loss.at_s + _AFTER_LOSS_S]
-                short = not before or any(loss.notice_s < enough_s for loss in before)
+                short = any(loss.notice_s < enough_s and _is_of(at_s, loss) for loss in run.losses)
                 noticed, other = (noticed, other + tokens) if short else (noticed + tokens, other)
         hit = [each.gap_s for each in whole if each.moves or each.recomputed]
         return cls(
@@ -90,7 +92,9 @@ class SpotFigures:
             sum(_wrong_tokens(each, alone) for each in whole),
             in_time,
             statistics.fmean(latencies),
-            *(percentile(latencies, share) for share in (50, 90, 99)),
+            percentile(latencies, 50),
+            percentile(latencies, 90),
+            percentile(latencies, 99),
             noticed,
             other,
             len(run.losses),
@@ -106,6 +110,11 @@ class SpotFigures:
             run.spent,
             1000 * run.spent / in_time if in_time else 0.0,
         )
+
+
+def _is_of(at_s: float, loss: LostInstance) -> bool:
+    """Tell whether tokens may be computed again at a time because of a loss, or of its notice."""
+    return loss.at_s - loss.notice_s - _SAMPLED_S <= at_s <= loss.at_s + _AFTER_LOSS_S
 
 
 def _wrong_tokens(answer: Answer, alone: Sequence[Alone]) -> int:
@@ -130,7 +139,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("tokens computed again, notice enough", "recomputed_noticed", ",.0f"),
     ("tokens computed again, other losses", "recomputed_other", ",.0f"),
     ("moves of requests", "moves", ",.0f"),
-    ("longest move, s", "longest_move_s", ",.3f"),
+    ("longest pause of a move, s", "longest_move_s", ",.3f"),
     ("longest gap of a stream that was hit, median s", "pause_median_s", ",.2f"),
     ("longest gap of a stream that was hit, max s", "pause_max_s", ",.2f"),
     ("KV moved, bytes", "kv_bytes", ",.0f"),

@@ -1,4 +1,4 @@
-"""One run of a mesh whose instances a trace takes and gives, under a load: what clients saw, and what the fleet did meanwhile."""
+"""One run of a mesh whose instances a trace takes and gives, under a load: what clients saw, and what the fleet did."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answer:
         failure: why it got no whole answer; empty: it got one.
         gap_s: the longest time without a token after the first.
         recomputed: (time, tokens) of each attempt that computed tokens again.
-        move_s: of its moves, copy and pause of the longest; `kv_bytes`: of all of them.
+        move_s: longest pause of its moves; `kv_bytes`: of all of them.
     """
 
     request: SpotRequest
@@ -180,7 +180,7 @@ async def _look_up(store: RedisStore, answer: Answer, stream: Stream, began_unix
     for facts in moves_of(ledger):
         answer.moves += 1
         answer.kv_bytes += int(facts["kv_bytes"])
-        answer.move_s = max(answer.move_s, float(facts["copy_s"]) + float(facts["pause_s"]))
+        answer.move_s = max(answer.move_s, float(facts["pause_s"]))
 
 
 class _FleetWatch:

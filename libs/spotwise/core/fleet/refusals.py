@@ -1,6 +1,7 @@
 """Which offers the provider refused, and when they are asked for again.
 
-Law: a refused offer rests for `SHORTEST_S`, twice as long after each further refusal, `LONGEST_S` at most; a success ends that.
+Law: a refused offer rests for `shortest_s`, twice as long after each further refusal, `LONGEST` times as long at most; a success
+ends that.
 An answer with fewer instances than ordered is a success and a refusal.
 """
 
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 
 from spotwise.core.fleet.market import Market
 
+#: Seconds of a refused offer's first rest.
 SHORTEST_S = 30.0
-LONGEST_S = 600.0
+LONGEST = 20
 
 #: Type, market and zone.
 OfferKey = tuple[str, Market, str]
@@ -27,14 +29,15 @@ class _Refused:
 class Refusals:
     """The provider's refusals, by offer."""
 
-    def __init__(self) -> None:
+    def __init__(self, shortest_s: float = SHORTEST_S) -> None:
+        self._shortest_s = shortest_s
         self._refused: dict[OfferKey, _Refused] = {}
 
     def refuse(self, key: OfferKey, words: str, now: float) -> None:
         """Note a refusal."""
         known = self._refused.get(key)
-        rest_s = SHORTEST_S if known is None else known.next_s
-        self._refused[key] = _Refused(now + rest_s, min(2 * rest_s, LONGEST_S), words)
+        rest_s = self._shortest_s if known is None else known.next_s
+        self._refused[key] = _Refused(now + rest_s, min(2 * rest_s, LONGEST * self._shortest_s), words)
 
     def succeed(self, key: OfferKey) -> None:
         """Note that instances of an offer were bought."""

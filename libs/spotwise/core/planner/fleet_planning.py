@@ -24,7 +24,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import written
-from spotwise.core.planner.replacement import LONGEST_REST_S, REST_S
+from spotwise.core.planner.replacement import LONGEST_REST_S, REST_S, described
 
 #: An order is repeated after so long while something of it is to be done.
 ORDER_EVERY_S = 1.0
@@ -57,7 +57,9 @@ class FleetPlanning:
         self._decided_s = 0.0
         self._ordered_s = 0.0
         self._numbers = 0
-        self._wanted: ParallelConfig | None = None
+        self._ready: dict[str, int] = {}
+        #: To serve with now; `None`: nothing can.
+        self.wanted: ParallelConfig | None = None
         self._reshaped_to: ParallelConfig | None = None
         self._rests_until_s = 0.0
         self._rest_s = REST_S
@@ -83,7 +85,7 @@ class FleetPlanning:
         """Decide from now on, anew."""
         self._term, self._numbers = term, 0
         self._decision = FleetDecision(self._types, self._policy, self._planner_id, term)
-        self._decided, self._wanted, self._reshaped_to = None, None, None
+        self._decided, self.wanted, self._reshaped_to = None, None, None
         self._rests_until_s, self._rest_s = 0.0, REST_S
 
     def advance(self, groups: Sequence[m.DeviceGroup], now: float) -> list[c.PlannerCommand]:
@@ -91,21 +93,25 @@ class FleetPlanning:
         report, decision = self._report, self._decision
         if report is None or decision is None or now - report.at_s > REPORT_LASTS_S:
             return []
-        if self._decided is None or now - self._decided_s >= self._policy.decide_s:
-            demand = self._demand.demand(now)
+        is_due = self._decided is None or now - self._decided_s >= self._policy.decide_s
+        before, self._ready = self._ready, self._count_ready(report)
+        if not is_due and before == self._ready:
+            return [*self._ask_model(now), *self._order(now)]
+        demand = self._demand.demand(now)
+        if is_due:
             serving = {each for group in groups for each in group.device_ids}
             instances = {each.id for each in report.instances}
             on = {known for each in serving if (known := instance_of(each, instances)) is not None}
             self._decided = decision.decide(demand, report, self._model, now, serving=on)
             self._decided_s = now
-            if self._model is not None:
-                choice = decision.config_on(self._ready(report), demand, self._model, now)
-                self._wanted = None if choice is None else choice.config
-        return [*self._ask_model(now), *self._order(self._decided, now)]
+        if self._model is not None:
+            choice = decision.config_on(self._ready, demand, self._model, now)
+            self.wanted = None if choice is None else choice.config
+        return [*self._ask_model(now), *self._order(now)]
 
     def reshape(self, groups: Sequence[m.DeviceGroup], now: float) -> c.ReshapeRequested | None:
         """Return the order of a re-shape that is due, where one can be ordered now."""
-        wanted, serving = self._wanted, config_of(groups)
+        wanted, serving = self.wanted, config_of(groups)
         if wanted is None or now < self._rests_until_s:
             return None
         if serving is not None and written(wanted) == written(serving):
@@ -123,8 +129,8 @@ class FleetPlanning:
         self._rests_until_s = now + self._rest_s
         self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
 
-    def view(self, groups: Sequence[m.DeviceGroup], now: float) -> m.FleetView:
-        """Return what there is, and why."""
+    def view(self, serving: Sequence[m.DeviceGroup], now: float) -> m.FleetView:
+        """Return what there is, and why; `serving`: the groups that do."""
         report, decided = self._report, self._decided
         if not self._types:
             return m.FleetView(None, why="the planner has no fleet file (SPOTWISE_FLEET_FILE): nothing is bought")
@@ -132,7 +138,7 @@ class FleetPlanning:
             return m.FleetView(
                 None, why="no spot watcher with a provider reports (SPOTWISE_FLEET_FILE of a spot watcher)"
             )
-        demand, serving = self._demand.demand(now), config_of(groups)
+        demand = self._demand.demand(now)
         choice = None if decided is None else decided.choice
         return m.FleetView(
             report,
@@ -141,7 +147,7 @@ class FleetPlanning:
             input_tokens=demand.input_tokens,
             output_tokens=demand.output_tokens,
             config="" if choice is None else written(choice.config),
-            serving="" if serving is None else written(serving),
+            serving=described(serving),
             throughput=0.0 if choice is None else choice.throughput,
             request_s=0.0 if choice is None else choice.request_s,
             price_per_h=sum(each.price_per_h for each in report.instances if each.state is not InstanceState.GONE),
@@ -151,7 +157,7 @@ class FleetPlanning:
             why="" if decided is None else decided.why,
         )
 
-    def _ready(self, report: m.FleetReported) -> dict[str, int]:
+    def _count_ready(self, report: m.FleetReported) -> dict[str, int]:
         """Return, by type, the instances all of whose devices may have positions."""
         devices = {each.name: each.devices for each in self._types}
         usable: dict[str, int] = {}
@@ -172,8 +178,9 @@ class FleetPlanning:
         self._asked_model_s = now
         return [m.Send(device_id, m.SurveyDevice(self._planner_id, 0)) for device_id in self._watch.usable()[:1]]
 
-    def _order(self, decided: Decided, now: float) -> list[c.PublishFleetOrder]:
-        if not (decided.purchases or decided.releases) or now - self._ordered_s < ORDER_EVERY_S:
+    def _order(self, now: float) -> list[c.PublishFleetOrder]:
+        decided = self._decided
+        if decided is None or not (decided.purchases or decided.releases) or now - self._ordered_s < ORDER_EVERY_S:
             return []
         self._ordered_s = now
         self._numbers += 1

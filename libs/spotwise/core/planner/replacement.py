@@ -4,7 +4,8 @@ Law: a group is *short* where one of its devices is under notice, absent for `re
 known to be gone), or in a later group too. A short
 group is formed anew in its shape, each staying device at its position, the others taken from those without a position, then
 from other short groups, the last first. A group for which there are too few stays in the deployment, unled, until devices join.
-Where no group is left, a *stopgap* serves: one group of as many devices as can be, so that each gets the least of the model;
+Where no group is left, a *stopgap* serves: one group of the shape that the market wants, else of as many devices as can be, so
+that each gets the least of the model;
 it retires when groups of the deployment are whole again. A device under notice gets no position.
 Source: SpotServe, sections 3.1 and 3.2: interruptions and acquisitions change the configuration.
 """
@@ -172,6 +173,8 @@ class Replacement:
         self._tried: tuple[tuple[str, ...], ...] = ()
         self._survey: DeviceSurvey | None = None
         self._now = 0.0
+        #: What the market wants to serve with: a stopgap has its shape where it can.
+        self.wanted: ParallelConfig | None = None
 
     @property
     def is_due(self) -> bool:
@@ -286,7 +289,10 @@ class Replacement:
     ) -> m.DeviceGroup | None:
         """Return the group of most devices, which keep as much of their weights as can be."""
         largest = max(groups, key=lambda each: len(each.device_ids))
-        config = stopgap_config(len(usable), largest.shards, reports[0].model)
+        wanted, model = self.wanted, reports[0].model
+        config = stopgap_config(len(usable), largest.shards, model)
+        if wanted is not None and wanted.pipeline_devices <= len(usable):
+            config = ParallelConfig(1, wanted.pipeline, wanted.tensor)
         if config is None:
             return None
         workers = workers_of(groups, self._membership.workers())

@@ -20,6 +20,7 @@ from spotwise.core import messages as m
 from spotwise.core.members import MemberState
 from spotwise.core.membership import Membership
 from spotwise.core.migration.fleet.changes import FleetChanges
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.deployments import abandoned, adopted, begun, led
@@ -82,6 +83,15 @@ class Reshaping:
     def groups(self) -> tuple[m.DeviceGroup, ...]:
         """The groups that are to serve."""
         return self._replacement.groups_of(self.deployment)
+
+    @property
+    def serving(self) -> tuple[m.DeviceGroup, ...]:
+        """Those of them that serve."""
+        return tuple(filter(self._serves, self.groups))
+
+    def prefer(self, wanted: ParallelConfig | None) -> None:
+        """Let stopgaps have the shape that the market wants."""
+        self._replacement.wanted = wanted
 
     @property
     def takes_orders(self) -> bool:

@@ -174,7 +174,7 @@ class PlannerRole:
 
     def _fleet_asked(self, event: c.FleetAsked, now: float) -> None:
         if self._tenure is not None and now < self._term_ends_s:
-            view = self._fleet.view(self._tenure.reshaping.groups, now)
+            view = self._fleet.view(self._tenure.reshaping.serving, now)
             self._commands.append(c.AnswerFleet(event.number, view))
 
     def _device_surveyed(self, report: m.DeviceSurveyed, now: float) -> None:

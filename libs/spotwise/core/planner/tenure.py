@@ -185,6 +185,7 @@ class Tenure:
     def _follow_fleet(self, now: float) -> None:
         """Let the market have its say: what is bought, and to which configuration the mesh is re-shaped."""
         self._commands += self._fleet.advance(self.reshaping.groups, now)
+        self.reshaping.prefer(self._fleet.wanted)
         if self.reshaping.takes_orders and (order := self._fleet.reshape(self.reshaping.groups, now)) is not None:
             self.reshaping.requested(order)
 

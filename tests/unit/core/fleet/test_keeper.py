@@ -12,7 +12,7 @@ from spotwise.core.fleet.keeper import KEEP_S
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.purchases import LONG_S, REPORTED_S
-from spotwise.core.fleet.refusals import LONGEST_S, SHORTEST_S
+from spotwise.core.fleet.refusals import LONGEST, SHORTEST_S
 from spotwise.core.fleet_messages import FleetOrder, Purchase
 from spotwise.core.members import MemberState
 from spotwise.core.messages import InterruptionKind, InterruptionReported, Tick
@@ -88,7 +88,7 @@ def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) 
     keeping = Keeping()
     keeping.lists()
     for number, rest_s in enumerate(
-        (SHORTEST_S, 2 * SHORTEST_S, 4 * SHORTEST_S, 8 * SHORTEST_S, 16 * SHORTEST_S, LONGEST_S)
+        (SHORTEST_S, 2 * SHORTEST_S, 4 * SHORTEST_S, 8 * SHORTEST_S, 16 * SHORTEST_S, LONGEST * SHORTEST_S)
     ):
         token = f"t{number}"
         keeping.order(purchase(token))
