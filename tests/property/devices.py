@@ -120,7 +120,16 @@ class Devices:
         member = m.Member(device_id, m.MemberKind.DEVICE, incarnation, state, "host", 1, "")
         if places:
             member = replace(member, leader_id=places[-1].worker_id, place=places[-1].place)
-        self._planners.receive_all(device_id, replace(member, leaves_at_s=self.leave_at_s.get(device_id)))
+        member = replace(member, leaves_at_s=self.leave_at_s.get(device_id))
+        self._planners.receive_all(device_id, member)
+        if self._world.market is not None:
+            self._world.market.receive(device_id, member)
+            if not self._world.loses(member):
+                self._world.transmit(device_id, "scheduler", partial(self._world.feed_scheduler, member))
+
+    def is_used(self, device_id: str) -> bool:
+        """Tell whether a device has a position in a group that is there."""
+        return bool(self._places(device_id))
 
     def _places(self, device_id: str) -> tuple[m.GroupMembership, ...]:
         places = []

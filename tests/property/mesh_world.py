@@ -42,6 +42,7 @@ from tests.property.worker_processes import WorkerProcesses, expected_token
 
 if TYPE_CHECKING:
     from tests.property.devices import Devices
+    from tests.property.market import FleetMarket
     from tests.property.planners import Planners
 
 HEARTBEAT_S = 0.25
@@ -53,6 +54,7 @@ LOSABLE = (
     *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
     *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest, m.InterruptionReported),
     *(m.SurveyDevice, m.DeviceSurveyed, m.LeadGroup),
+    *(m.LoadReported, m.FleetReported, m.FleetOrder),
 )
 #: What a mesh that repeats messages delivers once more, seconds later.
 REPEATABLE = (
@@ -80,8 +82,10 @@ class MeshWorld:
         iteration_s: float = 0.05,
         push_s: float = 0.1,
         pool_policy: PoolPolicy | None = None,
+        load_report_s: float | None = None,
     ) -> None:
         self.rng = rng
+        self.load_report_s = load_report_s
         self.limits = limits = replace(limits, confirm_every_s=CONFIRM_EVERY_S)
         self.pool_policy = pool_policy
         self.homes_changed = 0
@@ -90,6 +94,7 @@ class MeshWorld:
         self.repeats = 0.0
         self.planners: Planners | None = None
         self.devices: Devices | None = None
+        self.market: FleetMarket | None = None
         self.ending_loss = 0.0
         self.submissions_wait_s = 0.0
         self.iteration_s = iteration_s
@@ -234,10 +239,9 @@ class MeshWorld:
         worker.waiting.append(lambda: self.feed_worker(worker, m.Tick()))
         worker.wake(self.rng)
 
-    @staticmethod
-    def _new_gateway(incarnation: int) -> GatewayRole:
+    def _new_gateway(self, incarnation: int) -> GatewayRole:
         limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, unheld_s=10.0)
-        return GatewayRole("gateway", limits, incarnation)
+        return GatewayRole("gateway", limits, incarnation, load_report_s=self.load_report_s)
 
     def restart_gateway(self) -> None:
         """Kill it; the next one takes its id, and no process owns the old one's requests."""
@@ -272,6 +276,8 @@ class MeshWorld:
             self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
         if self.planners is not None and not self.loses(member):
             self.planners.receive_all(member.id, member)
+        if self.market is not None:
+            self.market.receive(member.id, member)
 
     def _tick(self) -> None:
         since, until = self.broker_away
@@ -284,6 +290,8 @@ class MeshWorld:
                 self.feed_worker(worker, tick)
         if self.planners is not None:
             self.planners.tick(tick)
+        if self.market is not None:
+            self.market.tick(tick)
         self.at(TICK_S, self._tick)
 
     def move(self, choice_id: str, epoch: int, source_id: str, target_id: str) -> None:
@@ -329,6 +337,9 @@ class MeshWorld:
                     self._close(order)
                 case m.Send():
                     self.send("gateway", command)
+                case g.PublishLoad(report):
+                    if self.planners is not None:
+                        self.planners.receive_all("gateway", report)
                 case g.Deliver(choice_id, tokens, finish_reason):
                     assert choice_id not in self.ended, "delivered after the end"
                     for delta in tokens:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan, PlannedDeployment
@@ -29,16 +32,26 @@ class Planners:
         store_away_until_s: until then the store answers nobody.
     """
 
-    def __init__(self, world: MeshWorld, count: int = 2, policy: PlannerPolicy | None = None) -> None:
+    def __init__(
+        self,
+        world: MeshWorld,
+        count: int = 2,
+        policy: PlannerPolicy | None = None,
+        fleet_types: Sequence[FleetType] = (),
+        fleet_policy: FleetPolicy | None = None,
+    ) -> None:
         self.world = world
         self.policy = policy or PlannerPolicy(survey_s=0.2, margin_s=0.3, move_latency_s=0.01, kv_token_s=1e-5)
         self.roles: dict[str, PlannerRole] = {}
+        self.view: m.FleetView | None = None
+        self._fleet = fleet_types, fleet_policy
+        self._paused: dict[str, list[Callable[[], None]]] = {}
         self.orders: list[m.Send] = []
         self.changes: list[c.ReportChange] = []
         self.answers: list[c.AnswerReshape] = []
         self.reshapes: list[c.ReportReshape] = []
         self.store_away_until_s = 0.0
-        self._holder = ""
+        self._holder: PlannerRole | None = None
         self._lease_ends_s = 0.0
         self._term = 0
         self._held: dict[str, int] = {}
@@ -50,13 +63,34 @@ class Planners:
     def start(self, planner_id: str) -> None:
         """Run a planner, after an earlier one of this id if there was any."""
         if planner_id not in self.roles:
-            self.roles[planner_id] = role = PlannerRole(planner_id, self.policy)
+            self.roles[planner_id] = role = PlannerRole(planner_id, self.policy, *self._fleet)
             self._held.pop(planner_id, None)
             self._hold(planner_id, role)
 
     def kill(self, planner_id: str) -> None:
         """End a planner; its lease runs out."""
         self.roles.pop(planner_id, None)
+        self._paused.pop(planner_id, None)
+
+    def pause(self, planner_id: str, seconds: float) -> None:
+        """Let a planner stand still, as after SIGSTOP; what comes waits, and its lease is not renewed."""
+        if planner_id in self.roles and planner_id not in self._paused:
+            waiting = self._paused[planner_id] = list[Callable[[], None]]()
+            self.world.at(seconds, partial(self._resume, planner_id, seconds, waiting))
+
+    def _resume(self, planner_id: str, seconds: float, waiting: list[Callable[[], None]]) -> None:
+        if self._paused.get(planner_id) is waiting:
+            del self._paused[planner_id]
+            self.feed(planner_id, m.Tick(away_s=seconds))
+            for action in waiting:
+                action()
+
+    def look(self) -> m.FleetView | None:
+        """Return the view of the planner that acts."""
+        self.view = None
+        for planner_id in list(self.roles):
+            self.feed(planner_id, c.FleetAsked(1))
+        return self.view
 
     def receive_all(self, sender: str, message: Any) -> None:
         for planner_id in list(self.roles):
@@ -65,11 +99,15 @@ class Planners:
 
     def tick(self, tick: m.Tick) -> None:
         for planner_id in list(self.roles):
-            self.feed(planner_id, tick)
+            if planner_id not in self._paused:
+                self.feed(planner_id, tick)
 
     def feed(self, planner_id: str, event: Any) -> None:
         role = self.roles.get(planner_id)
         if role is None:
+            return
+        if (waiting := self._paused.get(planner_id)) is not None:
+            waiting.append(partial(self.feed, planner_id, event))
             return
         leaving = role.leaving
         for command in role.handle(event, self.world.now):
@@ -93,6 +131,11 @@ class Planners:
                     self.world.at(self.world.delay(0.2), partial(self._store, planner_id, role, plan))
                 case c.ReportChange():
                     self.changes.append(command)
+                case c.PublishFleetOrder(order):
+                    assert self.world.market is not None
+                    self.world.market.ordered(planner_id, order)
+                case c.AnswerFleet(_, view):
+                    self.view = view
 
     def _assert_planned(self, leaving: frozenset[str], order: m.Send) -> None:
         """What a worker is ordered that was known to leave is in the store before; a notice of a device may be found in the
@@ -129,13 +172,16 @@ class Planners:
         if self.roles.get(planner_id) is not role:
             return
         now = self.world.now
+        if planner_id in self._paused:
+            self.world.at(RENEW_S, partial(self._hold, planner_id, role))
+            return
         if self._is_away():
             self.feed(planner_id, c.TermLost())
             self._held.pop(planner_id, None)
-        elif self._holder in ("", planner_id) or self._lease_ends_s <= now:
-            if self._holder != planner_id or self._lease_ends_s <= now:
+        elif self._holder in (None, role) or self._lease_ends_s <= now:
+            if self._holder is not role or self._lease_ends_s <= now:
                 self._term += 1
-            self._holder, self._lease_ends_s = planner_id, now + LEASE_S
+            self._holder, self._lease_ends_s = role, now + LEASE_S
             plan = None if self._held.get(planner_id) == self._term else self._plan
             self._held[planner_id] = self._term
             answer = c.TermHeld(self._term, now + LEASE_S, plan)
@@ -145,7 +191,7 @@ class Planners:
         self.world.at(RENEW_S, partial(self._hold, planner_id, role))
 
     def _store(self, planner_id: str, role: PlannerRole, plan: Plan) -> None:
-        stored = not self._is_away() and self._holder == planner_id and self.world.now < self._lease_ends_s
+        stored = not self._is_away() and self._holder is role and self.world.now < self._lease_ends_s
         if stored:
             assert self._plan is None or (plan.term, plan.change) >= (self._plan.term, self._plan.change)
             self._plan = plan

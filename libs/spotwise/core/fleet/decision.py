@@ -3,6 +3,7 @@
 Law: the configuration is the cheapest that is fast enough for the load with headroom, within the budget (`parallel.optimizer`);
 it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
 too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
+Where the budget has no room for the on-demand floor, the floor is as much of it as the budget has room for; so are the spares.
 Without a choice, or without a fleet that can be listed, nothing is bought or given back.
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
 """
@@ -14,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.fleet_delta import (
+    ROUNDING,
     ZonePurchase,
     cost_beside,
     is_shifting,
@@ -39,6 +41,7 @@ from spotwise.core.fleet_messages import (
     WantedInstances,
 )
 from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 
@@ -90,6 +93,7 @@ class FleetDecision:
         self._avoided_s: dict[tuple[str, Market], float] = {}
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
+        self._floor = policy.on_demand_floor  # as much of it as the budget has room for
         self._decided_s: float | None = None
         self._last = Decided()
 
@@ -128,11 +132,13 @@ class FleetDecision:
         if (problem := self._search.measure(model, demand)) is not None:
             return self._repeat(f"nothing is bought or given back: {problem}")
         choice = self._choose(demand, now)
-        targets = fleet_targets(choice, state, self._policy)
+        targets = self._targets(choice)
         meets_demand = choice is not None and self._search.running_meet(demand, state)
         bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
         surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
         why = why_chosen(choice, demand, self._policy, is_blocked=lacking_per_h > 0)
+        if self._floor < self._policy.on_demand_floor:
+            why += f"; the budget has room for {self._floor} of {self._policy.on_demand_floor} instances on demand"
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)
 
     def config_on(
@@ -164,20 +170,75 @@ class FleetDecision:
         supplies, kept = state.supplies(search.types), self._kept.choice
         new = search.choose(demand, supplies, budget)
         if new is not None and budget is not None:
-            new = search.choose(demand, supplies, max(0.0, budget - self._premium_per_h(new))) or new
+            new = self._within_floor(new, demand, supplies, budget)
             beside = self._premium_per_h(new) + self._spares_per_h(new)
             smaller = search.choose(demand, supplies, budget - beside) if budget > beside else None
-            if smaller is not None and smaller.meets_demand and new.meets_demand:
+            both_meet = smaller is not None and smaller.meets_demand and new.meets_demand
+            if smaller is not None and both_meet and self._is_within(smaller, budget):
                 new = smaller
         left = budget if budget is None or kept is None else max(0.0, budget - self._premium_per_h(kept))
         current = kept and search.again(kept, demand, supplies, left)
         is_reachable = (
-            budget is None or new is None or cost_beside(fleet_targets(new, state, self._policy), state) <= budget
+            budget is None
+            or new is None
+            or cost_beside(fleet_targets(new, state, replace(self._policy, on_demand_floor=self._floor)), state)
+            <= budget * (1 + ROUNDING)
         )
         is_held = current is None or all(state.held(each.type.name) >= each.instances for each in current.shares)
         return self._kept.update(
             new, current, search.policy(demand, budget), now, is_held=is_held, is_reachable=is_reachable
         )
+
+    def _targets(self, choice: ConfigChoice | None) -> tuple[TypeTarget, ...]:
+        """Return the targets of a choice, with as many spares as the budget has room for."""
+        budget_per_h, state = self._policy.budget_per_h, self._state
+        for spares in range(self._policy.spare_instances, 0, -1):
+            targets = fleet_targets(
+                choice, state, replace(self._policy, spare_instances=spares, on_demand_floor=self._floor)
+            )
+            cost_per_h = math.fsum(each.price_per_h(state) for each in targets)
+            if budget_per_h is None or cost_per_h <= budget_per_h * (1 + ROUNDING):
+                return targets
+        return fleet_targets(choice, state, replace(self._policy, spare_instances=0, on_demand_floor=self._floor))
+
+    def _within_floor(
+        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
+    ) -> ConfigChoice:
+        """Return a choice that is within the budget with its floor, or with the largest part of the floor that is."""
+        for floor in range(self._policy.on_demand_floor, -1, -1):
+            self._floor = floor
+            if (found := self._affordable(choice, demand, supplies, budget_per_h)) is not None:
+                return found
+        self._floor = self._policy.on_demand_floor
+        return choice
+
+    def _affordable(
+        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
+    ) -> ConfigChoice | None:
+        """Return a choice that is within the budget with its floor: this one, or the best of those with cheaper floors."""
+        if self._is_within(choice, budget_per_h):
+            return choice
+        premiums = {each.name: self._floor_premium_per_h(each.name) for each in self._types}
+        found = []
+        for premium in sorted(set(premiums.values())):
+            left_per_h = budget_per_h - premium
+            cheap = [each for each in supplies if premiums[each.type.name] <= premium]
+            for within in (supplies, cheap):
+                other = self._search.choose(demand, within, left_per_h) if left_per_h > 0 else None
+                if other is not None and self._is_within(other, budget_per_h):
+                    found.append(other)
+        return max(found, key=lambda each: (each.meets_demand, each.throughput * (not each.meets_demand)), default=None)
+
+    def _floor_premium_per_h(self, type_name: str) -> float:
+        """Return the dollars an hour that a floor of a type costs more than spot instances."""
+        spot, on_demand = (
+            self._state.market(type_name, market).price_per_h for market in (Market.SPOT, Market.ON_DEMAND)
+        )
+        return 0.0 if spot is None or on_demand is None else self._floor * max(0.0, on_demand - spot)
+
+    def _is_within(self, choice: ConfigChoice, budget_per_h: float) -> bool:
+        """Return whether a choice with its floor, and without spares, costs no more than the budget."""
+        return self._cost_per_h(choice, spares=0) <= budget_per_h * (1 + ROUNDING)
 
     def _premium_per_h(self, choice: ConfigChoice) -> float:
         """Return the dollars an hour that the floor costs more than a choice."""
@@ -190,7 +251,7 @@ class FleetDecision:
         policy = replace(
             self._policy,
             spare_instances=self._policy.spare_instances if spares is None else spares,
-            on_demand_floor=self._policy.on_demand_floor if floor is None else floor,
+            on_demand_floor=self._floor if floor is None else floor,
         )
         return math.fsum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
 
@@ -221,7 +282,7 @@ class FleetDecision:
         state, policy, by_name = self._state, self._policy, {each.type_name: each for each in targets}
         is_covered = bool(targets) and all(state.running(each.type_name) >= each.serving for each in targets)
         budget_per_h = math.inf if policy.budget_per_h is None else policy.budget_per_h
-        over_per_h = max(0.0, state.price_per_h - budget_per_h * (1 + 1e-9))
+        over_per_h = max(0.0, state.price_per_h - budget_per_h * (1 + ROUNDING))
         blocked_s = self._blocked.lasts_s("", lacking_per_h > 0, now)
         makes_room = over_per_h > 0 or (blocked_s is not None and blocked_s >= policy.hold_s)
         due: dict[str, int] = {}
@@ -239,7 +300,12 @@ class FleetDecision:
         needed_per_h = max(over_per_h, lacking_per_h) if makes_room else math.inf
         reason = "the budget has no room for it" if makes_room else "more than the load needs"
         assert self._report is not None
-        lives, floor = self._report.lives, policy.on_demand_floor
+        lives, floor = self._report.lives, self._floor
+        fits = math.fsum(each.price_per_h(state) for each in targets) <= budget_per_h * (1 + ROUNDING)
+        if makes_room and lacking_per_h > 0 and fits:  # an instance of the floor must not keep its successor out
+            floor = sum(
+                min(each.on_demand, len(state.market(each.type_name, Market.ON_DEMAND).running)) for each in targets
+            )
         for instance in first_given_back(due, state, lives, serving, floor, now):
             if due[instance.type_name] > 0 and needed_per_h > 0:
                 due[instance.type_name] -= 1
@@ -249,7 +315,7 @@ class FleetDecision:
 
     def _before_the_model(self, now: float, serving: Collection[str]) -> Decided:
         """Have the instances from which the model is learned."""
-        targets = first_targets([each.name for each in self._types], self._state, self._policy.on_demand_floor)
+        targets = first_targets([each.name for each in self._types], self._state, self._policy)
         self._buy(targets, meets_demand=True, now=now)
         why = "the model is not known yet: it is learned from the first instance"
         return self._answer(None, targets, {}, why, None, now, serving)

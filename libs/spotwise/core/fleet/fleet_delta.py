@@ -18,6 +18,9 @@ from spotwise.core.fleet.fleet_state import FleetState
 from spotwise.core.fleet.fleet_targets import TypeTarget
 from spotwise.core.fleet.market import Market
 
+#: Sums of prices differ by so much of the budget from one another, by their order.
+ROUNDING = 1e-9
+
 
 class Urgency(IntEnum):
     """What an instance is bought for, the most urgent first."""
@@ -67,8 +70,8 @@ def wanted_purchases(
     from_spot += min(lacking - from_spot - from_on_demand, spot.requestable - from_spot)
     floor = min(max(0, target.floor - on_demand.held - from_on_demand), on_demand.requestable - from_on_demand)
     hedge = 0 if meets_demand else min(from_spot, serving, on_demand.requestable - from_on_demand - floor)
-    on_demand_first = min(from_on_demand, serving)
-    spot_first = min(from_spot, serving - on_demand_first)
+    on_demand_first = min(from_on_demand, max(serving, target.floor - on_demand.held))
+    spot_first = min(from_spot, max(0, serving - on_demand_first))
     found = [
         WantedPurchase(name, Market.ON_DEMAND, on_demand_first + floor, Urgency.SERVES),
         WantedPurchase(name, Market.SPOT, spot_first, Urgency.SERVES),
@@ -120,7 +123,7 @@ def within_budget(
             zone, zone_price = room[0]
             if zone_price > each.below_per_h:
                 break
-            if budget_per_h is not None and price_per_h + zone_price > budget_per_h:
+            if budget_per_h is not None and price_per_h + zone_price > budget_per_h * (1 + ROUNDING):
                 if each.urgency is Urgency.SERVES and not lacking_per_h:
                     lacking_per_h = price_per_h + zone_price - budget_per_h
                 break

@@ -26,7 +26,7 @@ _STEP = 1.05
 _CV_STEP = 0.25
 #: Any request is fast enough where there is none.
 _ANY_LATENCY_S = 1e9
-_REMEMBERED = 4
+_REMEMBERED = 12
 
 
 def rounded(demand: ServiceDemand) -> ServiceDemand:

@@ -53,10 +53,19 @@ class TypeTarget:
         )
 
 
-def first_targets(type_names: Sequence[str], state: FleetState, floor: int) -> tuple[TypeTarget, ...]:
+def first_targets(type_names: Sequence[str], state: FleetState, policy: FleetPolicy) -> tuple[TypeTarget, ...]:
     """Return what is wanted while the model is not known: what is held, and where that is nothing or below the floor, the
-    cheapest instance that is sold.
+    cheapest instance that is sold within the budget; a spot instance where the floor cannot be had and nothing is held.
     """
+    budget_per_h = math.inf if policy.budget_per_h is None else policy.budget_per_h
+    floor = policy.on_demand_floor
+
+    def is_sold(market: Market) -> bool:
+        zones = [zone for name in type_names for zone in state.market(name, market).zones]
+        return any(state.price_per_h + zone.price_per_h <= budget_per_h for zone in zones)
+
+    if not is_sold(Market.ON_DEMAND) and not any(map(state.held, type_names)):
+        floor = 0
     markets = (Market.ON_DEMAND,) if floor else (Market.SPOT, Market.ON_DEMAND)
     held = {name: sum(state.market(name, market).held for market in markets) for name in type_names}
     lacking = max(1, floor) - sum(held.values())

@@ -2,7 +2,8 @@
 
 Law: an order of an earlier term, or an earlier one of its term, is ignored. Nothing is bought before the fleet was listed.
 An instance is STARTING until one of its devices was ready, then RUNNING; LEAVING from its release or notice on; GONE for good.
-An instance that leaves is given back once it is empty (`departures.py`), and at its deadline in any case.
+An instance that leaves is given back once it is empty (`departures.py`), and at its deadline in any case. One whose devices are
+silent for `SILENT_S`, while other members are heard, is given back as well: it is paid, and serves nothing.
 A keeper that learns of a newer one for its fleet does nothing any more.
 """
 
@@ -26,7 +27,11 @@ from spotwise.core.spot.policy import COMPUTING
 REPORT_S = 1.0
 #: Changes are reported at once, and so far apart at least.
 _NEWS_S = 0.2
-#: Seconds at least between two writes of the record, but for new purchases.
+#: Silence of all devices of an instance after which it is given back; longer than a restart of their processes takes.
+SILENT_S = 90.0
+#: Where no member was heard for so long, the silence is this keeper's.
+_HEARD_S = 5.0
+#: Seconds at least between two writes of the record, but for new purchases and instances that have to leave.
 KEEP_S = 5.0
 _KEEP_PATIENCE_S = 10.0
 _READY = (m.MemberState.READY, m.MemberState.DRAINING)
@@ -54,6 +59,8 @@ class FleetKeeperRole:
         self._list_at_s = 0.0
         self._report_at_s = 0.0
         self._reported_s = 0.0
+        self._heard_s = self._ticked_s = 0.0
+        self._silent_s: dict[str, float] = {}  # of instances that were ready
         self._keep_at_s = 0.0
         self._keeping: KeptFleet | None = None
         self._kept: KeptFleet | None = None
@@ -78,7 +85,7 @@ class FleetKeeperRole:
             return []
         self._commands = []
         self._handlers[type(event)](event, now)
-        if self._is_restored:
+        if self._is_restored and not self._is_replaced:
             self._advance(now)
         return self._commands
 
@@ -87,7 +94,7 @@ class FleetKeeperRole:
     def _restore(self, kept: KeptFleet | None, now: float) -> None:
         self._term = (0, 0) if kept is None else (kept.term, kept.number)
         self._accounts = Accounts(kept)
-        self._purchases = Purchases(() if kept is None else kept.purchases)
+        self._purchases = Purchases(() if kept is None else kept.purchases, now)
         self._departures = Departures(self.watcher_id, now)
         self._give_backs = GiveBacks()
         self._is_restored = True
@@ -108,9 +115,12 @@ class FleetKeeperRole:
         )
 
     def _member(self, member: m.Member, now: float) -> None:
+        self._heard_s = now
         instance = self._instance_of(member)
         if instance is None:
             return
+        if member.state not in (m.MemberState.LEFT, m.MemberState.LOST):
+            self._silent_s.pop(instance.kept.id, None)
         if member.state in _READY and not instance.kept.was_ready:
             instance.kept = replace(instance.kept, was_ready=True)
             self._has_news(now)
@@ -119,6 +129,20 @@ class FleetKeeperRole:
     def _tick(self, event: m.Tick, now: float) -> None:
         self._commands += self._departures.repeat(now)
         self._accounts.settle(now)
+        self._leave_silent(now)
+
+    def _leave_silent(self, now: float) -> None:
+        """Give back the instances of which no device is heard any more."""
+        passed_s, self._ticked_s = min(now - self._ticked_s, REPORT_S), now
+        if now - self._heard_s > _HEARD_S:
+            return
+        silent = {}
+        for instance_id, account in self._accounts.by_id.items():
+            if account.kept.was_ready and account.kept.leave is None and not account.is_gone:
+                silent[instance_id] = self._silent_s.get(instance_id, 0.0) + passed_s
+        self._silent_s = silent
+        over = [each for each, silent_s in silent.items() if silent_s > SILENT_S]
+        self._leave([(each, InstanceLeave(f"silent-{each}", now, "its devices are gone")) for each in over], now)
 
     def _interruption(self, report: m.InterruptionReported, now: float) -> None:
         """The watcher of an instance's machine has a notice of its cloud."""
@@ -182,7 +206,8 @@ class FleetKeeperRole:
                 continue
             account.kept = replace(account.kept, leave=leave)
             begun.append((instance_id, leave))
-        if begun:
+        if begun:  # a successor must know of it: its devices go
+            self._keep(now, at_once=True)
             self._commands += self._departures.begin(begun, now)
             self._has_news(now)
 

@@ -2,7 +2,8 @@
 
 Law: a purchase is asked for while the last order has it, one call at a time; again, with the same token and the same request,
 only where it is unknown whether it was filled (`UNAVAILABLE`). No capacity, a refusal and a partial answer are final: what is
-missing takes another purchase. Offers that were refused lately, and instances beyond `most`, are not asked for.
+missing takes another purchase. So is that no order has had it for `ORDERED_S`: its planner is gone. Offers that were refused
+lately, and instances beyond `most`, are not asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from spotwise.core.fleet_messages import Purchase, PurchaseStatus
 
 #: Seconds for which a purchase that no order has any more is reported.
 REPORTED_S = 300.0
+#: A planner repeats what it still wants each second; what it has not for so long, it does not want any more.
+ORDERED_S = 10.0
 #: Seconds of silence after which the status says that the provider has not answered.
 LONG_S = 60.0
 _RETRY_S = 2.0
@@ -30,6 +33,7 @@ class _Bought:
     purchase: Purchase
     since_s: float
     asked: Purchase | None = None
+    ordered_s: float = 0.0
     asked_s: float | None = None  # while a call is open
     ask_again_s: float = 0.0
     retry_s: float = _RETRY_S
@@ -41,7 +45,7 @@ class _Bought:
 class Purchases:
     """Purchases by token, in the order in which they came."""
 
-    def __init__(self, kept: Sequence[KeptPurchase] = ()) -> None:
+    def __init__(self, kept: Sequence[KeptPurchase] = (), now: float = 0.0) -> None:
         self.refusals = Refusals()
         self.offers: tuple[PricedOffer, ...] = ()
         self._bought: dict[str, _Bought] = {}
@@ -52,6 +56,7 @@ class Purchases:
                 status.purchase,
                 status.since_s,
                 each.asked,
+                now,
                 is_answered=status.is_answered,
                 got=status.got,
                 problem=status.problem,
@@ -61,12 +66,15 @@ class Purchases:
         """Take the purchases of the newest order; those that it lacks are not asked for again."""
         self._ordered = frozenset(each.token for each in purchases)
         for purchase in purchases:
-            self._bought.setdefault(purchase.token, _Bought(purchase, now))
+            self._bought.setdefault(purchase.token, _Bought(purchase, now)).ordered_s = now
 
     def due(self, count_of: CountOf, here: Mapping[str, int], now: float) -> list[Purchase]:
         """Return what to ask the provider for now; `here`: instances by the token of their purchase."""
         asking = []
         for token, each in self._bought.items():
+            if not each.is_answered and each.asked_s is None and now - each.ordered_s > ORDERED_S:
+                each.is_answered = True
+                each.problem = f"no planner has ordered it for {ORDERED_S:g} s" + (each.problem and f"; {each.problem}")
             if token not in self._ordered or each.is_answered or each.asked_s is not None or now < each.ask_again_s:
                 continue
             if each.asked is None and here.get(token):

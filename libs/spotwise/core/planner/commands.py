@@ -32,10 +32,15 @@ class PlanStored:
 
 @dataclass(frozen=True, slots=True)
 class ReshapeRequested:
-    """An operator orders a re-shape; `AnswerReshape` with this `number` answers it, where the planner has the lease."""
+    """An operator orders a re-shape; `AnswerReshape` with this `number` answers it, where the planner has the lease.
+
+    Attributes:
+        device_ids: those that may have positions; `None`: all.
+    """
 
     number: int
     order: m.ReshapeMesh
+    device_ids: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

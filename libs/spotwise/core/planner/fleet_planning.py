@@ -16,6 +16,7 @@ from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
 from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.fleet_state import stays
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.members import Pool
@@ -57,9 +58,10 @@ class FleetPlanning:
         self._decided_s = 0.0
         self._ordered_s = 0.0
         self._numbers = 0
-        self._ready: dict[str, int] = {}
+        self._ready: dict[str, dict[str, list[str]]] = {}
         #: To serve with now; `None`: nothing can.
         self.wanted: ParallelConfig | None = None
+        self._wanted_on: frozenset[str] = frozenset()
         self._reshaped_to: ParallelConfig | None = None
         self._rests_until_s = 0.0
         self._rest_s = REST_S
@@ -72,8 +74,11 @@ class FleetPlanning:
     def reported(self, report: m.FleetReported, now: float) -> None:
         """Take what a watcher sees, unless a later report came first."""
         last = self._report
-        is_same = last is not None and last.watcher_id == report.watcher_id
-        if last is None or not is_same or (report.incarnation, report.at_s) >= (last.incarnation, last.at_s):
+        if last is not None and last.watcher_id == report.watcher_id:
+            is_later = (report.incarnation, report.at_s) >= (last.incarnation, last.at_s)
+        else:
+            is_later = last is None or report.at_s >= last.at_s
+        if is_later:
             self._report = report
             self._watch.instances_gone(each.id for each in report.instances if each.state is InstanceState.GONE)
 
@@ -92,9 +97,10 @@ class FleetPlanning:
         """Return the orders and questions that are due; `groups`: those that are to serve."""
         report, decision = self._report, self._decision
         if report is None or decision is None or now - report.at_s > REPORT_LASTS_S:
+            self.wanted = None
             return []
         is_due = self._decided is None or now - self._decided_s >= self._policy.decide_s
-        before, self._ready = self._ready, self._count_ready(report)
+        before, self._ready = self._ready, self._find_ready(report)
         if not is_due and before == self._ready:
             return [*self._ask_model(now), *self._order(now)]
         demand = self._demand.demand(now)
@@ -105,8 +111,11 @@ class FleetPlanning:
             self._decided = decision.decide(demand, report, self._model, now, serving=on)
             self._decided_s = now
         if self._model is not None:
-            choice = decision.config_on(self._ready, demand, self._model, now)
+            counts = {name: len(instances) for name, instances in self._ready.items()}
+            choice = decision.config_on(counts, demand, self._model, now)
             self.wanted = None if choice is None else choice.config
+            names = [] if choice is None else [each.type.name for each in choice.shares]
+            self._wanted_on = frozenset(each for name in names for ids in self._ready[name].values() for each in ids)
         return [*self._ask_model(now), *self._order(now)]
 
     def reshape(self, groups: Sequence[m.DeviceGroup], now: float) -> c.ReshapeRequested | None:
@@ -121,7 +130,7 @@ class FleetPlanning:
             self.refused(now)  # it was abandoned
             return None
         self._reshaped_to = wanted
-        return c.ReshapeRequested(OWN_ORDER, m.ReshapeMesh(wanted))
+        return c.ReshapeRequested(OWN_ORDER, m.ReshapeMesh(wanted), self._wanted_on)
 
     def refused(self, now: float) -> None:
         """Rest a while: the last order was refused, or came to nothing."""
@@ -157,19 +166,19 @@ class FleetPlanning:
             why="" if decided is None else decided.why,
         )
 
-    def _count_ready(self, report: m.FleetReported) -> dict[str, int]:
-        """Return, by type, the instances all of whose devices may have positions."""
-        devices = {each.name: each.devices for each in self._types}
-        usable: dict[str, int] = {}
-        stays = {each.id: each for each in report.instances if each.leaves_at_s is None}
+    def _find_ready(self, report: m.FleetReported) -> dict[str, dict[str, list[str]]]:
+        """Return, by type, the instances all of whose devices may have positions, with these devices."""
+        staying = {each.id: each for each in report.instances if stays(each)}
+        usable: dict[str, list[str]] = {}
         for device_id in self._watch.usable():
-            if (instance := instance_of(device_id, stays)) is not None:
-                usable[instance] = usable.get(instance, 0) + 1
-        ready = dict.fromkeys(devices, 0)
-        for instance, count in usable.items():
-            name = stays[instance].type_name
-            if name in ready and count >= devices[name]:
-                ready[name] += 1
+            if (instance := instance_of(device_id, staying)) is not None:
+                usable.setdefault(instance, []).append(device_id)
+        ready: dict[str, dict[str, list[str]]] = {each.name: {} for each in self._types}
+        devices = {each.name: each.devices for each in self._types}
+        for instance, device_ids in usable.items():
+            name = staying[instance].type_name
+            if name in ready and len(device_ids) >= devices[name]:
+                ready[name][instance] = device_ids
         return ready
 
     def _ask_model(self, now: float) -> list[m.Send]:

@@ -46,6 +46,7 @@ def choose_groups(
     cost: ChangeCost,
     now: float,
     leaving: Mapping[str, float] = MappingProxyType({}),
+    to_be: Iterable[m.DeviceGroup] = (),
 ) -> GroupChoice | str:
     """Return the groups of a configuration, or why it cannot be.
 
@@ -56,6 +57,7 @@ def choose_groups(
         cost: of changes so far.
         now: Unix time.
         leaving: devices that get no position, each with the Unix time by which it leaves.
+        to_be: the groups that are to serve now: a choice without one of them is another configuration.
     """
     old = [_group_of(worker, reports) for worker in sorted(workers, key=_in_order)]
     config = replace(config, max_batch=max(1, len(old)))  # of each old group, all requests count as one
@@ -68,7 +70,8 @@ def choose_groups(
     go_on = tuple(group for group in groups if group in [each.group for each in old])
     new = tuple(group for group in groups if group not in go_on)
     retiring = tuple(each.group for each in old if each.group not in go_on)
-    if not new and not retiring:
+    dropped = {group.worker_id for group in to_be} - {group.worker_id for group in go_on}
+    if not new and not retiring and not dropped:
         return f"the mesh has the configuration {written(config)} already"
     migration = migration_of(device_map, model, cost, now)
     leaving_workers = workers_of(retiring, workers)

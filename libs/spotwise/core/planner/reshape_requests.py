@@ -6,7 +6,8 @@ planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spotwise.core import messages as m
@@ -26,6 +27,7 @@ class _Order:
     number: int
     order: m.ReshapeMesh
     survey: DeviceSurvey
+    device_ids: frozenset[str] | None
     accepted: m.ReshapeReply | None = None
 
 
@@ -63,7 +65,7 @@ class ReshapeRequests:
         devices = self._membership.all(MemberKind.DEVICE)
         asked = [each.id for each in devices if each.state in (MemberState.READY, MemberState.DRAINING)]
         survey = DeviceSurvey(self._planner_id, self._survey_number(), asked)
-        self._order = _Order(event.number, event.order, survey)
+        self._order = _Order(event.number, event.order, survey, event.device_ids)
 
     def surveyed(self, report: m.DeviceSurveyed) -> None:
         """Take a device's answer."""
@@ -80,9 +82,9 @@ class ReshapeRequests:
             self.refuse(self._order.number, reason)
             self._order = None
 
-    def planned(self, change: int, now: float) -> tuple[str, GroupChoice] | None:
-        """Return the configuration and the groups of an order that can be carried out, once its devices have answered; `change`
-        will be its number.
+    def planned(self, groups: Sequence[m.DeviceGroup], change: int, now: float) -> tuple[str, GroupChoice] | None:
+        """Return the configuration and the groups of an order that can be carried out, once its devices have answered; `groups`
+        are to serve now, `change` will be its number.
         """
         order = self._order
         if order is None or self.awaits_store:
@@ -93,7 +95,10 @@ class ReshapeRequests:
         config = order.order.config
         workers = [worker for worker in self._membership.workers() if worker.pool is not None]
         leaving = self._watch.leaving()
-        choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving)
+        if order.device_ids is not None:  # the others stay, without a position
+            others = [each.device_id for each in order.survey.reports if each.device_id not in order.device_ids]
+            leaving = {**dict.fromkeys(others, math.inf), **leaving}
+        choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving, groups)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
         if isinstance(choice, str):
             self.refuse_pending(choice + silent)

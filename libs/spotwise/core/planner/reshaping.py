@@ -191,7 +191,7 @@ class Reshaping:
 
     def advance(self, now: float) -> list[c.PlannerCommand]:
         """Follow what operators order and members show; return surveys, answers and reports."""
-        if (planned := self._requests.planned(self._changes.next_change, now)) is not None:
+        if (planned := self._requests.planned(self.groups, self._changes.next_change, now)) is not None:
             self._begin(*planned, now)
         self._replace(now)
         deployment = self.deployment

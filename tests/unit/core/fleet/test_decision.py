@@ -152,6 +152,56 @@ def test_an_instance_makes_room_for_the_floor_where_the_budget_has_none() -> Non
     assert cloud.price_per_h <= 2.6
 
 
+#: The fastest is chosen that the budget allows.
+FAST_ENOUGH = replace(CHEAP, latency_target_s=None, on_demand_floor=1, budget_per_h=4.0)
+
+
+def test_a_floor_above_the_budget_takes_another_type() -> None:
+    """The fast type would do but for its floor."""
+    cloud, decision = fleet(FAST_ENOUGH)
+    cloud.sold["fast", ON_DEMAND, ""].price_per_h = 30.0
+    decided = live(cloud, decision, 60, IDLE)
+    assert decided.choice is not None
+    assert cloud.counts() == {("slow", ON_DEMAND): 1}
+    assert "no room" not in decided.why
+
+
+def test_an_instance_of_the_floor_makes_room_for_its_successor() -> None:
+    """The mesh had a slow one as its floor, and takes a fast one; both are above the budget."""
+    cloud, decision = fleet(replace(FAST_ENOUGH, hold_s=5.0))
+    cloud.sold["fast", SPOT, ""].refuses = cloud.sold["fast", ON_DEMAND, ""].refuses = True
+    live(cloud, decision, 40, IDLE)
+    assert ("slow", ON_DEMAND) in cloud.counts()
+    cloud.sold["fast", SPOT, ""].refuses = cloud.sold["fast", ON_DEMAND, ""].refuses = False
+    decided = live(cloud, decision, 200, replace(LOAD, arrival_rate=0.2))
+    assert decided.choice is not None and {share.type.name for share in decided.choice.shares} == {"fast"}
+    assert cloud.counts() == {("fast", ON_DEMAND): 1}
+    assert cloud.price_per_h <= 4.0
+
+
+def test_a_spare_above_the_budget_is_not_kept() -> None:
+    """An instance on demand costs more than the budget; two spot instances serve, and there is no third as a spare."""
+    cloud = FakeCloud.selling([FAST], {("fast", SPOT): 1.0, ("fast", ON_DEMAND): 3.0}, most=2)
+    high = replace(LOAD, arrival_rate=50.0)
+    live(cloud, FleetDecision([FAST], replace(CHEAP, on_demand_floor=1), "planner", 1), 5, IDLE)
+    assert cloud.counts() == {("fast", ON_DEMAND): 1}
+    poor = FleetDecision([FAST], replace(CHEAP, budget_per_h=2.6, spare_instances=1), "planner", 2)
+    live(cloud, poor, 100, high)
+    assert cloud.counts() == {("fast", SPOT): 2}
+
+
+def test_a_floor_that_cannot_be_had_keeps_no_mesh_from_its_first_instance() -> None:
+    """Refused, or above the budget: the model is learned from a spot instance."""
+    cloud, decision = fleet(replace(CHEAP, budget_per_h=1.2, on_demand_floor=1))
+    live(cloud, decision, 3, model=None)
+    assert cloud.counts() == {("slow", SPOT): 1}
+    cloud, decision = fleet(replace(CHEAP, on_demand_floor=1))
+    for name in ("fast", "slow"):
+        cloud.sold[name, ON_DEMAND, ""].refuses = True
+    live(cloud, decision, 5, model=None)
+    assert cloud.counts() == {("slow", SPOT): 1}
+
+
 def test_of_equal_instances_the_one_goes_that_is_idle_or_is_taken_soonest() -> None:
     """The youngest lives longest here; the one that serves stays."""
     cloud, decision = fleet(replace(CHEAP, spare_instances=2))

@@ -54,6 +54,21 @@ def test_what_serves_a_met_demand_is_bought_once() -> None:
     assert wanted(of_a(8, 0), state, meets_demand=True) == [WantedPurchase("a", SPOT, 4, Urgency.SERVES)]
 
 
+def test_a_floor_is_as_urgent_as_what_serves() -> None:
+    """Also where a spot instance serves already."""
+    state = fleet(market(SPOT, 1), market(ON_DEMAND, 0, price=3.0))
+    assert wanted(of_a(1, 1, spot=1, floor=1), state, meets_demand=True) == [
+        WantedPurchase("a", ON_DEMAND, 1, Urgency.SERVES)
+    ]
+
+
+def test_a_sum_of_prices_that_rounds_up_to_the_budget_is_within_it() -> None:
+    state = fleet(market(SPOT, 0, price=0.1), market(ON_DEMAND))
+    bought, lacking_per_h = within_budget([WantedPurchase("a", SPOT, 3, Urgency.SERVES)], state, 0.3)
+    assert 0.1 + 0.1 + 0.1 > 0.3
+    assert ([each.count for each in bought], lacking_per_h) == ([3], 0.0)
+
+
 def test_spares_alone_are_bought_as_spot_and_on_demand_where_there_is_none() -> None:
     state = fleet(market(SPOT, 7), market(ON_DEMAND))
     assert wanted(of_a(6), state) == [WantedPurchase("a", SPOT, 1, Urgency.SPARE)]

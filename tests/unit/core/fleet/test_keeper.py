@@ -78,8 +78,11 @@ def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token() -> Non
     keeping.feed(k.PurchaseAnswered("t1", kind=k.RefusalKind.UNAVAILABLE, problem="throttled"))
     assert keeping.report().purchases[0].problem == "throttled"
     keeping.order()
-    assert of(keeping.feed(Tick(), 100.0), k.Buy) == []
+    assert of(keeping.feed(Tick(), 1.0), k.Buy) == []
     assert not keeping.report().purchases[0].is_answered
+    assert of(keeping.feed(Tick(), 8.0), k.Buy) == []
+    status = keeping.report().purchases[0]
+    assert status.is_answered and status.problem == "no planner has ordered it for 10 s; throttled"
 
 
 @pytest.mark.parametrize("kind", [k.RefusalKind.NO_CAPACITY, k.RefusalKind.REFUSED])

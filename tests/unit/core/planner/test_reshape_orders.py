@@ -223,3 +223,37 @@ def test_only_the_planner_with_the_lease_answers() -> None:
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), policy=PlannerPolicy(moves=False))
     reply = bench.reshape("1,2,1")
     assert reply is not None and "SPOTWISE_MOVES" in reply.detail
+
+
+def test_a_group_that_waits_for_devices_is_dropped_by_an_order_of_what_serves() -> None:
+    """The stopgap that serves is what is to be then, and a device that joins is taken by no group."""
+    bench = ReshapeBench(group("mixed-0", "d0", "d1"))
+    bench.feed(notice("d1", bench.now + 20.0))
+    bench.pass_time(5.0)
+    assert [each.worker_id for each in bench.deployment.groups if each.worker_id in bench.workers] == ["mixed-c3-0"]
+    assert "mixed-0" in [each.worker_id for each in bench.deployment.groups]
+    bench.workers.pop("d1")
+    reply = bench.reshape("1,1,1")
+    assert reply is not None and reply.accepted, reply
+    bench.pass_time(2.0)
+    (kept,) = bench.deployment.groups
+    assert kept.device_ids == ("d0",) and kept.worker_id in bench.workers
+    assert bench.deployment.stage is ReshapeStage.DONE
+    assert bench.deployment.stopgap_ids == ()
+    bench.join_device("d2")
+    bench.pass_time(5.0)
+    assert bench.deployment.groups == (kept,)
+
+
+def test_an_order_may_name_the_devices_that_get_positions() -> None:
+    """The others stay, and get none; with too few it is refused."""
+    bench = ReshapeBench(group("mixed-0", "d0"), spare=("d1", "d2"))
+    order = m.ReshapeMesh(ParallelConfig.parse("1,1,2"))
+    bench.feed(c.ReshapeRequested(7, order, frozenset({"d1"})))
+    bench.pass_time(1.0)
+    assert not bench.answers[-1].reply.accepted
+    bench.feed(c.ReshapeRequested(8, order, frozenset({"d1", "d2"})))
+    bench.pass_time(1.0)
+    assert bench.answers[-1].reply.accepted
+    (new,) = bench.deployment.new
+    assert set(new.device_ids) == {"d1", "d2"}
