@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from spotwise.core.fleet.market import Market
-from spotwise.files.fleet_file import AwsFleet, FleetFile, TypeTerms, LocalFleet, read_fleet
+from spotwise.files.fleet_file import AwsFleet, FleetFile, LocalFleet, TypeTerms, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section
 
