@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.benchmarks.reshaped_streams import differences
-from spotwise.benchmarks.spot_run import Answer, LostInstance, SpotRunResult
+from spotwise.benchmarks.spot_run import LostInstance, SpotAnswer, SpotRunResult
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.core.percentile import percentile
 
-#: A notice of so many times the longest pause of a move is long enough that nothing need be computed again.
-ENOUGH_MOVES = 5
+#: A notice of so many T_mig is long enough that nothing need be computed again. T_mig: a re-shape's weights, by the median, and a
+#: request's move, by the longest.
+ENOUGH = 5
 #: Tokens that are computed again within so long after a loss are computed again for it.
 _AFTER_LOSS_S = 30.0
 #: A loss is seen so much later at most.
@@ -61,7 +63,7 @@ class SpotFigures:
     losses: int
     losses_noticed: int
     moves: int
-    longest_move_s: float
+    migration_s: float
     pause_median_s: float
     pause_max_s: float
     kv_bytes: int
@@ -78,7 +80,7 @@ class SpotFigures:
         latencies = sorted(each.latency_s for each in whole) or [0.0]
         in_time = sum(_is_in_time(each, alone, objective) for each in whole)
         longest_move_s = max((each.move_s for each in run.answers), default=0.0)
-        enough_s = ENOUGH_MOVES * longest_move_s
+        enough_s = ENOUGH * (run.forming_s + longest_move_s)
         noticed, other = 0, 0
         for answer in run.answers:
             for at_s, tokens in answer.recomputed:
@@ -100,7 +102,7 @@ class SpotFigures:
             len(run.losses),
             sum(loss.notice_s >= enough_s for loss in run.losses),
             sum(each.moves for each in run.answers),
-            longest_move_s,
+            run.forming_s + longest_move_s,
             statistics.median(hit or [0.0]),
             max(hit, default=0.0),
             sum(each.kv_bytes for each in run.answers),
@@ -117,11 +119,11 @@ def _is_of(at_s: float, loss: LostInstance) -> bool:
     return loss.at_s - loss.notice_s - _SAMPLED_S <= at_s <= loss.at_s + _AFTER_LOSS_S
 
 
-def _wrong_tokens(answer: Answer, alone: Sequence[Alone]) -> int:
+def _wrong_tokens(answer: SpotAnswer, alone: Sequence[Alone]) -> int:
     return differences(answer.token_ids, alone[answer.request.prompt].token_ids[: answer.request.tokens])
 
 
-def _is_in_time(answer: Answer, alone: Sequence[Alone], objective: float) -> bool:
+def _is_in_time(answer: SpotAnswer, alone: Sequence[Alone], objective: float) -> bool:
     return answer.latency_s <= objective * alone[answer.request.prompt].latency_s(answer.request.tokens)
 
 
@@ -139,7 +141,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("tokens computed again, notice enough", "recomputed_noticed", ",.0f"),
     ("tokens computed again, other losses", "recomputed_other", ",.0f"),
     ("moves of requests", "moves", ",.0f"),
-    ("longest pause of a move, s", "longest_move_s", ",.3f"),
+    ("T_mig, s", "migration_s", ",.3f"),
     ("longest gap of a stream that was hit, median s", "pause_median_s", ",.2f"),
     ("longest gap of a stream that was hit, max s", "pause_max_s", ",.2f"),
     ("KV moved, bytes", "kv_bytes", ",.0f"),
@@ -222,9 +224,6 @@ def plot_runs(runs: Sequence[SpotRunResult], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _devices(shape: str) -> int:
-    """Return the devices of a configuration `D,P,M` or `Dprompt+Dtoken,P,M`; 0 of none."""
-    if not shape:
-        return 0
-    data, stages, shards = shape.split(",")
-    return sum(map(int, data.split("+"))) * int(stages) * int(shards)
+def _devices(shapes: str) -> int:
+    """Return the devices of shapes `D,P,M`, with plus signs between them; 0 of none."""
+    return sum(math.prod(map(int, shape.split(","))) for shape in shapes.split("+") if shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,8 @@ from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.mesh.redis_store import RedisStore
 
 _SAMPLE_S = 0.5
+#: A notice of the trace begins like this.
+_TRACED = "trace "
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class SpotRequest:
 
 
 @dataclass(slots=True)
-class Answer:
+class SpotAnswer:
     """What a client saw, and what the ledger has of its request; times are seconds from the load's beginning.
 
     Attributes:
@@ -87,14 +90,16 @@ class SpotRunResult:
     """One system's run.
 
     Attributes:
+        forming_s: until new groups had their weights, median of the re-shapes.
         changes, abandoned: re-shapes, by their end; `weights_bytes`: that devices of new groups got.
     """
 
     system: str
     seconds: float = 0.0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[SpotAnswer] = field(default_factory=list)
     samples: list[FleetSample] = field(default_factory=list)
     losses: list[LostInstance] = field(default_factory=list)
+    forming_s: float = 0.0
     changes: int = 0
     abandoned: int = 0
     weights_bytes: int = 0
@@ -152,9 +157,9 @@ async def _send(
     began_s: float,
     watch: _FleetWatch,
     answered: Callable[[], object],
-) -> tuple[Answer, Stream]:
+) -> tuple[SpotAnswer, Stream]:
     await asyncio.sleep(max(0.0, began_s + request.at_s - time.perf_counter()))
-    answer, stream = Answer(request), Stream(prompts[request.prompt])
+    answer, stream = SpotAnswer(request), Stream(prompts[request.prompt])
     watch.open_requests += 1
     try:
         await run_stream(client, model, stream, request.tokens)
@@ -168,7 +173,7 @@ async def _send(
     return answer, stream
 
 
-async def _look_up(store: RedisStore, answer: Answer, stream: Stream, began_unix_s: float) -> None:
+async def _look_up(store: RedisStore, answer: SpotAnswer, stream: Stream, began_unix_s: float) -> None:
     if not stream.request_id:
         return
     ledger = await completed_ledger(store, stream.request_id)
@@ -206,6 +211,10 @@ class _FleetWatch:
                 await self._sample(time.perf_counter() - began_s, store)
             await asyncio.sleep(_SAMPLE_S)
         ended = [each.stage for each in self._deployments.values()]
+        forming_s = [
+            each.served_s - each.began_s for each in self._deployments.values() if each.new_ids and each.served_s
+        ]
+        self._result.forming_s = statistics.median(forming_s or [0.0])
         self._result.changes = ended.count(ReshapeStage.DONE)
         self._result.abandoned = ended.count(ReshapeStage.ABANDONED)
         self._result.weights_bytes = sum(each.fetched_bytes + each.read_bytes for each in self._deployments.values())
@@ -230,4 +239,6 @@ class _FleetWatch:
                     self._noticed_s[each.id] = each.leaves_at_s - report.at_s
             elif each.id in self._here:
                 self._here.remove(each.id)
+                if each.why_leaving and not each.why_leaving.startswith(_TRACED):
+                    continue  # given back
                 self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))

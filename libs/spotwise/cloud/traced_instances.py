@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 _RETRY_S = 1.0
 
 
-class Reaction(StrEnum):
+class TraceEffect(StrEnum):
     """What the events of a trace do to instances; all but the first are for comparisons."""
 
     NOTICE = "notice"  #: instances whose nodes leave get their notice, and end at its deadline
@@ -80,7 +80,7 @@ class TracedInstances:
         compress: float = 1.0,
         grace_s: float = 30.0,
         now: Callable[[], float] = time.time,
-        reaction: Reaction = Reaction.NOTICE,
+        reaction: TraceEffect = TraceEffect.NOTICE,
     ) -> None:
         if not compress > 0 or grace_s < 0:
             raise ValueError(f"compress ({compress:g}) is above 0, and grace_s ({grace_s:g}) at least 0")
@@ -192,7 +192,7 @@ class TracedInstances:
         over = [
             id_ for id_ in state.bound if (end := self._end_unix_s(state.bound[id_])) is not None and end <= now_unix_s
         ]
-        if self._reaction is Reaction.RESTART and self._happened(state, now_unix_s):
+        if self._reaction is TraceEffect.RESTART and self._happened(state, now_unix_s):
             over = [each.id for each in await self._provider.instances() if each.state is not InstanceState.GONE]
         if over or too_many:
             await self._provider.reclaim([*over, *too_many])
@@ -226,7 +226,7 @@ class TracedInstances:
 
     def _notice_s(self, index: int) -> float:
         """Seconds from a node's notice to its end: the trace's, else `grace_s`."""
-        if self._reaction is not Reaction.NOTICE:
+        if self._reaction is not TraceEffect.NOTICE:
             return 0.0
         notice_s = self._stays[index].notice_s
         return self._grace_s if notice_s is None else notice_s / self._compress

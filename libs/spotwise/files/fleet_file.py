@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, mo
 
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
+from spotwise.core.fleet.refusals import SHORTEST_S
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
 
@@ -94,11 +95,13 @@ class FleetFile(_Table):
     Attributes:
         notice_s: `grace_s` in the file: seconds from the notice to the end of a spot instance; local instances that are given
             back have as long to end.
+        refused_s: an offer that was refused is not asked for again for so long, twice as long after each further refusal.
         prices: CSV of prices (`files/prices.py`), an absolute path; it has precedence over the types' own.
     """
 
     provider: Literal["local", "aws"]
     grace_s: float | None = Field(None, ge=0, allow_inf_nan=False)
+    refused_s: float = Field(SHORTEST_S, gt=0, allow_inf_nan=False)
     types: tuple[TypeTerms, ...] = Field(min_length=1)
     prices: Path | None = None
     local: LocalFleet | None = None

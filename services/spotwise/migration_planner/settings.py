@@ -45,7 +45,7 @@ class PlannerSettings(ServiceSettings):
         description="a device that is absent for so many seconds is replaced in its groups; longer than a restart takes",
     )
     fleet_file: Path | None = Field(
-        None, description="fleet file: which machines the planner may have bought, and what they do; unset buys none"
+        None, description="fleet file: which machines the mesh may buy, for how much; unset buys none"
     )
     budget_per_h: float | None = Field(None, gt=0, description="dollars an hour that no order exceeds; unset: no limit")
     on_demand_floor: int = Field(0, ge=0, description="on-demand instances that serve, at least")

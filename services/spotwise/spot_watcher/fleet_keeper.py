@@ -74,6 +74,7 @@ class FleetKeeper:
             host.member.incarnation,
             fleet.provider,
             settings.fleet_list_s or _LIST_S[fleet.provider],
+            fleet.refused_s,
         )
         self._loop = RoleLoop(
             role,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from spotwise.cloud.traced_instances import Reaction
+from spotwise.cloud.traced_instances import TraceEffect
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.mesh.settings import ServiceSettings
 
@@ -99,8 +99,8 @@ class SpotWatcherSettings(ServiceSettings):
         None, ge=0, description="seconds of notice before the trace takes an instance; where unset the fleet file's"
     )
 
-    fleet_reaction: Reaction = Field(
-        Reaction.NOTICE,
+    fleet_reaction: TraceEffect = Field(
+        TraceEffect.NOTICE,
         description="what the trace's events do; for comparisons, no_notice ends instances at once, restart all of them",
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.benchmarks.spot import SYSTEMS, parse_systems, poisson_load
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, plot_runs
-from spotwise.benchmarks.spot_run import Answer, FleetSample, LostInstance, SpotRequest, SpotRunResult
+from spotwise.benchmarks.spot_run import FleetSample, LostInstance, SpotAnswer, SpotRequest, SpotRunResult
 from spotwise.cli.errors import OptionError
 from spotwise.files.fleet_file import read_fleet
 from spotwise.files.spot_traces import SpotEventKind, read_spot_trace
@@ -47,15 +47,15 @@ def test_a_load_is_poisson_and_the_same_for_a_seed() -> None:
     assert all(8 <= each.tokens <= 64 and 0 < each.at_s < 1000 for each in load)
 
 
-def run(*answers: Answer, losses: tuple[LostInstance, ...] = (), spent: float = 0.5) -> SpotRunResult:
+def run(*answers: SpotAnswer, losses: tuple[LostInstance, ...] = (), spent: float = 0.5) -> SpotRunResult:
     """A run of ten seconds."""
     samples = [FleetSample(0.0, 2, "1,1,1", "1,1,1", 0, 1.0), FleetSample(10.0, 1, "", "1,1,1", 1, 1.0 + spent)]
     return SpotRunResult("spotwise", 10.0, list(answers), samples, list(losses))
 
 
-def answer(at_s: float, ended_s: float, *token_ids: int, prompt: int = 0, tokens: int = 4) -> Answer:
+def answer(at_s: float, ended_s: float, *token_ids: int, prompt: int = 0, tokens: int = 4) -> SpotAnswer:
     """An answer to one of the two prompts."""
-    return Answer(SpotRequest(at_s, prompt, tokens), ended_s, token_ids=list(token_ids))
+    return SpotAnswer(SpotRequest(at_s, prompt, tokens), ended_s, token_ids=list(token_ids))
 
 
 def test_figures_count_what_was_lost_wrong_and_late() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -318,3 +319,60 @@ def test_devices_of_simulated_groups_live_many_to_a_process() -> None:
     assert spare.members == ("device-0", "device-1")
     assert spare.env["SPOTWISE_SPARES"] == "device-0,device-1"
     assert "SPOTWISE_GROUPS" not in spare.env
+
+
+def fleet_plan(cores: int = 4, memory_bytes: int = 64 * GIB, **options: object) -> dict[str, ServiceProcess]:
+    """The plan of a mesh that buys its instances."""
+    given = {"file": "/fleet.toml", "folder": "/run/instances", "most_devices": 4}
+    none = {"prompt_workers": 0, "token_workers": 0, "reshapable": True, "fleet": given}
+    return plan(cores, memory_bytes, native=True, **{**none, **options})
+
+
+def test_a_mesh_that_buys_its_instances_has_no_workers_at_first() -> None:
+    """They come with the instances."""
+    assert set(fleet_plan()) == {"gateway-0", "scheduler-0", "planner-0", "watcher-0"}
+
+
+def test_planner_and_watcher_of_a_fleet_get_its_file_and_each_its_options() -> None:
+    """What is not given is left to the service's own environment."""
+    given = {
+        "file": "/fleet.toml",
+        "folder": "/run/instances",
+        "trace": "/trace.csv",
+        "compress": 60,
+        "grace_s": 5,
+        "budget_per_h": 2.5,
+        "on_demand_floor": 1,
+        "spares": 0,
+        "latency_target_s": 4,
+    }
+    services = fleet_plan(fleet=given, name="mine")
+    planner, watcher = services["planner-0"].env, services["watcher-0"].env
+    assert planner["SPOTWISE_FLEET_FILE"] == watcher["SPOTWISE_FLEET_FILE"] == "/fleet.toml"
+    assert planner["SPOTWISE_BUDGET_PER_H"] == "2.5"
+    assert (planner["SPOTWISE_ON_DEMAND_FLOOR"], planner["SPOTWISE_SPARE_INSTANCES"]) == ("1", "0")
+    assert planner["SPOTWISE_LATENCY_TARGET_S"] == "4.0"
+    assert (watcher["SPOTWISE_FLEET_MESH"], watcher["SPOTWISE_FLEET_FOLDER"]) == ("mine", "/run/instances")
+    assert watcher["SPOTWISE_FLEET_TRACE"] == "/trace.csv"
+    assert (watcher["SPOTWISE_FLEET_COMPRESS"], watcher["SPOTWISE_FLEET_GRACE_S"]) == ("60.0", "5.0")
+    bare = fleet_plan()
+    unset = {"SPOTWISE_BUDGET_PER_H", "SPOTWISE_SPARE_INSTANCES", "SPOTWISE_LATENCY_TARGET_S", "SPOTWISE_FLEET_TRACE"}
+    assert not unset & {*bare["planner-0"].env, *bare["watcher-0"].env}
+
+
+def test_an_instance_gets_the_environment_of_a_device_from_its_watcher() -> None:
+    """The share of one of all that there can be at once; a user's threads count."""
+    watcher = fleet_plan()["watcher-0"].env
+    assert (watcher["SPOTWISE_POOL"], watcher["SPOTWISE_THREADS"]) == ("mixed", "1")
+    assert watcher["SPOTWISE_KV_CACHE_BYTES"] == str(4 * GIB)
+    assert "SPOTWISE_LEADER_ID" not in watcher
+    assert fleet_plan(cores=8)["watcher-0"].env["SPOTWISE_THREADS"] == "2"
+    assert fleet_plan(threads=3)["watcher-0"].env["SPOTWISE_THREADS"] == "3"
+
+
+def test_a_simulated_fleets_instance_is_a_simulated_device() -> None:
+    watcher = fleet_plan(engine="simulated")["watcher-0"].env
+    command = json.loads(watcher["SPOTWISE_FLEET_COMMAND"])
+    assert command[-1] == "spotwise.worker.simulated.groups"
+    assert "SPOTWISE_SPARES={instance_id}" in command
+    assert "SPOTWISE_FLEET_COMMAND" not in fleet_plan()["watcher-0"].env

@@ -32,6 +32,12 @@ _OPEN_ENV = {"SPOTWISE_API_KEYS": ""}
 #: An idle mesh serves in place, so hand-offs would not be measured.
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
 
+#: Options of `spotwise up` that are the command's own.
+_OWN_OPTIONS = {
+    "--name": "the command names the mesh that it starts (for one that runs already: --name of the command itself)",
+    "--detach": "the mesh ends with the command",
+}
+
 _numbers = itertools.count()
 
 
@@ -58,11 +64,17 @@ class MeshEndpoint(ServerEndpoint):
 
 
 def up_arguments(text: str) -> list[str]:
-    """Split the value of `--up-args` into arguments; raises `OptionError` for an open quotation mark."""
+    """Split the value of `--up-args` into arguments; raises `OptionError` for an open quotation mark, or an option that would
+    take the mesh from its command.
+    """
     try:
-        return shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         raise OptionError(f"--up-args {text!r}: {error}") from error
+    for option, why in _OWN_OPTIONS.items():
+        if any(each == option or each.startswith(f"{option}=") for each in arguments):
+            raise OptionError(f"--up-args {text!r}: leave out {option}; {why}")
+    return arguments
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.options import FleetOptions
-from spotwise.files.fleet_file import FleetFileError, read_fleet
+from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from spotwise.files.tables import TraceError
 
@@ -26,8 +26,9 @@ def fleet_options(
     on_demand_floor: int | None,
     spares: int | None,
     latency_target_s: float | None,
+    is_simulated: bool = False,
 ) -> FleetOptions | None:
-    """Return how a mesh gets its devices; `None` where nothing is bought.
+    """Return how a mesh gets its devices; `None` where nothing is bought. `is_simulated`: these only take the time.
 
     Raises:
         OptionError: a file cannot be read, or options do not go together.
@@ -44,6 +45,8 @@ def fleet_options(
         if names := [name for name, value in given.items() if value is not None]:
             raise OptionError(f"{', '.join(names)}: only a mesh whose machines are bought has that; add --fleet FILE")
         return None
+    if budget_per_h == 0:
+        raise OptionError("--budget 0: nothing could be bought; leave it out for no limit")
     if trace is None and (compress is not None or grace_s is not None):
         raise OptionError("--compress and --grace are about a trace; add --trace FILE")
     file = (file or _LOCAL_FLEET).absolute()
@@ -60,10 +63,11 @@ def fleet_options(
             f"--fleet {file}: types.{unprofiled[0]} has no profile, by which configurations are chosen; make one with "
             "spotwise profile FILE"
         )
-    if trace is not None and fleet.provider != "local":
-        raise OptionError(
-            f"--trace takes instances of this computer away; --fleet {file} has the provider {fleet.provider}"
-        )
+    _refuse_what_cannot_be_bought(
+        file, fleet, is_traced=trace is not None, budget_per_h=budget_per_h, floor=on_demand_floor
+    )
+    if is_simulated and (wide := [each.name for each in fleet.types if each.devices > 1]):
+        raise OptionError(f"--engine simulated: its instances have one device; {file}: types.{wide[0]}.devices is more")
     devices = max(each.devices for each in fleet.types)
     limit = 1 if fleet.local is None else max(1, fleet.local.limit)
     return FleetOptions(
@@ -78,3 +82,22 @@ def fleet_options(
         spares=spares,
         latency_target_s=latency_target_s,
     )
+
+
+def _refuse_what_cannot_be_bought(
+    file: Path, fleet: FleetFile, *, is_traced: bool, budget_per_h: float | None, floor: int | None
+) -> None:
+    if is_traced and fleet.provider != "local":
+        raise OptionError(
+            f"--trace takes instances of this computer away; --fleet {file} has the provider {fleet.provider}"
+        )
+    if is_traced and all(each.spot is None for each in fleet.types):
+        raise OptionError(f"--trace takes spot instances away; give a type of {file} a spot price")
+    if fleet.local is not None and fleet.local.limit == 0:
+        raise OptionError(f"--fleet {file}: local.limit is 0, so that nothing can be bought; set at least 1")
+    if floor and floor > (sold := sum(each.on_demand.most for each in fleet.types if each.on_demand is not None)):
+        raise OptionError(f"--on-demand-floor {floor}: the types of {file} have {sold} on-demand instances at most")
+    if budget_per_h is not None and fleet.prices is None:  # those of a CSV change
+        terms = [terms for each in fleet.types for terms in (each.spot, each.on_demand) if terms is not None]
+        if budget_per_h < (least := min(each.price_per_h for each in terms)):
+            raise OptionError(f"--budget {budget_per_h:g}: the cheapest instance of {file} costs {least:g} $/h")

@@ -9,6 +9,7 @@ a core for each, cores of its own. Simulated workers compute nothing, and share 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,11 @@ _TOKEN_NICENESS = 8
 _POOLS = ("prompt", "token", "mixed")
 #: Members of one process of simulated workers or devices at most; one that pushes real KV has threads and sockets of its own.
 _SIMULATED_MEMBERS = {SimulatedKv.TIMED: 50, SimulatedKv.REAL: 10}
+#: Command of a local instance that is one simulated device.
+_SIMULATED_INSTANCE = (
+    *("env", "SPOTWISE_SERVICE_ID={instance_id}", "SPOTWISE_SPARES={instance_id}"),
+    *(sys.executable, "-P", "-m", "spotwise.worker.simulated.groups"),
+)
 
 
 class StopOrder(IntEnum):
@@ -142,6 +148,7 @@ def _watcher_of_fleet(
     """Plan the watcher with the provider, whose local instances are devices with its own environment."""
     if options.engine is EngineKind.SIMULATED:
         device = {**_simulated_env(options, common), "SPOTWISE_POOL": "mixed", "OMP_NUM_THREADS": "1"}
+        device["SPOTWISE_FLEET_COMMAND"] = json.dumps(_SIMULATED_INSTANCE)
     else:
         threads, kv_cache_bytes = _shares(options, fleet.most_devices, machine)
         threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))

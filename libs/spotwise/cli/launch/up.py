@@ -139,7 +139,10 @@ def up(
     """Start a mesh: model, broker, store and the six services; Ctrl-C stops it."""
     folder = run_folder(name)
     shapes = PoolShapes()
-    if parallel is not None:
+    if fleet is not None or trace is not None:
+        if parallel is not None or devices is not None or prompt_workers or token_workers or mixed_workers:
+            raise OptionError("--fleet and --trace: the planner decides what serves; leave out workers and devices")
+    elif parallel is not None:
         if prompt_workers or token_workers or mixed_workers:
             raise OptionError("--parallel says how many workers there are; leave out --prompt-workers and its like")
         shapes = parse_parallel(parallel)
@@ -158,10 +161,9 @@ def up(
         on_demand_floor=on_demand_floor,
         spares=spares,
         latency_target_s=latency_target,
+        is_simulated=engine is EngineKind.SIMULATED,
     )
     if fleet_mesh is not None:
-        if prompt_workers or token_workers or mixed_workers:
-            raise OptionError("--fleet and --trace: the planner decides what serves; leave out --parallel and workers")
         prompt_workers = token_workers = 0
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):

@@ -46,6 +46,7 @@ class DemandWindow:
         self._output = _MeanTokens(window_s, output_tokens)
         self._last: LatestDict[str, tuple[int, int]] = LatestDict(MOST_GATEWAYS)
         self._heard_s: float | None = None
+        self._began_s = 0.0
 
     def _watched_from(self, started_s: float) -> ArrivalWindow:
         return ArrivalWindow(self._window_s, started_s=started_s, least_span_s=self._least_span_s)
@@ -57,7 +58,8 @@ class DemandWindow:
             return
         self._last[report.gateway_id] = number
         if not self.is_known(now):
-            self._arrivals = self._watched_from(now - LOAD_REPORT_S)
+            self._began_s = now - LOAD_REPORT_S
+            self._arrivals = self._watched_from(self._began_s)
         self._heard_s = now
         arrivals_s = report.arrivals_s
         if arrivals_s:
@@ -71,6 +73,10 @@ class DemandWindow:
     def is_known(self, now: float) -> bool:
         """Tell whether a gateway has reported in the last `KNOWN_S`."""
         return self._heard_s is not None and now - self._heard_s <= KNOWN_S
+
+    def is_measured(self, now: float) -> bool:
+        """Tell whether the load has been known for a whole window."""
+        return self.is_known(now) and now - self._began_s >= self._window_s
 
     def rate(self, now: float) -> float:
         """Return alpha, requests a second."""

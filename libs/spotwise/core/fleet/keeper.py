@@ -22,6 +22,7 @@ from spotwise.core.fleet.give_backs import GiveBacks
 from spotwise.core.fleet.kept import InstanceLeave, KeptFleet
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet.purchases import LONG_S, Purchases, key_of
+from spotwise.core.fleet.refusals import SHORTEST_S
 from spotwise.core.spot.policy import COMPUTING
 
 REPORT_S = 1.0
@@ -45,11 +46,14 @@ class FleetKeeperRole:
         list_s: seconds between two listings.
     """
 
-    def __init__(self, watcher_id: str, incarnation: int, provider: str, list_s: float) -> None:
+    def __init__(
+        self, watcher_id: str, incarnation: int, provider: str, list_s: float, refused_s: float = SHORTEST_S
+    ) -> None:
         self.watcher_id = watcher_id
         self._incarnation = incarnation
         self._provider = provider
         self._list_s = list_s
+        self._refused_s = refused_s
         self._restore(None, 0.0)
         self._is_restored = False
         self._is_replaced = False
@@ -94,7 +98,7 @@ class FleetKeeperRole:
     def _restore(self, kept: KeptFleet | None, now: float) -> None:
         self._term = (0, 0) if kept is None else (kept.term, kept.number)
         self._accounts = Accounts(kept)
-        self._purchases = Purchases(() if kept is None else kept.purchases, now)
+        self._purchases = Purchases(() if kept is None else kept.purchases, now, self._refused_s)
         self._departures = Departures(self.watcher_id, now)
         self._give_backs = GiveBacks()
         self._is_restored = True

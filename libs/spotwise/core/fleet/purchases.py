@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.keeper_events import PricedOffer, PurchaseAnswered, RefusalKind
 from spotwise.core.fleet.kept import KeptPurchase
-from spotwise.core.fleet.refusals import OfferKey, Refusals
+from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey, Refusals
 from spotwise.core.fleet_messages import Purchase, PurchaseStatus
 
 #: Seconds for which a purchase that no order has any more is reported.
@@ -45,8 +45,8 @@ class _Bought:
 class Purchases:
     """Purchases by token, in the order in which they came."""
 
-    def __init__(self, kept: Sequence[KeptPurchase] = (), now: float = 0.0) -> None:
-        self.refusals = Refusals()
+    def __init__(self, kept: Sequence[KeptPurchase] = (), now: float = 0.0, refused_s: float = SHORTEST_S) -> None:
+        self.refusals = Refusals(refused_s)
         self.offers: tuple[PricedOffer, ...] = ()
         self._bought: dict[str, _Bought] = {}
         self._ordered: frozenset[str] = frozenset()

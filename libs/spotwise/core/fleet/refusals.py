@@ -1,7 +1,7 @@
 """Which offers the provider refused, and when they are asked for again.
 
-Law: a refused offer rests for `shortest_s`, twice as long after each further refusal, `LONGEST` times as long at most; a success
-ends that.
+Law: a refused offer rests for `shortest_s`, twice as long after each further refusal, `LONGEST` times as long at most; a
+success ends that.
 An answer with fewer instances than ordered is a success and a refusal.
 """
 

@@ -1,7 +1,8 @@
 """The market in the planner: what the load and the prices ask for is bought, given back, and put to use.
 
-Law: while no watcher reports a fleet, nothing is ordered. What is bought and given back follows from the last report and the
-load of the last seconds (`fleet/decision.py`); the order says all that is still to be done, and is repeated.
+Law: while no watcher reports a fleet, nothing is ordered. A planner that finds a mesh that serves measures the load for a
+window before it decides: what it has not seen is not nothing. What is bought and given back follows from the last report and
+the load of the last seconds (`fleet/decision.py`); the order says all that is still to be done, and is repeated.
 The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
 while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
@@ -66,6 +67,8 @@ class FleetPlanning:
         self._rests_until_s = 0.0
         self._rest_s = REST_S
         self._asked_model_s = 0.0
+        self._began_s: float | None = None
+        self._has_measured = False
 
     def loaded(self, report: m.LoadReported, now: float) -> None:
         """Count a gateway's requests."""
@@ -92,6 +95,7 @@ class FleetPlanning:
         self._decision = FleetDecision(self._types, self._policy, self._planner_id, term)
         self._decided, self.wanted, self._reshaped_to = None, None, None
         self._rests_until_s, self._rest_s = 0.0, REST_S
+        self._began_s, self._has_measured = None, False
 
     def advance(self, groups: Sequence[m.DeviceGroup], now: float) -> list[c.PlannerCommand]:
         """Return the orders and questions that are due; `groups`: those that are to serve."""
@@ -99,6 +103,8 @@ class FleetPlanning:
         if report is None or decision is None or now - report.at_s > REPORT_LASTS_S:
             self.wanted = None
             return []
+        if not self._may_decide(groups, now):
+            return [*self._ask_model(now)]
         is_due = self._decided is None or now - self._decided_s >= self._policy.decide_s
         before, self._ready = self._ready, self._find_ready(report)
         if not is_due and before == self._ready:
@@ -163,8 +169,17 @@ class FleetPlanning:
             budget_per_h=self._policy.budget_per_h,
             wanted=() if decided is None else decided.targets,
             reasons=() if decided is None else decided.reasons,
-            why="" if decided is None else decided.why,
+            why="the load is measured first" if decided is None else decided.why,
         )
+
+    def _may_decide(self, groups: Sequence[m.DeviceGroup], now: float) -> bool:
+        """Return whether the load is known well enough; without any gateway's reports, after a window all the same."""
+        if self._began_s is None:
+            self._began_s = now
+        if not self._has_measured:
+            is_over = now - self._began_s >= self._policy.window_s
+            self._has_measured = not groups or is_over or self._demand.is_measured(now)
+        return self._has_measured
 
     def _find_ready(self, report: m.FleetReported) -> dict[str, dict[str, list[str]]]:
         """Return, by type, the instances all of whose devices may have positions, with these devices."""

@@ -45,3 +45,13 @@ def test_arguments_for_up_are_words_of_a_shell() -> None:
     """Arguments for `up` are split as by a shell, so that quoted ones stay whole."""
     assert up_arguments("") == []
     assert up_arguments("--kv-cache 1GiB --model 'my model'") == ["--kv-cache", "1GiB", "--model", "my model"]
+
+
+@pytest.mark.parametrize("given", ["--name x", "--name=x", "--kv-cache 1GiB --detach"])
+def test_what_would_lose_the_commands_mesh_is_refused(spotwise: CommandLine, tmp_path: Path, given: str) -> None:
+    """With a name of its own, or apart from the command, it would be waited for in vain, or never be ended."""
+    ended = spotwise("profile", str(tmp_path / "profile.json"), "--up-args", given)
+    assert ended.status == 2, ended.stderr
+    assert f"leave out {'--detach' if 'detach' in given else '--name'}; " in ended.stderr
+    assert not list(tmp_path.rglob("*.log"))
+    assert up_arguments("--model-name --named") == ["--model-name", "--named"]

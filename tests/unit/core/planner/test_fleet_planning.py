@@ -222,4 +222,4 @@ def test_the_view_says_why_there_is_no_fleet_and_what_serves() -> None:
     assert (view.config, view.serving, view.price_per_h) == ("1,1,1", "1,1,2", 1.0)
     assert [each.instance_id for each in view.reasons] == ["i0"]
     uneven = planning.fleet.view([group("mixed-0", "i0", "x"), group("mixed-1", "y")], planning.now)
-    assert uneven.serving == ""
+    assert uneven.serving == "1,1,1+1,1,2"
