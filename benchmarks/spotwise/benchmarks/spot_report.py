@@ -16,8 +16,8 @@ from spotwise.benchmarks.spot_run import LostInstance, SpotAnswer, SpotRunResult
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.core.percentile import percentile
 
-#: A notice of so many T_mig is long enough that nothing need be computed again. T_mig: until new groups have their weights, by the
-#: median, and the longest pause of a request that moves.
+#: A notice of so many T_mig is long enough that nothing need be computed again. T_mig: until new groups have their weights, by
+#: the median, and the longest pause of a request that moves.
 ENOUGH = 5
 #: Tokens that are computed again within so long after a loss are computed again for it.
 _AFTER_LOSS_S = 30.0
