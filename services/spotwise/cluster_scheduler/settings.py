@@ -50,7 +50,7 @@ class SchedulerSettings(ServiceSettings):
     )
     prefix_spans: int = Field(32_768, ge=0, description="prefixes of prompts remembered with their workers; 0: none")
     interruption_s: float = Field(
-        1.0,
+        10.0,
         ge=0,
         allow_inf_nan=False,
         description="what an interruption costs a request, in seconds: where the fleet is reported, answers go to machines "
