@@ -141,6 +141,8 @@ def _instances(view: FleetView, report: FleetReported, now: float, *, gone: bool
 
 
 def _life(instance: FleetInstance, report: FleetReported, now: float) -> str:
+    if instance.state is InstanceState.GONE:
+        return ""
     if instance.leaves_at_s is not None:
         return f"{duration_text(max(0.0, instance.leaves_at_s - now))} at most"
     if instance.market is Market.ON_DEMAND:

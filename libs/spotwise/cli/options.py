@@ -65,6 +65,7 @@ class FleetOptions(BaseModel):
 
     Attributes:
         file: the fleet file; `folder`: of the state of local instances.
+        profile: of the first type: what a simulated device takes, unless the user says otherwise.
         most_devices: devices of this machine at once; they share its memory and cores.
         trace: a spot trace that takes and gives the local spot instances; `compress`: its seconds in one of the mesh's;
             `grace_s`: seconds from a notice to the loss; None: as the trace or the fleet file says.
@@ -78,6 +79,7 @@ class FleetOptions(BaseModel):
 
     file: Path
     folder: Path
+    profile: Path | None = None
     most_devices: PositiveInt = 1
     trace: Path | None = None
     compress: PositiveFloat = 1.0

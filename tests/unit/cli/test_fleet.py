@@ -83,7 +83,7 @@ def test_an_instance_has_a_row_with_its_life_and_its_reason() -> None:
     assert row(text, "i-3")[4:7] == ["leaving", "10 min 0 s", "20 s at most"]
     assert row(text, "i-3")[8] == "node-1 leaves"
     assert "i-4" not in text
-    assert row(shown(VIEW, gone=True), "i-4")[4] == "gone"
+    assert row(shown(VIEW, gone=True), "i-4")[4:7] == ["gone", "10 min 0 s", ""]
 
 
 def test_a_life_is_that_of_the_instances_zone_or_else_of_its_type() -> None:

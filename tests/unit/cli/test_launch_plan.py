@@ -375,4 +375,10 @@ def test_a_simulated_fleets_instance_is_a_simulated_device() -> None:
     command = json.loads(watcher["SPOTWISE_FLEET_COMMAND"])
     assert command[-1] == "spotwise.worker.simulated.groups"
     assert "SPOTWISE_SPARES={instance_id}" in command
+    fleet = {"file": "/fleet.toml", "folder": "/run/instances", "profile": "/fast.json"}
+    profiled = fleet_plan(engine="simulated", fleet=fleet)["watcher-0"].env
+    assert profiled["SPOTWISE_PROFILE"] == "/fast.json"
+    given = fleet_plan(engine="simulated", fleet=fleet, profile="/own.json")["watcher-0"].env
+    assert given["SPOTWISE_PROFILE"] == "/own.json"
+    assert "SPOTWISE_PROFILE" not in fleet_plan(fleet=fleet)["watcher-0"].env
     assert "SPOTWISE_FLEET_COMMAND" not in fleet_plan()["watcher-0"].env

@@ -73,6 +73,7 @@ def fleet_options(
     return FleetOptions(
         file=file,
         folder=folder.path / "instances",
+        profile=fleet.types[0].profile,
         most_devices=devices * limit,
         trace=None if trace is None else trace.absolute(),
         compress=1.0 if compress is None else compress,

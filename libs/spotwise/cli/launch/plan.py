@@ -149,6 +149,8 @@ def _watcher_of_fleet(
     if options.engine is EngineKind.SIMULATED:
         device = {**_simulated_env(options, common), "SPOTWISE_POOL": "mixed", "OMP_NUM_THREADS": "1"}
         device["SPOTWISE_FLEET_COMMAND"] = json.dumps(_SIMULATED_INSTANCE)
+        if fleet.profile is not None:
+            device.setdefault("SPOTWISE_PROFILE", str(fleet.profile))
     else:
         threads, kv_cache_bytes = _shares(options, fleet.most_devices, machine)
         threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))
