@@ -30,8 +30,8 @@ class PoolPolicy:
         repurpose_share: share of a window, above 0 and up to 1, with off-pool work before a worker changes its home pool.
         repurpose_window_s: length of a window; `None` keeps every worker in its initial pool.
         prefix_spans: spans of prompts remembered over all requests; 0 for none.
-        interruption_s: seconds that an interruption counts as, its pause and recomputation among them; answers go to workers that
-            are less likely to end, and queue longer for it. 0 leaves lives out of account.
+        interruption_s: seconds that an interruption counts as, its pause and recomputation among them; answers go to workers
+            that are less likely to end, and queue longer for it. 0 leaves lives out of account.
         token_s: seconds of an answer's token, until answers have ended that show it.
         decode_queue: how decodes count for service in place; on token workers they count by remaining tokens.
     """
