@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import find_broker
 from spotwise.cli.quantities import duration_text
+from spotwise.cli.watching import watch as watch_live
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetInstance, FleetReported, FleetView, InstanceOffer, ShowFleet
 from spotwise.mesh.nats_bus import NatsBus
@@ -25,7 +25,6 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 
 _REPLY_TIMEOUT_S = 5.0
-_WATCH_S = 1.0
 _PIPE_WIDTH = 200
 _STYLES = {
     InstanceState.STARTING: "yellow",
@@ -48,7 +47,7 @@ def fleet(
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPE_WIDTH)
     if watch:
-        _watch(url, console, gone=gone)
+        watch_live(lambda: _shown(url, gone=gone), console)
         return
     view = asyncio.run(ask_fleet(url))
     if as_json:
@@ -80,16 +79,9 @@ async def ask_fleet(nats_url: str) -> FleetView:
     return answer
 
 
-def _watch(url: str, console: Console, *, gone: bool) -> None:
-    with Live(console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                view = asyncio.run(ask_fleet(url))
-                shown = view.why if view.report is None else fleet_view(view, view.report, time.time(), gone=gone)
-                live.update(shown, refresh=True)
-                time.sleep(_WATCH_S)
-        except KeyboardInterrupt:
-            return
+def _shown(url: str, *, gone: bool) -> RenderableType:
+    view = asyncio.run(ask_fleet(url))
+    return view.why if view.report is None else fleet_view(view, view.report, time.time(), gone=gone)
 
 
 def fleet_view(view: FleetView, report: FleetReported, now: float, *, gone: bool = False) -> RenderableType:

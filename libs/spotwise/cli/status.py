@@ -10,19 +10,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.mesh_access import find_store, open_store, running_state
+from spotwise.cli.watching import watch as watch_live
 from spotwise.core.cluster.views import has_off_pool_work
 from spotwise.core.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
-_WATCH_S = 1.0
 _PIPE_WIDTH = 180
 
 
@@ -57,7 +56,7 @@ def status(
     url = find_store(name, redis_url)
     console = _console()
     if watch:
-        _watch(url, console)
+        watch_live(lambda: _table(asyncio.run(gather_status(url))), console)
         return
     members = asyncio.run(gather_status(url))
     if as_json:
@@ -111,16 +110,6 @@ def _console() -> Console:
     """A pipe has no width; its reader wants whole words."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
-
-
-def _watch(url: str, console: Console) -> None:
-    with Live(console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(_table(asyncio.run(gather_status(url))), refresh=True)
-                time.sleep(_WATCH_S)
-        except KeyboardInterrupt:
-            return
 
 
 def _table(members: list[MemberStatus]) -> Table:

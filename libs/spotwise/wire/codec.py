@@ -11,7 +11,7 @@ from google.protobuf.message import Message as Proto
 from spotwise.core import messages as m
 from spotwise.core.messages import Message
 from spotwise.wire import codec_fleet, codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
-from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, same
+from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, each_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
 from spotwise.wire.v1 import worker_pb2 as worker
@@ -57,10 +57,7 @@ _SEQUENCE = codec_of(
     worker.SurveyedSequence,
     *("choice_id", "epoch", "tokens", "known_tokens", "remaining", "target_id"),
 )
-_SURVEYED: Codec = (
-    lambda sequences: [*map(_SEQUENCE[0], sequences)],
-    lambda protos: tuple(map(_SEQUENCE[1], protos)),
-)
+_SURVEYED: Codec = each_of(_SEQUENCE)
 _ATTEMPT = ("choice_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
 _RESERVATION = (*_ORDER, "kv_tokens", "max_new_tokens", "source_id", "hop")

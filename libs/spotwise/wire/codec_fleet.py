@@ -8,15 +8,8 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.survival import PiecewiseHazard
-from spotwise.wire.field_codec import Codec, codec_of, same
+from spotwise.wire.field_codec import Codec, codec_of, each_of, same
 from spotwise.wire.v1 import fleet_pb2 as fleet
-
-
-def _each(codec: Codec) -> Codec:
-    """Return the codec of a tuple."""
-    to_proto, from_proto = codec
-    return lambda values: [*map(to_proto, values)], lambda protos: tuple(map(from_proto, protos))
-
 
 _MARKET: Codec = (same, Market)
 _INSTANCE = codec_of(
@@ -53,17 +46,17 @@ REPORT: Codec = codec_of(
     m.FleetReported,
     fleet.FleetReported,
     *("watcher_id", "incarnation", "at_s", "provider", "spent", "problem"),
-    instances=_each(_INSTANCE),
-    offers=_each(_OFFER),
-    purchases=_each(_STATUS),
-    lives=_each(_LIVES),
+    instances=each_of(_INSTANCE),
+    offers=each_of(_OFFER),
+    purchases=each_of(_STATUS),
+    lives=each_of(_LIVES),
 )
 ORDER: Codec = codec_of(
     m.FleetOrder,
     fleet.FleetOrder,
     *("planner_id", "term", "number"),
-    purchases=_each(_PURCHASE),
-    releases=_each(_RELEASE),
+    purchases=each_of(_PURCHASE),
+    releases=each_of(_RELEASE),
 )
 SHOW: Codec = codec_of(m.ShowFleet, fleet.ShowFleet)
 _VIEW_FIELDS = (
@@ -76,8 +69,8 @@ _VIEW = codec_of(
     *_VIEW_FIELDS,
     optional=("budget_per_h",),
     report=(lambda report: None if report is None else REPORT[0](report), same),
-    wanted=_each(_WANTED),
-    reasons=_each(_REASON),
+    wanted=each_of(_WANTED),
+    reasons=each_of(_REASON),
 )
 
 

@@ -7,7 +7,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.wire.codec_members import PLACE
-from spotwise.wire.field_codec import Codec, codec_of, same
+from spotwise.wire.field_codec import Codec, codec_of, each_of, same
 from spotwise.wire.v1 import reshape_pb2 as reshape
 
 _MATRIX = codec_of(LayerMatrix, reshape.LayerMatrix, "columns", "inputs", "gathers")
@@ -17,7 +17,7 @@ _PARTITION = codec_of(
     *("layers", "query_heads", "kv_heads", "key_dim", "value_dim"),
     *("hidden_size", "inner_size", "vocab_size", "head_layers"),
     optional=("stays_whole",),
-    matrices=(lambda matrices: [*map(_MATRIX[0], matrices)], lambda protos: tuple(map(_MATRIX[1], protos))),
+    matrices=each_of(_MATRIX),
 )
 _GROUP = codec_of(m.GroupMembership, reshape.GroupMembership, "worker_id", place=PLACE)
 _DEVICES = codec_of(
@@ -31,7 +31,7 @@ _PREDICTION = codec_of(
     m.PredictedReshape,
     reshape.PredictedReshape,
     *("kept_bytes", "moved_bytes", "storage_bytes", "kv_bytes", "forming_s", "pause_s"),
-    groups=(lambda groups: [*map(_DEVICES[0], groups)], lambda protos: tuple(map(_DEVICES[1], protos))),
+    groups=each_of(_DEVICES),
     new_ids=(same, tuple),
     retiring_ids=(same, tuple),
 )
@@ -89,14 +89,11 @@ SURVEYED: Codec = codec_of(
     reshape.DeviceSurveyed,
     *("device_id", "incarnation", "number"),
     model=(_shape_to, _shape_from),
-    groups=(lambda groups: [*map(_GROUP[0], groups)], lambda protos: tuple(map(_GROUP[1], protos))),
+    groups=each_of(_GROUP),
 )
 _PLANNED_WEIGHTS = codec_of(m.PlannedWeights, reshape.PlannedWeights, "device_id", "source_id", "first_layer", "layers")
 #: Of a plan, in its order.
-WEIGHTS: Codec = (
-    lambda weights: [*map(_PLANNED_WEIGHTS[0], weights)],
-    lambda protos: tuple(map(_PLANNED_WEIGHTS[1], protos)),
-)
+WEIGHTS: Codec = each_of(_PLANNED_WEIGHTS)
 LEAD: Codec = codec_of(
     m.LeadGroup,
     reshape.LeadGroup,

@@ -33,6 +33,12 @@ def codec_of(
     return to_proto, from_proto
 
 
+def each_of(codec: Codec) -> Codec:
+    """Return the codec of a tuple of what `codec` is for."""
+    to_proto, from_proto = codec
+    return lambda values: [*map(to_proto, values)], lambda protos: tuple(map(from_proto, protos))
+
+
 def attempts_codec(
     core_type: Callable[..., Any], proto_type: Callable[..., Any], field: str, columns: tuple[str, str], *names: str
 ) -> Codec:

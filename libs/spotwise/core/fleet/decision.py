@@ -46,7 +46,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 
 #: A report older than this tells too little of the fleet to change it.
-_STALE_S = 15.0
+REPORT_LASTS_S = 15.0
 #: A market with a late instance is not asked for so many times `hold_s` after the instance was last seen.
 _AVOIDED_HOLDS = 10
 
@@ -123,7 +123,7 @@ class FleetDecision:
         self._purchases.update(report)
         self._releases.update(report)
         age_s = now - report.at_s
-        if report.problem or age_s > _STALE_S:
+        if report.problem or age_s > REPORT_LASTS_S:
             why = report.problem or f"the last report is {age_s:.0f} s old"
             return self._repeat(f"nothing is bought or given back: the fleet cannot be listed ({why})")
         self._state = state = self._listed(now)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spotwise.core import messages as m
-from spotwise.core.fleet.decision import Decided, FleetDecision
+from spotwise.core.fleet.decision import REPORT_LASTS_S, Decided, FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
 from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.fleet_policy import FleetPolicy
@@ -30,8 +30,6 @@ from spotwise.core.planner.replacement import LONGEST_REST_S, REST_S, described
 
 #: An order is repeated after so long while something of it is to be done.
 ORDER_EVERY_S = 1.0
-#: A report that is older says nothing of what is there now.
-REPORT_LASTS_S = 15.0
 #: Number of the planner's own orders among those of operators.
 OWN_ORDER = 0
 

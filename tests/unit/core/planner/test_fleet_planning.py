@@ -9,12 +9,13 @@ from itertools import pairwise
 import pytest
 
 from spotwise.core import messages as m
+from spotwise.core.fleet.decision import REPORT_LASTS_S
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.membership import Membership
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.fleet_planning import REPORT_LASTS_S, FleetPlanning
+from spotwise.core.planner.fleet_planning import FleetPlanning
 from spotwise.core.planner.replacement import REST_S
 from tests.unit.core.builders import plain_member
 from tests.unit.core.fleet.fake_cloud import SHAPE, fleet_type
