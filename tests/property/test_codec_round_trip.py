@@ -228,7 +228,9 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.booleans(),
     ),
     m.GroupFormed: st.builds(m.GroupFormed, TEXT, U64, U64, U64, U64),
-    m.LoadReported: st.builds(m.LoadReported, TEXT, U64, U64, st.lists(NUMBERS, max_size=4).map(tuple), U64, U64, U64),
+    m.LoadReported: st.builds(
+        m.LoadReported, TEXT, U64, U64, st.lists(NUMBERS, max_size=4).map(tuple), U64, U64, U64, U64
+    ),
     m.FleetReported: FLEET_REPORTS,
     m.FleetOrder: st.builds(
         m.FleetOrder,

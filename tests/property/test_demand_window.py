@@ -37,7 +37,7 @@ def heard(arrivals: list[tuple[float, str, int]], fates: list[tuple[bool, float,
             for at_s, tokens in [each for each in mine if second - 1 <= each[0] < second]:
                 meter.arrived(tokens, at_s)
                 meter.finished(2 * tokens)
-            for report in meter.reports(float(second)):
+            for report in meter.reports(0, float(second)) if meter.is_due(float(second)) else ():
                 is_lost, late_s, times = fates[number % len(fates)]
                 number += 1
                 if not is_lost:

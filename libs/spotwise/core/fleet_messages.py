@@ -23,6 +23,7 @@ class LoadReported:
         arrivals_s: Unix time of each request's arrival.
         prompt_tokens: of the requests that arrived, in all.
         finished: requests that ended in order, with so many `output_tokens` in all.
+        late: requests that have no token yet and came more than `load_meter.LATE_S` ago.
     """
 
     gateway_id: str
@@ -32,6 +33,7 @@ class LoadReported:
     prompt_tokens: int = 0
     finished: int = 0
     output_tokens: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _WANTED = codec_of(m.WantedInstances, fleet.WantedInstances, "type_name", "spot"
 LOAD: Codec = codec_of(
     m.LoadReported,
     fleet.LoadReported,
-    *("gateway_id", "incarnation", "number", "prompt_tokens", "finished", "output_tokens"),
+    *("gateway_id", "incarnation", "number", "prompt_tokens", "finished", "output_tokens", "late"),
     arrivals_s=(same, tuple),
 )
 REPORT: Codec = codec_of(

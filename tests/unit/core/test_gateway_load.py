@@ -7,7 +7,7 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.gateway.load_meter import IDLE_REPORT_S, LOAD_REPORT_S, MOST_ARRIVALS, LoadMeter
+from spotwise.core.gateway.load_meter import IDLE_REPORT_S, LATE_S, LOAD_REPORT_S, MOST_ARRIVALS, LoadMeter
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.request import FinishReason
 from tests.unit.core.builders import only
@@ -124,6 +124,20 @@ def test_reports_come_each_second_and_each_five_while_there_is_nothing(bench: Ga
     assert IDLE_REPORT_S == 9 * 0.5 + 0.5
 
 
+def test_a_request_without_a_token_for_long_is_late(bench: GatewayBench) -> None:
+    """Each report says it anew until its first token comes; one that decodes for long is not late."""
+    bench.open("a")
+    bench.open("b")
+    bench.tokens((0, 50), stream=2)
+    bench.now += LATE_S
+    assert next_report(bench).late == 1
+    (later,) = [report for _ in range(10) for report in reports(bench.tick(0.5))]
+    assert (later.late, later.arrivals_s) == (1, ())
+    bench.tokens((0, 50), stream=1)
+    (last,) = [report for _ in range(10) for report in reports(bench.tick(0.5))]
+    assert last.late == 0
+
+
 def test_a_gateway_without_an_interval_reports_nothing() -> None:
     """As the roles of older journals, which have no such parameter."""
     bench = GatewayBench()
@@ -134,18 +148,19 @@ def test_a_gateway_without_an_interval_reports_nothing() -> None:
 def test_many_arrivals_take_several_reports() -> None:
     """None is left out or counted twice, and the totals belong to the arrivals beside them."""
     meter = LoadMeter("g", 7)
-    meter.reports(0.0)
+    meter.reports(0, 0.0)
     moments_s = [index / 10_000 for index in range(2 * MOST_ARRIVALS + 5)]
     for at_s in moments_s:
         meter.arrived(3, at_s)
     meter.finished(8)
-    made = meter.reports(1.0)
+    made = meter.reports(2, 1.0)
     assert [counts(report) for report in made] == [
         (MOST_ARRIVALS, 3 * MOST_ARRIVALS, 0, 0),
         (MOST_ARRIVALS, 3 * MOST_ARRIVALS, 0, 0),
         (5, 15, 1, 8),
     ]
     assert [report.number for report in made] == [2, 3, 4]
+    assert [report.late for report in made] == [0, 0, 2]
     assert [at_s for report in made for at_s in report.arrivals_s] == moments_s
 
 
@@ -153,5 +168,5 @@ def test_a_full_report_is_not_followed_by_an_empty_one() -> None:
     meter = LoadMeter("g", 7)
     for _ in range(MOST_ARRIVALS):
         meter.arrived(1, 0.0)
-    assert [counts(report) for report in meter.reports(0.0)] == [(MOST_ARRIVALS, MOST_ARRIVALS, 0, 0)]
-    assert meter.reports(0.5) == []
+    assert [counts(report) for report in meter.reports(0, 0.0)] == [(MOST_ARRIVALS, MOST_ARRIVALS, 0, 0)]
+    assert not meter.is_due(0.5)

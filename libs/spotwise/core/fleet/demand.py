@@ -5,6 +5,7 @@ its requests only, and a gateway that is silent leaves the window with its reque
 Arrivals count at their own times, whoever reports them, so that the variation of the gaps is that of all gateways together.
 A gateway whose clock is ahead by more than `MOST_AHEAD_S` counts as if its last arrival of a report were now.
 Where no gateway has reported for `KNOWN_S`, the window begins anew: what came meanwhile is not known, and is not nothing.
+Late requests, those that wait for their first token, count as if they came again: a queue is worked off within a window.
 Tokens of a request are the mean over the window that ends with the last report that had any.
 """
 
@@ -45,6 +46,7 @@ class DemandWindow:
         self._input = _MeanTokens(window_s, input_tokens)
         self._output = _MeanTokens(window_s, output_tokens)
         self._last: LatestDict[str, tuple[int, int]] = LatestDict(MOST_GATEWAYS)
+        self._late: LatestDict[str, tuple[float, int]] = LatestDict(MOST_GATEWAYS)
         self._heard_s: float | None = None
         self._began_s = 0.0
 
@@ -57,6 +59,7 @@ class DemandWindow:
         if last is not None and number <= last:
             return
         self._last[report.gateway_id] = number
+        self._late[report.gateway_id] = now, report.late
         if not self.is_known(now):
             self._began_s = now - LOAD_REPORT_S
             self._arrivals = self._watched_from(self._began_s)
@@ -80,7 +83,8 @@ class DemandWindow:
 
     def rate(self, now: float) -> float:
         """Return alpha, requests a second."""
-        return self._arrivals.rate(now)
+        late = sum(count for heard_s, count in self._late.values() if now - heard_s <= KNOWN_S)
+        return self._arrivals.rate(now) + late / self._window_s
 
     def cv(self, now: float) -> float | None:
         """Return the coefficient of variation of the gaps between arrivals, `None` where they are few."""

@@ -4,15 +4,20 @@ Law: every sequence that a client requests counts once, when it arrives: each of
 rejected later, for it is load that could not be served. A further attempt is no request.
 A sequence that ends in order counts with its output tokens at its end: by a stop token, its length or a stop string. One that
 its client leaves, or that fails, does not.
-What a report has, no other has: the loss of one costs no more than that.
+What a report has, no other has: the loss of one costs no more than that. Only late requests, those without a token for
+`LATE_S`, are in each report anew: they are a queue that arrivals of the last seconds say nothing of.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from spotwise.core.fleet_messages import LoadReported
 
 #: Seconds between two reports, and between two of a gateway that has nothing to report: it is there, and idle.
 LOAD_REPORT_S, IDLE_REPORT_S = 1.0, 5.0
+#: A request without a token for so long is late.
+LATE_S = 30.0
 #: Arrivals of a report at most: 16 kB. A gateway with more makes several reports at a time.
 MOST_ARRIVALS = 2000
 
@@ -45,16 +50,20 @@ class LoadMeter:
         self._finished += 1
         self._output_tokens += output_tokens
 
-    def reports(self, now: float) -> list[LoadReported]:
-        """Return the reports that are due; the first one is at once, so that a planner learns of the gateway."""
-        since_s = None if self._reported_s is None else now - self._reported_s
+    def is_due(self, now: float) -> bool:
+        """Return whether `reports` has some; the first one is due at once, so that a planner learns of the gateway."""
+        if self._reported_s is None:
+            return True
         is_idle = not (self._arrivals_s or self._finished or self._full)
-        if since_s is not None and since_s < (max(self._report_s, IDLE_REPORT_S) if is_idle else self._report_s):
-            return []
+        return now - self._reported_s >= (max(self._report_s, IDLE_REPORT_S) if is_idle else self._report_s)
+
+    def reports(self, late: int, now: float) -> list[LoadReported]:
+        """Return what there is to report; `late`: requests that are."""
         self._reported_s = now
         due, self._full = self._full, []
         if self._arrivals_s or self._finished or not due:
             due.append(self._make())
+        due[-1] = replace(due[-1], late=late)
         return due
 
     def _make(self) -> LoadReported:

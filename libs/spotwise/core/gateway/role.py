@@ -17,7 +17,7 @@ from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.attempt_history import MAX_FRUITLESS
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.gateway.load_meter import LoadMeter
+from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
@@ -301,8 +301,9 @@ class GatewayRole:
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
             self._was_away(event.away_s)
-        if self._load is not None:
-            self._commands += map(g.PublishLoad, self._load.reports(now))
+        if self._load is not None and self._load.is_due(now):
+            late = sum(not each.token_ids and now - each.received_s > LATE_S for each in self._requests.values())
+            self._commands += map(g.PublishLoad, self._load.reports(late, now))
         for worker_id, since_s in self._batches.overdue(now):
             self._tokens_missing(worker_id, since_s)
         for change in self.membership.expire(now):

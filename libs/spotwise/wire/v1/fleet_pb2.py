@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17spotwise/v1/fleet.proto\x12\x0bspotwise.v1\"\x9b\x01\n\x0cLoadReported\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x12\n\narrivals_s\x18\x04 \x03(\x01\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x66inished\x18\x06 \x01(\x04\x12\x15\n\routput_tokens\x18\x07 \x01(\x04\"\xd2\x01\n\rFleetInstance\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttype_name\x18\x02 \x01(\t\x12\x0e\n\x06market\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nlaunched_s\x18\x05 \x01(\x01\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0c\n\x04zone\x18\x07 \x01(\t\x12\x13\n\x0bprice_per_h\x18\x08 \x01(\x01\x12\x18\n\x0bleaves_at_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwhy_leaving\x18\n \x01(\tB\x0e\n\x0c_leaves_at_s\"\x8d\x01\n\rInstanceOffer\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0e\n\x06market\x18\x02 \x01(\t\x12\x13\n\x0bprice_per_h\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\r\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x17\n\x0frefused_until_s\x18\x06 \x01(\x01\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\'\n\x06Hazard\x12\x0e\n\x06\x66rom_s\x18\x01 \x03(\x01\x12\r\n\x05per_s\x18\x02 \x03(\x01\"q\n\x0cLearnedLives\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12#\n\x06hazard\x18\x03 \x01(\x0b\x32\x13.spotwise.v1.Hazard\x12\r\n\x05lives\x18\x04 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x05 \x01(\x04\"Z\n\x08Purchase\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\ntype_names\x18\x02 \x03(\t\x12\x0e\n\x06market\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04zone\x18\x05 \x01(\t\"}\n\x0ePurchaseStatus\x12\'\n\x08purchase\x18\x01 \x01(\x0b\x32\x15.spotwise.v1.Purchase\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_answered\x18\x03 \x01(\x08\x12\x0b\n\x03got\x18\x04 \x01(\r\x12\x0f\n\x07problem\x18\x05 \x01(\t\"J\n\x0fInstanceRelease\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xad\x02\n\rFleetReported\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x10\n\x08provider\x18\x04 \x01(\t\x12-\n\tinstances\x18\x05 \x03(\x0b\x32\x1a.spotwise.v1.FleetInstance\x12*\n\x06offers\x18\x06 \x03(\x0b\x32\x1a.spotwise.v1.InstanceOffer\x12.\n\tpurchases\x18\x07 \x03(\x0b\x32\x1b.spotwise.v1.PurchaseStatus\x12(\n\x05lives\x18\x08 \x03(\x0b\x32\x19.spotwise.v1.LearnedLives\x12\r\n\x05spent\x18\t \x01(\x01\x12\x0f\n\x07problem\x18\n \x01(\t\"\x98\x01\n\nFleetOrder\x12\x12\n\nplanner_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12(\n\tpurchases\x18\x04 \x03(\x0b\x32\x15.spotwise.v1.Purchase\x12.\n\x08releases\x18\x05 \x03(\x0b\x32\x1c.spotwise.v1.InstanceRelease\"\x0b\n\tShowFleet\"5\n\x0eInstanceReason\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"U\n\x0fWantedInstances\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0c\n\x04spot\x18\x02 \x01(\r\x12\x11\n\ton_demand\x18\x03 \x01(\r\x12\x0e\n\x06spares\x18\x04 \x01(\r\"\xf0\x02\n\tFleetView\x12*\n\x06report\x18\x01 \x01(\x0b\x32\x1a.spotwise.v1.FleetReported\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12\n\n\x02\x63v\x18\x03 \x01(\x01\x12\x14\n\x0cinput_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x0e\n\x06\x63onfig\x18\x06 \x01(\t\x12\x0f\n\x07serving\x18\x07 \x01(\t\x12\x12\n\nthroughput\x18\x08 \x01(\x01\x12\x11\n\trequest_s\x18\t \x01(\x01\x12\x13\n\x0bprice_per_h\x18\n \x01(\x01\x12\x19\n\x0c\x62udget_per_h\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12,\n\x06wanted\x18\x0c \x03(\x0b\x32\x1c.spotwise.v1.WantedInstances\x12,\n\x07reasons\x18\r \x03(\x0b\x32\x1b.spotwise.v1.InstanceReason\x12\x0b\n\x03why\x18\x0e \x01(\tB\x0f\n\r_budget_per_hb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17spotwise/v1/fleet.proto\x12\x0bspotwise.v1\"\xa9\x01\n\x0cLoadReported\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x12\n\narrivals_s\x18\x04 \x03(\x01\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x10\n\x08\x66inished\x18\x06 \x01(\x04\x12\x15\n\routput_tokens\x18\x07 \x01(\x04\x12\x0c\n\x04late\x18\x08 \x01(\x04\"\xd2\x01\n\rFleetInstance\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\ttype_name\x18\x02 \x01(\t\x12\x0e\n\x06market\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nlaunched_s\x18\x05 \x01(\x01\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0c\n\x04zone\x18\x07 \x01(\t\x12\x13\n\x0bprice_per_h\x18\x08 \x01(\x01\x12\x18\n\x0bleaves_at_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bwhy_leaving\x18\n \x01(\tB\x0e\n\x0c_leaves_at_s\"\x8d\x01\n\rInstanceOffer\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0e\n\x06market\x18\x02 \x01(\t\x12\x13\n\x0bprice_per_h\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\r\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x17\n\x0frefused_until_s\x18\x06 \x01(\x01\x12\x0f\n\x07refusal\x18\x07 \x01(\t\"\'\n\x06Hazard\x12\x0e\n\x06\x66rom_s\x18\x01 \x03(\x01\x12\r\n\x05per_s\x18\x02 \x03(\x01\"q\n\x0cLearnedLives\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0c\n\x04zone\x18\x02 \x01(\t\x12#\n\x06hazard\x18\x03 \x01(\x0b\x32\x13.spotwise.v1.Hazard\x12\r\n\x05lives\x18\x04 \x01(\x04\x12\x0c\n\x04\x65nds\x18\x05 \x01(\x04\"Z\n\x08Purchase\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\ntype_names\x18\x02 \x03(\t\x12\x0e\n\x06market\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04zone\x18\x05 \x01(\t\"}\n\x0ePurchaseStatus\x12\'\n\x08purchase\x18\x01 \x01(\x0b\x32\x15.spotwise.v1.Purchase\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_answered\x18\x03 \x01(\x08\x12\x0b\n\x03got\x18\x04 \x01(\r\x12\x0f\n\x07problem\x18\x05 \x01(\t\"J\n\x0fInstanceRelease\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xad\x02\n\rFleetReported\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\x12\x10\n\x08provider\x18\x04 \x01(\t\x12-\n\tinstances\x18\x05 \x03(\x0b\x32\x1a.spotwise.v1.FleetInstance\x12*\n\x06offers\x18\x06 \x03(\x0b\x32\x1a.spotwise.v1.InstanceOffer\x12.\n\tpurchases\x18\x07 \x03(\x0b\x32\x1b.spotwise.v1.PurchaseStatus\x12(\n\x05lives\x18\x08 \x03(\x0b\x32\x19.spotwise.v1.LearnedLives\x12\r\n\x05spent\x18\t \x01(\x01\x12\x0f\n\x07problem\x18\n \x01(\t\"\x98\x01\n\nFleetOrder\x12\x12\n\nplanner_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12(\n\tpurchases\x18\x04 \x03(\x0b\x32\x15.spotwise.v1.Purchase\x12.\n\x08releases\x18\x05 \x03(\x0b\x32\x1c.spotwise.v1.InstanceRelease\"\x0b\n\tShowFleet\"5\n\x0eInstanceReason\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"U\n\x0fWantedInstances\x12\x11\n\ttype_name\x18\x01 \x01(\t\x12\x0c\n\x04spot\x18\x02 \x01(\r\x12\x11\n\ton_demand\x18\x03 \x01(\r\x12\x0e\n\x06spares\x18\x04 \x01(\r\"\xf0\x02\n\tFleetView\x12*\n\x06report\x18\x01 \x01(\x0b\x32\x1a.spotwise.v1.FleetReported\x12\x0c\n\x04rate\x18\x02 \x01(\x01\x12\n\n\x02\x63v\x18\x03 \x01(\x01\x12\x14\n\x0cinput_tokens\x18\x04 \x01(\x04\x12\x15\n\routput_tokens\x18\x05 \x01(\x04\x12\x0e\n\x06\x63onfig\x18\x06 \x01(\t\x12\x0f\n\x07serving\x18\x07 \x01(\t\x12\x12\n\nthroughput\x18\x08 \x01(\x01\x12\x11\n\trequest_s\x18\t \x01(\x01\x12\x13\n\x0bprice_per_h\x18\n \x01(\x01\x12\x19\n\x0c\x62udget_per_h\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12,\n\x06wanted\x18\x0c \x03(\x0b\x32\x1c.spotwise.v1.WantedInstances\x12,\n\x07reasons\x18\r \x03(\x0b\x32\x1b.spotwise.v1.InstanceReason\x12\x0b\n\x03why\x18\x0e \x01(\tB\x0f\n\r_budget_per_hb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,31 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spotwise.wire.v1.fleet_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADREPORTED']._serialized_start=41
-  _globals['_LOADREPORTED']._serialized_end=196
-  _globals['_FLEETINSTANCE']._serialized_start=199
-  _globals['_FLEETINSTANCE']._serialized_end=409
-  _globals['_INSTANCEOFFER']._serialized_start=412
-  _globals['_INSTANCEOFFER']._serialized_end=553
-  _globals['_HAZARD']._serialized_start=555
-  _globals['_HAZARD']._serialized_end=594
-  _globals['_LEARNEDLIVES']._serialized_start=596
-  _globals['_LEARNEDLIVES']._serialized_end=709
-  _globals['_PURCHASE']._serialized_start=711
-  _globals['_PURCHASE']._serialized_end=801
-  _globals['_PURCHASESTATUS']._serialized_start=803
-  _globals['_PURCHASESTATUS']._serialized_end=928
-  _globals['_INSTANCERELEASE']._serialized_start=930
-  _globals['_INSTANCERELEASE']._serialized_end=1004
-  _globals['_FLEETREPORTED']._serialized_start=1007
-  _globals['_FLEETREPORTED']._serialized_end=1308
-  _globals['_FLEETORDER']._serialized_start=1311
-  _globals['_FLEETORDER']._serialized_end=1463
-  _globals['_SHOWFLEET']._serialized_start=1465
-  _globals['_SHOWFLEET']._serialized_end=1476
-  _globals['_INSTANCEREASON']._serialized_start=1478
-  _globals['_INSTANCEREASON']._serialized_end=1531
-  _globals['_WANTEDINSTANCES']._serialized_start=1533
-  _globals['_WANTEDINSTANCES']._serialized_end=1618
-  _globals['_FLEETVIEW']._serialized_start=1621
-  _globals['_FLEETVIEW']._serialized_end=1989
+  _globals['_LOADREPORTED']._serialized_end=210
+  _globals['_FLEETINSTANCE']._serialized_start=213
+  _globals['_FLEETINSTANCE']._serialized_end=423
+  _globals['_INSTANCEOFFER']._serialized_start=426
+  _globals['_INSTANCEOFFER']._serialized_end=567
+  _globals['_HAZARD']._serialized_start=569
+  _globals['_HAZARD']._serialized_end=608
+  _globals['_LEARNEDLIVES']._serialized_start=610
+  _globals['_LEARNEDLIVES']._serialized_end=723
+  _globals['_PURCHASE']._serialized_start=725
+  _globals['_PURCHASE']._serialized_end=815
+  _globals['_PURCHASESTATUS']._serialized_start=817
+  _globals['_PURCHASESTATUS']._serialized_end=942
+  _globals['_INSTANCERELEASE']._serialized_start=944
+  _globals['_INSTANCERELEASE']._serialized_end=1018
+  _globals['_FLEETREPORTED']._serialized_start=1021
+  _globals['_FLEETREPORTED']._serialized_end=1322
+  _globals['_FLEETORDER']._serialized_start=1325
+  _globals['_FLEETORDER']._serialized_end=1477
+  _globals['_SHOWFLEET']._serialized_start=1479
+  _globals['_SHOWFLEET']._serialized_end=1490
+  _globals['_INSTANCEREASON']._serialized_start=1492
+  _globals['_INSTANCEREASON']._serialized_end=1545
+  _globals['_WANTEDINSTANCES']._serialized_start=1547
+  _globals['_WANTEDINSTANCES']._serialized_end=1632
+  _globals['_FLEETVIEW']._serialized_start=1635
+  _globals['_FLEETVIEW']._serialized_end=2003
 # @@protoc_insertion_point(module_scope)

@@ -29,12 +29,14 @@ class LoadReported(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     incarnation: _builtins.int
     number: _builtins.int
     prompt_tokens: _builtins.int
     finished: _builtins.int
     output_tokens: _builtins.int
+    late: _builtins.int
     @_builtins.property
     def arrivals_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
@@ -47,10 +49,11 @@ class LoadReported(_message.Message):
         prompt_tokens: _builtins.int = ...,
         finished: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
+        late: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals_s", b"arrivals_s", "finished", b"finished", "gateway_id", b"gateway_id", "incarnation", b"incarnation", "number", b"number", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals_s", b"arrivals_s", "finished", b"finished", "gateway_id", b"gateway_id", "incarnation", b"incarnation", "late", b"late", "number", b"number", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -171,3 +172,15 @@ def test_a_poisson_stream_over_three_gateways_has_its_rate(seed: int, lost: floa
     assert window.rate(60.0) == pytest.approx(kept / 30, rel=0.02)
     assert window.rate(60.0) == pytest.approx(20.0 * (1 - lost), rel=0.2)
     assert lost or window.cv(60.0) == pytest.approx(1.0, abs=0.15)
+
+
+def test_late_requests_count_once_more_each_window() -> None:
+    """A queue of 60 takes two requests a second for a window of 30 s; a later report, or silence, ends it."""
+    window = DemandWindow(30.0)
+    window.add(replace(report(1), late=45), 100.0)
+    window.add(replace(report(1, gateway="h"), late=15), 100.0)
+    assert window.rate(100.0) == pytest.approx(2.0)
+    assert window.demand(100.0).arrival_rate == pytest.approx(2.0)
+    window.add(report(2), 105.0)
+    assert window.rate(105.0) == pytest.approx(0.5)
+    assert window.rate(100.1 + KNOWN_S) == 0.0
