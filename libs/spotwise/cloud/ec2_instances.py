@@ -24,11 +24,11 @@ from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
     ProviderUnavailable,
-    SpotPrice,
     in_order,
     require_mesh_name,
 )
 from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet.prices import SpotPrice
 
 _log = structlog.get_logger()
 
@@ -174,8 +174,8 @@ class Ec2Instances:
                         each["Timestamp"].timestamp(),
                         float(each["SpotPrice"]),
                     )
-                    key = (price.instance_type, price.zone)
-                    if key not in newest or newest[key].since_unix_s < price.since_unix_s:
+                    key = (price.type_name, price.zone)
+                    if key not in newest or newest[key].since_s < price.since_s:
                         newest[key] = price
                 if not page.get("NextToken"):
                     break

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet.prices import SpotPrice
 
 #: Prefix of the provider's own tags, which a caller may not set.
 OWN_TAGS = "spotwise:"
@@ -161,16 +162,6 @@ class ReclaimingProvider(InstanceProvider, Protocol):
 
     async def notices(self) -> list[InstanceNotice]:
         """Return the notices that are in effect for instances of this mesh that are there, in order of deadline and id."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpotPrice:
-    """Dollars an hour of a spot instance in a zone, from a Unix time on."""
-
-    instance_type: str
-    zone: str
-    since_unix_s: float
-    per_h: float
 
 
 @runtime_checkable

@@ -29,7 +29,8 @@ from spotwise.cloud.instances import (
 )
 from spotwise.cloud.mesh_start import mesh_start
 from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.files.spot_traces import NodeLife, SpotTrace
+from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.traced_nodes import TracedNodes
 
 _log = structlog.get_logger(__name__)
 
@@ -82,15 +83,12 @@ class TracedInstances:
         now: Callable[[], float] = time.time,
         reaction: TraceEffect = TraceEffect.NOTICE,
     ) -> None:
-        if not compress > 0 or grace_s < 0:
-            raise ValueError(f"compress ({compress:g}) is above 0, and grace_s ({grace_s:g}) at least 0")
+        self._nodes = TracedNodes(trace, compress, grace_s, with_notice=reaction is TraceEffect.NOTICE)
         self._provider = provider
         self._trace = trace
-        self._stays = sorted(trace.lives(), key=lambda life: (life.from_s, life.node))
         self._folder = folder
         self._mesh = mesh
         self._compress = compress
-        self._grace_s = grace_s
         self._reaction = reaction
         self._now = now
         self._state: TracedState | None = None
@@ -113,7 +111,7 @@ class TracedInstances:
                 return await self._provider.acquire(request)
             free = self._free(self._load())
             if not free:
-                up = sum(self._is_up(stay, self._now()) for stay in self._stays)
+                up = self._nodes.up(self._since_s(self._now()))
                 raise NoCapacity(request.instance_types, request.market, f"all {up} nodes of the trace are taken")
             acquired = await self._provider.acquire(replace(request, count=min(request.count, len(free))))
             await self._bind(acquired)
@@ -137,12 +135,12 @@ class TracedInstances:
                 InstanceNotice(
                     instance_id,
                     end_unix_s,
-                    f"trace-{state.started_unix_s:.0f}-{self._stays[index].to_s:g}",
-                    f"trace {self._trace.name}: {self._stays[index].node} leaves",
+                    f"trace-{state.started_unix_s:.0f}-{self._nodes.stays[index].to_s:g}",
+                    f"trace {self._trace.name}: {self._nodes.stays[index].node} leaves",
                 )
                 for instance_id, index in state.bound.items()
                 if (end_unix_s := self._end_unix_s(index)) is not None
-                and end_unix_s - self._notice_s(index) <= now_unix_s < end_unix_s
+                and end_unix_s - self._nodes.notice_s(index) <= now_unix_s < end_unix_s
             ]
             return sorted(due, key=lambda each: (each.deadline_unix_s, each.instance_id))
 
@@ -210,30 +208,15 @@ class TracedInstances:
 
     def _free(self, state: TracedState) -> list[int]:
         """The stays that a new instance may have, the first to come first."""
-        now_unix_s = self._now()
-        taken = frozenset(state.bound.values())
-        return [
-            index
-            for index, stay in enumerate(self._stays)
-            if index not in taken
-            and self._is_up(stay, now_unix_s)
-            and self._is_up(stay, now_unix_s + self._notice_s(index))
-        ]
+        return self._nodes.free(frozenset(state.bound.values()), self._since_s(self._now()))
 
-    def _is_up(self, stay: NodeLife, unix_s: float) -> bool:
-        trace_s = (unix_s - self._load().started_unix_s) * self._compress
-        return stay.from_s <= trace_s and (stay.to_s is None or trace_s < stay.to_s)
-
-    def _notice_s(self, index: int) -> float:
-        """Seconds from a node's notice to its end: the trace's, else `grace_s`."""
-        if self._reaction is not TraceEffect.NOTICE:
-            return 0.0
-        notice_s = self._stays[index].notice_s
-        return self._grace_s if notice_s is None else notice_s / self._compress
+    def _since_s(self, unix_s: float) -> float:
+        """Seconds of the mesh since the trace began."""
+        return unix_s - self._load().started_unix_s
 
     def _end_unix_s(self, index: int) -> float | None:
-        to_s = self._stays[index].to_s
-        return None if to_s is None else self._load().started_unix_s + to_s / self._compress
+        end_s = self._nodes.end_s(index)
+        return None if end_s is None else self._load().started_unix_s + end_s
 
     async def _reap(self) -> None:
         """End instances at the moment at which their nodes leave."""
@@ -268,7 +251,7 @@ class TracedInstances:
         except ValueError as error:
             raise ProviderRefused(str(error)) from error
         is_of_this_trace = state.started_unix_s == started_unix_s and all(
-            0 <= index < len(self._stays) for index in state.bound.values()
+            0 <= index < len(self._nodes.stays) for index in state.bound.values()
         )
         return state if is_of_this_trace else TracedState(started_unix_s=started_unix_s)
 

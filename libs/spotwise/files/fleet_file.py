@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
+from spotwise.core.cost_profile import CostProfile
+from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.refusals import SHORTEST_S
@@ -65,6 +67,11 @@ class TypeTerms(_Table):
     def terms(self, market: Market) -> MarketTerms | None:
         """Return the terms in a market; `None`: it is not bought there."""
         return self.spot if market is Market.SPOT else self.on_demand
+
+    def fleet_type(self, profile: CostProfile) -> FleetType:
+        """Return the type as the planner chooses from it; `profile`: what `profile` names."""
+        memory = None if self.memory is None else int(self.memory)
+        return FleetType(self.name, self.devices, memory, self.start_s, profile)
 
 
 class LocalFleet(_Table):

@@ -24,6 +24,5 @@ def types_of(path: Path) -> tuple[FleetType, ...]:
             raise ValueError(
                 f"{path}: types.{each.name}.profile: {each.profile} is no cost profile: {error}"
             ) from error
-        memory = None if each.memory is None else int(each.memory)
-        types.append(FleetType(each.name, each.devices, memory, each.start_s, profile))
+        types.append(each.fleet_type(profile))
     return tuple(types)

@@ -27,11 +27,11 @@ from spotwise.core.members import Member
 from spotwise.core.messages import InterruptionReported
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
+from spotwise.files.fleet_prices import FleetPrices
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.spot_watcher.announcing import Announcer
-from spotwise.spot_watcher.fleet_prices import FleetPrices
 from spotwise.spot_watcher.fleet_provider import OpenProvider, open_provider
 from spotwise.spot_watcher.metrics import WatcherMetrics
 from spotwise.spot_watcher.settings import SpotWatcherSettings

@@ -25,9 +25,9 @@ from spotwise.cloud.instances import (
     NoCapacity,
     ProviderRefused,
     ProviderUnavailable,
-    SpotPrice,
 )
 from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet.prices import SpotPrice
 from tests.contracts.instances import InstanceProviderContract, Site, ids
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn, error
 
@@ -541,4 +541,4 @@ async def test_motos_prices_are_read(ec2: Ec2StandIn, moto_client: Any) -> None:
     """boto3's own answer has the shape that the stand-in gives."""
     provider = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(moto_client))
     prices = await provider.spot_prices([TYPE])
-    assert all(isinstance(each, SpotPrice) and each.instance_type == TYPE and each.per_h > 0 for each in prices)
+    assert all(isinstance(each, SpotPrice) and each.type_name == TYPE and each.per_h > 0 for each in prices)

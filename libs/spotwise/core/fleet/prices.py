@@ -1,4 +1,4 @@
-"""A price that changes over time, and the bill of an instance.
+"""A price that changes over time, the bill of an instance, and the price that a market reports.
 
 Law: a price holds from its time until the next one; a bill is the integral over a stay, exact to the moment of a change.
 """
@@ -44,3 +44,13 @@ class PriceSeries:
         bounds_s = (from_s, *self.times_s[first + 1 : last], to_s)
         pieces = zip(pairwise(bounds_s), self.per_h[first:last], strict=True)
         return math.fsum((end_s - start_s) * price for (start_s, end_s), price in pieces) / _HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class SpotPrice:
+    """Dollars an hour of a spot instance in a zone, from Unix time `since_s` on."""
+
+    type_name: str
+    zone: str
+    since_s: float
+    per_h: float

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spotwise.cloud.instances import SpotPrice
 from spotwise.core.fleet.keeper_events import PricedOffer
 from spotwise.core.fleet.market import Market
-from spotwise.core.fleet.prices import PriceSeries
+from spotwise.core.fleet.prices import PriceSeries, SpotPrice
 from spotwise.core.fleet.refusals import OfferKey
 from spotwise.files.fleet_file import FleetFile, TypeTerms
 from spotwise.files.prices import PriceList
@@ -33,8 +32,8 @@ class FleetPrices:
         """Take the market's newest prices; tell whether one is new."""
         changed = False
         for each in prices:
-            key = (each.instance_type, each.zone)
-            later = _then(self._market.get(key), each.since_unix_s, each.per_h)
+            key = (each.type_name, each.zone)
+            later = _then(self._market.get(key), each.since_s, each.per_h)
             changed |= later != self._market.get(key)
             self._market[key] = later
         return changed
