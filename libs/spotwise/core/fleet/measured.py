@@ -39,6 +39,17 @@ class MeasuredType:
     network_bytes_per_s: float
     device_bytes: int | None = None
 
+    def scaled_cost(self, shape: ModelShape, context_tokens: int) -> ScaledCost:
+        """Return what a model costs on groups of these devices; `context_tokens`: that a sequence of a step attends to."""
+        link = self.profile.link
+        return ScaledCost(
+            self.profile.iteration,
+            shape,
+            LinkCost(_WITHIN_LATENCY_S, self.local_bytes_per_s),
+            LinkCost(USUAL_MESSAGE_S if link is None else link.latency_s, self.network_bytes_per_s),
+            context_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
@@ -109,18 +120,11 @@ def _profiled(shape: ModelShape, profile: CostProfile) -> ModelShape:
 
 def _instance_type(measured: MeasuredType, shape: ModelShape, context_tokens: int) -> InstanceType:
     profile = measured.profile
-    latency_s = profile.link.latency_s if profile.link is not None else USUAL_MESSAGE_S
     return InstanceType(
         measured.name,
         measured.devices,
         measured.device_bytes or shape.weight_bytes + profile.kv_tokens * shape.kv_token_bytes,
         None,
         None,
-        ScaledCost(
-            profile.iteration,
-            shape,
-            LinkCost(_WITHIN_LATENCY_S, measured.local_bytes_per_s),
-            LinkCost(latency_s, measured.network_bytes_per_s),
-            context_tokens,
-        ),
+        measured.scaled_cost(shape, context_tokens),
     )

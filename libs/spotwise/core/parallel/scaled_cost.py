@@ -68,6 +68,11 @@ class ScaledCost:
         kv_layer_bytes = config.max_batch * input_tokens * self.model.kv_layer_token_bytes
         return phases_s + self.stage_link.transfer_s(-(-kv_layer_bytes // config.tensor))
 
+    def iteration_s(self, config: ParallelConfig, shape: BatchShape) -> float:
+        """Return the seconds of one iteration, whatever is in it."""
+        sequences = shape.decodes + (1 if shape.prompt_tokens else 0)
+        return self._pass_s(config, shape, shape.prompt_tokens + shape.decodes, sequences)[0]
+
     def _pass_s(self, config: ParallelConfig, shape: BatchShape, tokens: int, sequences: int) -> tuple[float, float]:
         """Return the seconds of an iteration through all stages, and those in its slowest one."""
         stages, shards, model = config.pipeline, config.tensor, self.model
@@ -99,6 +104,19 @@ class ScaledCost:
     def _turns_s(self, num_bytes: int, shards: int) -> float:
         """Return the seconds in which every shard receives what the others have of so many bytes."""
         return (shards - 1) * self.shard_link.transfer_s(-(-num_bytes // shards)) if shards > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """One worker's measurements on a group of a shape, at so many times the speed; an `IterationCost`."""
+
+    scaled: ScaledCost
+    config: ParallelConfig
+    speed: float = 1.0
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return the seconds of one iteration."""
+        return self.scaled.iteration_s(self.config, shape) / self.speed
 
 
 def _prompts(sequences: int, input_tokens: int) -> BatchShape:

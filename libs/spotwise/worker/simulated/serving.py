@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TypeVar
 
+from spotwise.core.cost_model import IterationCost
 from spotwise.core.cost_profile import CostProfile, at_speed
 from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
@@ -28,12 +29,19 @@ def served_words(settings: SimulatedWorkerSettings) -> tuple[int, ...]:
 
 
 def simulated_engine(
-    kind: type[EngineT], settings: SimulatedWorkerSettings, costs: CostProfile, words: tuple[int, ...], shape: str = ""
+    kind: type[EngineT],
+    settings: SimulatedWorkerSettings,
+    costs: CostProfile,
+    words: tuple[int, ...],
+    shape: str = "",
+    cost: IterationCost | None = None,
 ) -> EngineT:
-    """Return an engine of a kind, at the speed of the settings; `shape`: of its group, for people."""
+    """Return an engine of a kind, at the speed of the settings; `shape`: of its group, for people; `cost`: of its iterations,
+    where it is not the profile's.
+    """
     speed = "" if settings.speed == 1.0 else f" at {settings.speed:g}x speed"
     return kind(
-        at_speed(costs.iteration, settings.speed),
+        at_speed(costs.iteration, settings.speed) if cost is None else cost,
         words,
         settings.num_blocks(costs),
         settings.kv_block_size,

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.core.cost_model import BatchShape, LinkCost, pairs
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.scaled_cost import ScaledCost
+from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
 from tests.unit.core.parallel.builders import MODEL, WORKER, engine_shape, scaled
 
 FREE = LinkCost(0.0, 1e18)
@@ -106,3 +106,16 @@ def test_costs_below_nothing_are_refused() -> None:
         scaled(unsharded_s=-1.0)
     with pytest.raises(ValueError, match="at least 1 token"):
         ScaledCost(WORKER, MODEL, FREE, FREE, context_tokens=0)
+
+
+def test_an_iteration_of_a_group_is_a_step_or_a_prompt_of_its_shape() -> None:
+    """As much faster than on one device as the planner expects, also where both are in one batch."""
+    cost, config = scaled(model=engine_shape()), ParallelConfig(1, 2, 3, 4)
+    steps = BatchShape(decodes=4, decode_context=4 * cost.context_tokens)
+    group = GroupCost(cost, config)
+    assert group.iteration_s(steps) == pytest.approx(cost.step_s(config))
+    prompt = BatchShape(40, pairs(0, 40))
+    assert group.iteration_s(prompt) == pytest.approx(cost.prompt_s(replace(config, max_batch=1), 40))
+    assert GroupCost(cost, config, speed=4.0).iteration_s(steps) == pytest.approx(cost.step_s(config) / 4)
+    both = BatchShape(40, pairs(0, 40), 4, 4 * cost.context_tokens)
+    assert group.iteration_s(prompt) < group.iteration_s(both) < group.iteration_s(prompt) + group.iteration_s(steps)

@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
 from spotwise.core import messages as m
+from spotwise.core.cost_model import IterationCost
 from spotwise.core.cost_profile import CostProfile
+from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.scaled_cost import GroupCost
 from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
@@ -69,14 +73,21 @@ async def _lead(
     kind: MemberKind,
     order: m.LeadGroup | None,
 ) -> bool:
-    """Join the mesh as a worker, and serve until it leaves; see `lead_worker`. A group takes the profile's time and has its KV
-    blocks, whatever its shape.
+    """Join the mesh as a worker, and serve until it leaves; see `lead_worker`. A group takes the time that a planner expects of
+    its shape by the profile of a device, and has the profile's KV blocks.
     """
     settings = simulated.model_copy(update=settings.model_dump(include={"service_id", "pool", "stages", "shards"}))
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
         host.introduce(pool=settings.pool, model=settings.served_name)
         shape = f", {settings.stages} stages of {settings.shards} shards"
-        engine = simulated_engine(SimulatedGroupEngine, settings, costs, words, shape)
+        engine = simulated_engine(
+            SimulatedGroupEngine,
+            settings,
+            costs,
+            words,
+            shape,
+            group_cost(settings, costs, settings.stages, settings.shards),
+        )
         stack.callback(engine.close)
         formation = GroupFormation(
             host,
@@ -99,6 +110,15 @@ async def _lead(
         await host.serve()
         await formation.leave(devices_stay=runtime.devices_stay)
         return runtime.devices_stay
+
+
+def group_cost(settings: SimulatedDeviceSettings, costs: CostProfile, stages: int, shards: int) -> IterationCost | None:
+    """Return what iterations of a group cost whose devices are instances of their own; `None`: what the profile says."""
+    if stages * shards == 1:
+        return None
+    model = simulated_model(settings.served_name, costs.kv_bytes_per_token)
+    scaled = FleetType("device", 1, None, 0.0, costs).measured.scaled_cost(model, context_tokens=1)
+    return GroupCost(scaled, ParallelConfig(1, stages, shards), settings.speed)
 
 
 def _note_place(process: DeviceProcess, leader_id: str, place: DevicePlace | None) -> None:
