@@ -13,6 +13,15 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.options import parse_size, read_profile
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.market_options import (
+    BudgetOption,
+    FleetFileOption,
+    FloorOption,
+    HoldOption,
+    LatencyTargetOption,
+    SparesOption,
+    market_terms,
+)
 from spotwise.cli.simulate.options import JobsOption, JsonOption, WorkloadOption, command_errors, parse_workload
 from spotwise.cli.simulate.price_options import (
     InstanceTypeOption,
@@ -30,6 +39,7 @@ from spotwise.simulator.runs.plots import save
 from spotwise.simulator.runs.workload import ArrivalKind
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
+from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
     compared_systems,
@@ -60,6 +70,12 @@ def spot(
         typer.Option(min=1e-6, help="Requests a second, at random; with --load, its gaps are scaled to this rate."),
     ] = None,
     workload: WorkloadOption = "conv",
+    fleet: FleetFileOption = None,
+    budget: BudgetOption = None,
+    on_demand_floor: FloorOption = None,
+    spares: SparesOption = None,
+    latency_target: LatencyTargetOption = None,
+    hold: HoldOption = None,
     profile: Annotated[
         Path | None,
         typer.Option(help="Costs of one device, a file of `spotwise profile`; by default a built-in DGX-H100."),
@@ -67,7 +83,9 @@ def spot(
     model: Annotated[
         str | None, typer.Option(help="The profiled model: a name that `spotwise plan` knows, or its folder.")
     ] = None,
-    devices: Annotated[int, typer.Option(min=1, max=8, help="Devices of an instance, each as profiled.")] = 1,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=8, help="Devices of an instance, each as profiled; by default 1.")
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(help="Of a device, for weights and KV, like 80GiB; by default as the profiled worker had."),
@@ -102,7 +120,12 @@ def spot(
     ] = None,
     within: Annotated[str, typer.Option(help="Bytes a second between devices of an instance.")] = "10GB",
     storage: Annotated[str, typer.Option(help="Bytes a second from storage into an instance.")] = "1GB",
-    systems: Annotated[str, typer.Option(help="Which of these to compare, separated by commas.")] = ",".join(COMPARED),
+    systems: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which of {', '.join(COMPARED)} to compare, separated by commas; by default all that can be."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and sizes.")] = 0,
     jobs: JobsOption = None,
     plot: Annotated[
@@ -111,7 +134,27 @@ def spot(
     json: JsonOption = None,
 ) -> None:
     """Serve a load on instances that come and go; compare spotwise with restarts and with rerouting, and bill each."""
-    names = _system_names(systems)
+    market = market_terms(
+        fleet,
+        {
+            "budget_per_h": budget,
+            "on_demand_floor": on_demand_floor,
+            "spare_instances": spares,
+            "latency_target_s": latency_target,
+            "hold_s": hold,
+        },
+        {
+            "--profile": profile,
+            "--devices": devices,
+            "--memory": memory,
+            "--prices": prices,
+            "--price": price,
+            "--instance-type": instance_type,
+            "--zone": zone,
+            "--nodes": nodes,
+        },
+    )
+    names = _system_names(systems, is_bought=market is not None)
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
@@ -119,6 +162,8 @@ def spot(
     arrive = ArrivalKind.POISSON if load is None else ArrivalKind.TRACE
     requests = parse_workload(workload, load, arrive, jointly=False)
     costs = BUILT_IN if profile is None else read_profile(profile, "--profile")
+    if market is not None:
+        costs, devices = market.kind.profile, market.kind.devices
     surroundings = SpotSurroundings(
         grace_s=notice,
         restart_s=restart,
@@ -128,18 +173,18 @@ def spot(
     )
     with command_errors():
         whole = read_spot_trace(trace)
-        begins_s, fleet = (0.0, whole) if between is None else _part(whole, between)
-        if fleet.end_s <= 0:
+        begins_s, nodes_trace = (0.0, whole) if between is None else _part(whole, between)
+        if nodes_trace.end_s <= 0:
             raise OptionError(
                 f'--trace {trace}: it ends at 0 s; write a last line [milliseconds, "DONE", {{}}], or later events'
             )
         places = {} if nodes is None else read_nodes(nodes, whole)
         pricing = _pricing(prices, price, instance_type, zone, places, begins_s)
         if pricing is not None:
-            pricing.require_prices(fleet)
+            pricing.require_prices(nodes_trace)
         size = usual_size(requests, seed)
         shape = parse_model_shape(
-            _model_name(profile, model), lambda text: console.print(text, style="yellow", highlight=False)
+            _model_name(profile or fleet, model), lambda text: console.print(text, style="yellow", highlight=False)
         )
         try:
             served = own_model(
@@ -147,24 +192,32 @@ def spot(
                 shape,
                 size,
                 surroundings,
-                devices=devices,
-                device_bytes=None if memory is None else parse_size(memory, "--memory"),
+                devices=devices or 1,
+                device_bytes=_device_bytes(memory, market),
                 max_batch=max_batch,
             )
         except ValueError as error:
             raise OptionError(f"--model {shape.name}: {error}") from error
-        least = least_pipeline(fleet, served, size)
-        assumed_rate = usual_rate(fleet, served, size) if rate is None and load is None else rate
-        arrivals = own_arrivals(requests, assumed_rate, fleet.end_s, seed, size)
+        least = least_pipeline(nodes_trace, served, size)
+        assumed_rate = usual_rate(nodes_trace, served, size) if rate is None and load is None else rate
+        arrivals = own_arrivals(requests, assumed_rate, nodes_trace.end_s, seed, size)
     on_demand = tuple(node for node, place in places.items() if place.market is Market.ON_DEMAND)
     runs = [
         SpotRun(
-            fleet, arrivals, served, system, surroundings, on_demand_nodes=on_demand, drain_s=drain, keeps_rate=True
+            nodes_trace,
+            arrivals,
+            served,
+            system,
+            surroundings,
+            on_demand_nodes=on_demand,
+            drain_s=drain,
+            keeps_rate=True,
+            market=market,
         )
         for system in compared_systems(names, None if least is None else least[1])
     ]
     inputs = FleetInputs(
-        fleet,
+        nodes_trace,
         arrivals,
         served,
         costs.name,
@@ -174,8 +227,9 @@ def spot(
         seed,
         assumed_rate,
         None if least is None else least[0],
+        market,
     )
-    given = {"the machine (--profile)": profile, "the load (--load, --rate)": load or rate}
+    given = {"the machine (--profile)": profile or fleet, "the load (--load, --rate)": load or rate}
     assumed = [what for what, option in given.items() if option is None]
     for line in input_lines(inputs, assumed):
         console.print(line, highlight=False)
@@ -185,15 +239,26 @@ def spot(
         console.print(line, style="yellow", highlight=False)
     write_document({"environment": environment(simulation="spot"), **fleet_document(inputs, results)}, json, console)
     if plot is not None:
-        save(plot_fleet(fleet, results), plot)
+        save(plot_fleet(nodes_trace, results), plot)
         console.print(f"drawn into {plot}", style="dim")
 
 
-def _system_names(text: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+def _system_names(text: str | None, *, is_bought: bool) -> list[str]:
+    possible = [name for name, system in COMPARED.items() if system.adapts or not is_bought]
+    names = possible if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [name for name in names if name not in COMPARED]:
         raise OptionError(f"--systems {unknown[0]!r}: choose of {', '.join(COMPARED)}")
+    if fixed := [name for name in names if name not in possible]:
+        raise OptionError(
+            f"--systems {fixed[0]}: it chooses no configuration, by which --fleet buys; choose of {', '.join(possible)}"
+        )
     return names
+
+
+def _device_bytes(memory: str | None, market: MarketTerms | None) -> int | None:
+    if market is not None:
+        return market.kind.memory_bytes
+    return None if memory is None else parse_size(memory, "--memory")
 
 
 def _network(text: str | None, costs: CostProfile) -> float:
@@ -215,7 +280,7 @@ def _part(trace: SpotTrace, text: str) -> tuple[float, SpotTrace]:
 
 def _model_name(profile: Path | None, model: str | None) -> str:
     if model is None and profile is not None:
-        raise OptionError(f"--profile {profile}: say which model was profiled with --model, its folder or its name")
+        raise OptionError(f"{profile}: say which model was profiled with --model, its folder or its name")
     return model or _BUILT_IN_MODEL
 
 

@@ -13,6 +13,7 @@ from spotwise.core.fleet.market import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet_results import FleetResult
+from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import mean_instances
 from spotwise.simulator.spotserve.pricing import FleetPricing
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
@@ -29,6 +30,7 @@ class FleetInputs:
         pricing: `None` without prices.
         rate: requests a second that were given or assumed; `None` for the load's own.
         least_instances: the fewest of the trace's instances that can serve the model; `None` where all of them cannot.
+        market: of instances that are bought; `None`: all of the trace's are there.
     """
 
     trace: SpotTrace
@@ -41,10 +43,18 @@ class FleetInputs:
     seed: int
     rate: float | None
     least_instances: int | None
+    market: MarketTerms | None = None
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether there are prices."""
+        return self.pricing is not None or self.market is not None
 
     def bill(self, result: FleetResult) -> float | None:
         """Return the dollars for all instances until a run's end; `None` without prices."""
-        return None if self.pricing is None else self.pricing.bill(result.outcome.lives)
+        if self.pricing is None:
+            return result.outcome.spent
+        return self.pricing.bill(result.outcome.lives)
 
 
 def input_lines(inputs: FleetInputs, assumed: Sequence[str]) -> list[str]:
@@ -54,6 +64,14 @@ def input_lines(inputs: FleetInputs, assumed: Sequence[str]) -> list[str]:
     lost = sum(life.to_s is not None for life in trace.lives())
     shown_rate = "at their own times" if inputs.rate is None else f"at {inputs.rate:.3g} requests/s"
     paid = "no prices (--prices, --price)" if inputs.pricing is None else inputs.pricing.prices.source
+    if inputs.market is not None:
+        offers = inputs.market.offers
+        paid = f"{inputs.market.kind.name} at " + ", ".join(
+            f"{each.prices.at(0.0):g} $/h {each.market.value.replace('_', ' ')}{each.zone and f' in {each.zone}'} "
+            f"(at most {each.most})"
+            for each in offers
+            if each.most
+        )
     lines = [
         f"trace: {trace.name}, {trace.end_s:,.0f} s, {min(counts)} to {max(counts)} instances, {mean_instances(trace):.1f} in "
         f"the mean; {lost} leave, {inputs.surroundings.grace_s:g} s after their notice",
@@ -90,7 +108,7 @@ def fleet_table(inputs: FleetInputs, results: Sequence[FleetResult]) -> Table:
     row("instance hours, spot", lambda each: f"{each.outcome.instance_s(Market.SPOT) / _HOUR_S:,.2f}")
     if any(each.outcome.instance_s(Market.ON_DEMAND) for each in results):
         row("instance hours, on demand", lambda each: f"{each.outcome.instance_s(Market.ON_DEMAND) / _HOUR_S:,.2f}")
-    if inputs.pricing is not None:
+    if inputs.is_billed:
         row("bill, $", lambda each: f"{inputs.bill(each):,.2f}")
         row("$ per 1,000 served", lambda each: _per_1000(inputs.bill(each), len(each.outcome.requests)))
     row("simulated in", lambda each: seconds_text(each.wall_s))
@@ -148,6 +166,7 @@ def fleet_document(inputs: FleetInputs, results: Sequence[FleetResult]) -> dict[
         "restart_s": around.restart_s,
         "drain_s": inputs.drain_s,
         "prices": None if inputs.pricing is None else inputs.pricing.prices.source,
+        "bought": inputs.market is not None,
         "least_instances": inputs.least_instances,
         "systems": [_system_document(inputs, result) for result in results],
     }

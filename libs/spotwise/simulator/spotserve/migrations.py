@@ -13,7 +13,6 @@ from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration_s
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
-from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
@@ -27,7 +26,6 @@ class Migrating:
     def __init__(self, world: SpotWorld) -> None:
         self._world = world
         self._recovers = world.run_.system.recovers
-        self._choices = Choices(world.run_)
         self._serving_state = ServingState(world)
         surroundings = world.run_.surroundings
         # Pipelines decode while a reconfiguration waits, so it also covers a notice that comes before they stop. It fails only
@@ -80,6 +78,16 @@ class Migrating:
         elif self._planned is None and self._plan is None:
             self._prepare(self._change)
 
+    def uses(self, instance: str) -> bool:
+        """Return whether a pipeline has devices of an instance, or data still leaves it."""
+        leaving = () if self._change is None else self._change.leaving
+        sending = () if self._plan is None else self._plan.transfers
+        return (
+            any(device.instance == instance for device in self._serving_state.positions)
+            or any(each.instance == instance for each in leaving)
+            or any(each.source is not None and each.source.instance == instance for each in sending)
+        )
+
     def _report(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
@@ -124,7 +132,7 @@ class Migrating:
         return tuple(machine.id for machine in machines if machine.id in instances and machine.ready_s <= by_s)
 
     def _wanted(self, staying: tuple[str, ...]) -> ParallelConfig | None:
-        return self._choices.config(len(staying), self._world.rate())
+        return self._world.config_on(len(staying))
 
     def _start(self) -> None:
         world = self._world

@@ -32,7 +32,11 @@ from spotwise.simulator.spotserve.systems import (
 #: What a user compares, by name; configurations are chosen by l_req, queueing included (SpotServe, section 4.1).
 COMPARED = {
     name: replace(system, name=name, batching=BatchFormation.ITERATION, latency=Latency.REQUEST)
-    for name, system in (("spotwise", SPOTSERVE), ("restart", REPARALLELIZATION), ("rerouting", REROUTING))
+    for name, system in (
+        ("spotwise", replace(SPOTSERVE, forms_ahead=True)),
+        ("restart", REPARALLELIZATION),
+        ("rerouting", REROUTING),
+    )
 }
 #: Share of what the mean fleet serves that is taken for a load, and the most requests of it.
 _USUAL_LOAD, _MOST_REQUESTS = 0.5, 5_000

@@ -111,6 +111,10 @@ class Dispatcher(ABC, Generic[P]):
         """Return a pipeline by number."""
         return self._pipelines.get(number)
 
+    def running(self) -> set[Job]:
+        """Return the requests in computation."""
+        return {job for pipeline in self._pipelines.values() for job in pipeline.batch}
+
     def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
         """Renumber the pipelines, all of which continue in another configuration."""
         pipelines, self._pipelines = self.pipelines, {}

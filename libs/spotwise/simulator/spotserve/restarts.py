@@ -23,7 +23,6 @@ from spotwise.simulator.spotserve.spot_world import SpotWorld
 class _Reloading:
     def __init__(self, world: SpotWorld) -> None:
         self._world, self._run = world, world.run_
-        self._choices = Choices(world.run_)
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
 
@@ -31,6 +30,10 @@ class _Reloading:
         deadline_s = self._deadline_s([pipeline.number])
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
         return deadline_s is None or self._world.now + fixed_s + steps * step_s <= deadline_s
+
+    def uses(self, instance: str) -> bool:
+        """Return whether a pipeline has devices of an instance."""
+        return any(device.instance == instance for devices in self._devices.values() for device in devices)
 
     def _deadline_s(self, numbers: list[int]) -> float | None:
         machines = self._world.fleet.machines
@@ -79,7 +82,7 @@ class Restarting(_Reloading):
         """Restart now, at the next deadline, or not at all."""
         now, fleet = self._world.now, self._world.fleet
         deadline_s = self._deadline_s(list(self._devices))
-        config = self._choices.config(len(fleet.here()), self._world.rate())
+        config = self._world.config_on(len(fleet.here()))
         is_whole = self._config is not None and len(self._devices) == self._config.pipelines
         if deadline_s is not None and is_whole:
             return  # they serve until then; the next decision follows their preemption
@@ -111,6 +114,7 @@ class Rerouting(_Reloading):
 
     def __init__(self, world: SpotWorld) -> None:
         super().__init__(world)
+        self._shape = Choices(world.run_).shape
         self._next_number = 0
 
     def fleet_changed(self, event: InstanceEvent) -> None:
@@ -123,7 +127,7 @@ class Rerouting(_Reloading):
 
     def decide(self) -> None:
         """Form pipelines of idle instances."""
-        world, shape = self._world, self._choices.shape
+        world, shape = self._world, self._shape
         if shape is None:
             return
         taken = {device for devices in self._devices.values() for device in devices}
@@ -143,7 +147,7 @@ class Rerouting(_Reloading):
             self._note(load_s, made * loaded_bytes)
 
     def _note(self, pause_s: float, loaded_bytes: int) -> None:
-        world, shape = self._world, self._choices.shape
+        world, shape = self._world, self._shape
         config = replace(shape, data=len(self._devices)) if shape and self._devices else None
         world.changes.append(
             ConfigChange(world.now, config, len(world.fleet.here()), pause_s, storage_bytes=loaded_bytes)

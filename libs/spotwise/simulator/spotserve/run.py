@@ -12,6 +12,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet import PaidLife
+from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 
 #: From a trace's end to a run's bound: more than any fleet that serves its load needs.
@@ -29,6 +30,7 @@ class SpotRun:
         drain_s: from the trace's end to the bound, at which the run ends also with unfinished requests.
         keeps_rate: after the trace the rate measured at its end holds, though no more requests arrive; the paper's studies
             measure on.
+        market: instances are bought, and those of the trace are what can be had; `None`: they come and go by themselves.
     """
 
     trace: SpotTrace
@@ -40,10 +42,13 @@ class SpotRun:
     on_demand_nodes: tuple[str, ...] = ()
     drain_s: float = DRAIN_S
     keeps_rate: bool = False
+    market: MarketTerms | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_s < inf:
             raise ValueError(f"a run needs a bound: `drain_s` is {self.drain_s}, not a finite time of at least 0")
+        if self.market is not None and not self.system.adapts:
+            raise ValueError(f"{self.system.name} chooses no configurations, so that no market can buy for them")
 
     @property
     def bound_s(self) -> float:
@@ -119,6 +124,8 @@ class SpotOutcome:
         changes: reconfigurations, by time.
         lives: billed stays of instances.
         ended_s: when the trace and the last request had ended, or the bound.
+        spent: dollars for the instances that a market sold; `None` without a market.
+        chosen: configurations that a market bought for, each from its time on.
     """
 
     requests: tuple[AnsweredRequest, ...]
@@ -127,6 +134,8 @@ class SpotOutcome:
     lives: tuple[PaidLife, ...]
     trace_end_s: float
     ended_s: float
+    spent: float | None = None
+    chosen: tuple[tuple[float, ParallelConfig | None], ...] = ()
 
     @property
     def latencies_s(self) -> tuple[float, ...]:

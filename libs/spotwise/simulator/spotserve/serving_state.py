@@ -5,11 +5,12 @@ preempted instance loses unsent data, and devices waiting for it lose their posi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.mapping.parts import PartKind
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
 from spotwise.core.migration.planning.planner import plan_migration
@@ -32,6 +33,7 @@ class Planned:
         migration_s: predicted T_mig.
         deadline_s: of the first preemption; `None` without a notice.
         runs_on: pipelines expected not to stop.
+        is_formed: by `begins_s`, new pipelines have their weights.
     """
 
     config: ParallelConfig
@@ -40,6 +42,7 @@ class Planned:
     migration_s: float
     deadline_s: float | None
     runs_on: tuple[int, ...]
+    is_formed: bool = False
 
 
 def links_of(surroundings: SpotSurroundings) -> Links:
@@ -119,6 +122,11 @@ class ServingState:
         now = self._world.now
         device_map = self._map(config, self._before(config, staying, self._running()))
         runs_on = tuple(sorted(device_map.running_on.values()))
+        if self._system.forms_ahead:
+            whole = self._plan(device_map)
+            formed_s, moves_s = self._ready_s(staying) + whole.done_s, self._moved(whole).done_s
+            if deadline_s is None or formed_s + moves_s <= deadline_s:
+                return Planned(config, staying, formed_s, moves_s, deadline_s, runs_on, is_formed=True)
         stopping = [pipeline for pipeline in self._world.dispatcher.pipelines if pipeline.number not in runs_on]
         migration_s = 0.0
         if not self.is_whole or not self._system.recovers:
@@ -133,7 +141,24 @@ class ServingState:
     def plan(self, planned: Planned) -> tuple[DeviceMap, MigrationPlan]:
         """Return the device map and the migration plan of a reconfiguration that begins now."""
         device_map = self._map(planned.config, self._before(planned.config, planned.staying, self._running()))
-        return device_map, self._plan(device_map)
+        plan = self._plan(device_map)
+        return device_map, self._moved(plan) if planned.is_formed else plan
+
+    def _ready_s(self, staying: Sequence[str]) -> float:
+        machines = self._world.fleet.machines
+        return max([self._world.now, *(machines[each].ready_s for each in staying)])
+
+    def _moved(self, plan: MigrationPlan) -> MigrationPlan:
+        """Return what is left of a plan once its new pipelines have their weights: the moves of requests."""
+        moves = tuple(each for each in plan.transfers if each.part.kind is PartKind.KV)
+        done_s = plan.kv_done_s + self._run.surroundings.move_s if moves else 0.0
+        return replace(
+            plan,
+            transfers=moves,
+            stage_start_s=dict.fromkeys(plan.stage_start_s, 0.0),
+            pause_s=dict.fromkeys(plan.pause_s, done_s),
+            done_s=done_s,
+        )
 
     def _running(self) -> dict[int, tuple[RunningRequest, ...]]:
         if not self._system.recovers:

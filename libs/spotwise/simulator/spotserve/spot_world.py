@@ -5,11 +5,16 @@ after all events of one time."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from spotwise.core.parallel.arrivals import ArrivalWindow
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.files.traced_nodes import TracedNodes
+from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.dispatch import Accepts, ArtifactDispatcher
 from spotwise.simulator.spotserve.fleet import Fleet, InstanceEvent, fleet_events
+from spotwise.simulator.spotserve.fleet_market import MARKET_TICK_S, FleetMarket
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
 from spotwise.simulator.spotserve.run import (
@@ -31,6 +36,9 @@ class ServingSystem(Accepts, Protocol):
     def decide(self) -> None:
         """Reconfigure where needed, after all events of this time."""
 
+    def uses(self, instance: str) -> bool:
+        """Return whether a pipeline has devices of an instance, or data still leaves it."""
+
 
 class SpotWorld:
     """One run.
@@ -39,7 +47,7 @@ class SpotWorld:
         events: the clock.
         dispatcher: the queue and the pipelines.
         changes: reconfigurations so far.
-        system: decides the configuration.
+        system: changes the configuration.
     """
 
     def __init__(self, run: SpotRun, system: Callable[[SpotWorld], ServingSystem]) -> None:
@@ -57,6 +65,13 @@ class SpotWorld:
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False
+        self._choices = Choices(run) if run.market is None else None
+        self._market: FleetMarket | None = None
+        if run.market is not None:
+            nodes = TracedNodes(run.trace, grace_s=run.surroundings.grace_s)
+            self._market = FleetMarket(
+                run.market, run.model.shape, nodes, self.events, self.dispatcher.running, self.fleet_happens
+            )
         self.system = system(self)
         if artifact is not None:
             artifact.judge = self.system
@@ -68,8 +83,19 @@ class SpotWorld:
 
     def run(self) -> SpotOutcome:
         """Run all events up to the bound."""
-        run = self.run_
-        surroundings = run.surroundings
+        for job in self._jobs:
+            self.events.at(job.arrived_s, self._arrived, job)
+        if self._market is None:
+            self._foresee()
+        else:
+            self._market.begin()
+            self.events.at(0.0, self._market_advances, self._market)
+        self.events.run(self.run_.bound_s)
+        return self._outcome()
+
+    def _foresee(self) -> None:
+        """Schedule what happens without a market: instances come and go, and the load changes."""
+        run, surroundings = self.run_, self.run_.surroundings
         for event in fleet_events(
             run.trace, surroundings.grace_s, surroundings.announced_s, frozenset(run.on_demand_nodes)
         ):
@@ -77,12 +103,8 @@ class SpotWorld:
         for change in run.trace.events:
             if change.required_rate is not None:
                 self.events.at(change.time_s, self._load_given, change.required_rate)
-        for job in self._jobs:
-            self.events.at(job.arrived_s, self._arrived, job)
         if run.required_rate is None and not any(change.required_rate for change in run.trace.events):
             self.events.at(surroundings.window_s, self._load_measured)
-        self.events.run(run.bound_s)
-        return self._outcome()
 
     def _outcome(self) -> SpotOutcome:
         trace_end_s, bound_s = self.run_.trace.end_s, self.run_.bound_s
@@ -104,14 +126,25 @@ class SpotWorld:
             if job.finished_s is None
         )
         ended_s = bound_s if unfinished else max([trace_end_s, *(request.finished_s for request in answered)])
-        lives = self.fleet.paid_lives(ended_s)
-        return SpotOutcome(answered, unfinished, tuple(self.changes), lives, trace_end_s, ended_s)
+        shown = SpotOutcome(
+            answered, unfinished, tuple(self.changes), self.fleet.paid_lives(ended_s), trace_end_s, ended_s
+        )
+        if (market := self._market) is None:
+            return shown
+        return replace(shown, lives=market.lives(ended_s), spent=market.spent(ended_s), chosen=tuple(market.chosen))
 
     def rate(self) -> float:
         """Return the rate to serve, requests a second."""
         if self._rate is not None:
             return self._rate
         return self._window.rate(min(self.now, self.run_.trace.end_s) if self.run_.keeps_rate else self.now)
+
+    def config_on(self, instances: int) -> ParallelConfig | None:
+        """Return the configuration for so many instances now; `None` where the model does not fit."""
+        if self._market is not None:
+            return self._market.config_on(instances)
+        assert self._choices is not None
+        return self._choices.config(instances, self.rate())
 
     def decide_soon(self, _: object = None) -> None:
         """Schedule one decision of the system after all events of this time."""
@@ -131,6 +164,12 @@ class SpotWorld:
         self.system.decide()
         self.dispatcher.look()
 
+    def _market_advances(self, market: FleetMarket) -> None:
+        if market.advance(self.system):
+            self.decide_soon()
+        if self.dispatcher.unanswered or self.now < self.run_.trace.end_s:
+            self.events.at(self.now + MARKET_TICK_S, self._market_advances, market)
+
     def _load_given(self, rate: float) -> None:
         self._rate = rate
         self.decide_soon()
@@ -142,4 +181,6 @@ class SpotWorld:
 
     def _arrived(self, job: Job) -> None:
         self._window.add(self.now)
+        if self._market is not None:
+            self._market.arrived(job)
         self.dispatcher.arrive(job)

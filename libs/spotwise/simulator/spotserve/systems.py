@@ -40,6 +40,8 @@ class SpotSystem:
         matches: devices are matched with positions; otherwise positions are filled in order of instances.
         progressive: pipelines start as their stages arrive, within a memory bound.
         recovers: KV migrates, tokens are kept, and stops are just in time.
+        forms_ahead: new pipelines get their weights while the old ones decode, and then only KV moves, as in the mesh
+            (ADR 31); where the notice is too short for that, as SpotServe does.
         phases: whether phases may be disaggregated.
         latency: what its optimizer minimises.
     """
@@ -51,6 +53,7 @@ class SpotSystem:
     matches: bool = True
     progressive: bool = True
     recovers: bool = True
+    forms_ahead: bool = False
     phases: Phases = Phases.TOGETHER
     latency: Latency = Latency.EXECUTION
     batching: BatchFormation = BatchFormation.BOUND
@@ -111,6 +114,7 @@ class SpotSurroundings:
         slowdown: a batch's seconds over the profile's.
         restart_s: to restart engines, without weights (fitted: 20 s).
         switch_s: to build groups anew in a migration (artifact: 0.5 s).
+        move_s: of a request's move where new pipelines are formed ahead, without its bytes.
         network_bytes_per_s: of an instance, each way.
         local_bytes_per_s: within an instance, of a device.
         storage_bytes_per_s: of an instance, from weight storage.
@@ -124,6 +128,7 @@ class SpotSurroundings:
     slowdown: float = 1.0
     restart_s: float = 20.0
     switch_s: float = 0.5
+    move_s: float = 0.1
     network_bytes_per_s: float = 5e9
     local_bytes_per_s: float = 10e9
     storage_bytes_per_s: float = 9.5e9 / 8
@@ -131,7 +136,15 @@ class SpotSurroundings:
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
-        spans = (self.grace_s, self.announced_s, self.gather_s, self.restart_s, self.switch_s, self.window_s)
+        spans = (
+            self.grace_s,
+            self.announced_s,
+            self.gather_s,
+            self.restart_s,
+            self.switch_s,
+            self.move_s,
+            self.window_s,
+        )
         rates = (self.network_bytes_per_s, self.local_bytes_per_s, self.storage_bytes_per_s, self.buffer_bytes)
         if min(spans) < 0 or min(rates) <= 0 or self.slowdown <= 0:
             raise ValueError(f"spans must be at least 0, rates and the slowdown above 0: {self}")

@@ -61,6 +61,54 @@ def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, fold
         assert (each["spot_s"], each["on_demand_s"]) == (50.0, each["ended_s"])
 
 
+FLEET = """provider = "local"
+[local]
+limit = 3
+[[types]]
+name = "big"
+profile = "machine.json"
+start_s = 5
+spot = {price_per_h = 36, most = 2}
+on_demand = {price_per_h = 72, most = 1}
+"""
+
+
+def test_a_fleet_file_lets_the_planner_buy(spotwise: CommandLine, folder: Path) -> None:
+    """Instances are bought for the load, of nodes that are there or on demand, and the bill is the market's."""
+    (folder / "fleet.toml").write_text(FLEET)
+    own = "--fleet @fleet.toml --load @load.csv --model llama2-70b --spares 0 --latency-target 100 --hold 5"
+    ended = simulate(spotwise, folder, f"{own} --notice 10 --json @o.json --plot @o.png")
+    assert ended.status == 0, ended.stderr
+    assert "big at 36 $/h spot (at most 2), 72 $/h on demand (at most 1)" in " ".join(ended.stdout.split())
+    assert (folder / "o.png").stat().st_size > 10_000
+    document = orjson.loads((folder / "o.json").read_bytes())
+    assert document["bought"] and [each["system"] for each in document["systems"]] == ["spotwise", "restart"]
+    spotwise_run = document["systems"][0]
+    assert spotwise_run["served"] == 60 and spotwise_run["spot_s"] > 0
+    per_s = spotwise_run["spot_s"] * 0.01 + spotwise_run["on_demand_s"] * 0.02
+    assert spotwise_run["bill_usd"] == pytest.approx(per_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--spares 1", "--spares: only a fleet that is bought has that; add --fleet FILE"),
+        ("--fleet @fleet.toml --price 3", "--price: --fleet"),
+        ("--fleet @fleet.toml --model llama2-70b --systems rerouting", "it chooses no configuration"),
+        ("--fleet @fleet.toml", "say which model was profiled with --model"),
+        ("--fleet @none.toml", "--fleet: "),
+        ("--fleet @two.toml --model llama2-70b", "a simulated fleet has one type, and the file has 2"),
+        ("--fleet @bare.toml --model llama2-70b", "types.big has no profile"),
+    ],
+)
+def test_a_fleet_that_cannot_be_bought_is_refused(spotwise: CommandLine, folder: Path, options: str, said: str) -> None:
+    (folder / "fleet.toml").write_text(FLEET)
+    (folder / "bare.toml").write_text(FLEET.replace('profile = "machine.json"\n', ""))
+    (folder / "two.toml").write_text(FLEET + '[[types]]\nname = "b"\nspot = {price_per_h = 1, most = 1}\n')
+    ended = simulate(spotwise, folder, options)
+    assert (ended.status, said in " ".join(ended.stderr.split())) == (2, True), ended.stderr
+
+
 def test_a_trace_alone_is_enough(spotwise: CommandLine, folder: Path) -> None:
     """What was assumed is said."""
     ended = simulate(spotwise, folder, "--systems spotwise --json @fleet.json")

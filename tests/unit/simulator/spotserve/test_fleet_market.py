@@ -1,0 +1,122 @@
+"""A simulated fleet that core's own decision and keeper buy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.market import Market
+from spotwise.files.spot_traces import SpotTrace
+from spotwise.simulator.spotserve.fleet import PaidLife
+from spotwise.simulator.spotserve.run import SpotOutcome
+from spotwise.simulator.spotserve.serving import serve
+from tests.unit.simulator.spotserve import spot_worlds as tiny
+from tests.unit.simulator.spotserve.market_worlds import run, terms
+
+STAYS = tiny.trace((0.0, "add", "a b c d"), end_s=400.0)
+#: Without spares, any latency is fast enough, and what is too much goes after 20 s.
+SPARING = FleetPolicy(spare_instances=0, latency_target_s=1e6, hold_s=20.0, release_notice_s=30.0)
+
+
+def most_at_once(lives: Sequence[PaidLife]) -> int:
+    changes = sorted([(life.from_s, 1) for life in lives] + [(life.to_s, -1) for life in lives])
+    counts = [sum(change for _, change in changes[: place + 1]) for place in range(len(changes))]
+    return max(counts, default=0)
+
+
+def test_a_light_load_has_one_instance_and_a_heavy_one_more() -> None:
+    """Instances are bought as the load asks for them, and given back when it has gone; the bill is their time."""
+    light = serve(run(STAYS, [20.0 + 10 * n for n in range(10)], terms(SPARING)))
+    assert (most_at_once(light.lives), len(light.lives)) == (1, 1)
+    assert light.spent == pytest.approx(light.ended_s * 0.01)
+    burst = [20.0 + n / 30 for n in range(3000)]
+    heavy = serve(run(STAYS, burst, terms(SPARING)))
+    assert most_at_once(heavy.lives) > 1 and not heavy.unfinished
+    assert sum(life.to_s == heavy.ended_s for life in heavy.lives) == 1  # the others were given back
+    assert heavy.spent == pytest.approx(sum(life.seconds() for life in heavy.lives) * 0.01)
+    assert len(heavy.requests) == 3000
+
+
+def test_a_queue_is_load_after_its_last_arrival() -> None:
+    """What was bought for a burst is not given back while requests still wait for their first token."""
+    outcome = serve(run(STAYS, [20.0 + n / 30 for n in range(3000)], terms(SPARING)))
+    first_back_s = min(life.to_s for life in outcome.lives if life.to_s < outcome.ended_s)
+    waiting = sum(each.finished_s > first_back_s + 10 for each in outcome.requests)
+    assert first_back_s > 120.0 + SPARING.hold_s and waiting < 100
+
+
+def test_nothing_is_computed_again_where_the_notice_is_long_enough() -> None:
+    """The successor of an instance under notice is bought at once, and requests move to it with their KV."""
+    trace = tiny.trace((0.0, "add", "a"), (60.0, "add", "b"), (150.0, "remove", "a"), end_s=300.0)
+    outcome = serve(run(trace, [15.0 + n for n in range(250)], terms(SPARING)))
+    assert [(life.node, life.market) for life in outcome.lives] == [("a", Market.SPOT), ("b", Market.SPOT)]
+    assert outcome.lives[1].from_s == pytest.approx(120.0, abs=2.0)  # 30 s before
+    assert 130.0 <= outcome.lives[0].to_s <= 150.0
+    assert (outcome.recomputed_tokens, outcome.unfinished) == (0, ())
+
+
+def test_without_spot_instances_on_demand_ones_serve() -> None:
+    trace = tiny.trace((0.0, "add", "a"), (60.0, "remove", "a"), end_s=300.0)
+    outcome = serve(run(trace, [20.0 + n for n in range(200)], terms(SPARING, on_demand=2)))
+    assert {life.market for life in outcome.lives} == {Market.SPOT, Market.ON_DEMAND}
+    assert not outcome.unfinished
+    nothing = serve(run(trace, [20.0, 200.0], terms(SPARING), drain_s=50.0))
+    assert (len(nothing.requests), [each.arrived_s for each in nothing.unfinished]) == (1, [200.0])
+
+
+def test_a_budget_and_the_limit_bound_what_is_held() -> None:
+    burst = [20.0 + n / 30 for n in range(2000)]
+    bounded = FleetPolicy(spare_instances=0, latency_target_s=1e6, budget_per_h=72.0)
+    assert most_at_once(serve(run(STAYS, burst, terms(bounded))).lives) <= 2
+    assert most_at_once(serve(run(STAYS, burst, terms(SPARING, limit=1))).lives) == 1
+
+
+def test_a_system_that_chooses_nothing_cannot_buy() -> None:
+    with pytest.raises(ValueError, match="rerouting chooses no configurations"):
+        run(STAYS, [20.0], terms(SPARING), system="rerouting")
+    assert len(serve(run(STAYS, [20.0, 30.0], terms(SPARING), system="restart")).requests) == 2
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> SpotTrace:
+    """Up to five stays of nodes within 300 s, with a notice or without."""
+    events: list[tuple[float, str, str]] = []
+    for number in range(draw(st.integers(1, 5))):
+        begins_s = draw(st.integers(0, 200))
+        events.append((float(begins_s), "add", f"n{number}"))
+        if draw(st.booleans()):
+            events.append((float(begins_s + draw(st.integers(5, 120))), "remove", f"n{number}"))
+    return tiny.trace(*sorted(events), end_s=400.0)
+
+
+@given(traces(), st.integers(0, 1), st.sampled_from([1, 3]), st.integers(1, 40))
+@settings(max_examples=25, deadline=None)
+def test_laws_of_any_trace(trace: SpotTrace, on_demand: int, limit: int, requests: int) -> None:
+    """A spot instance lives within a stay of its node, alone; no more than the limit are held; each request is answered once,
+    or open at the bound; the same run gives the same outcome.
+    """
+    times_s = [5.0 + 300.0 * n / requests for n in range(requests)]
+    market = terms(SPARING, on_demand=on_demand, limit=limit)
+    first, second = (serve(run(trace, times_s, market)) for _ in range(2))
+    assert figures(first) == figures(second)
+    stays = list(trace.lives())
+    spot = [life for life in first.lives if life.market is Market.SPOT]
+    for life in spot:
+        (stay,) = [each for each in stays if each.node == life.node]
+        assert stay.from_s <= life.from_s <= life.to_s
+        assert stay.to_s is None or life.to_s <= stay.to_s
+    for node in {life.node for life in spot}:
+        assert most_at_once([life for life in spot if life.node == node]) == 1
+    assert most_at_once(first.lives) <= limit
+    assert len(first.requests) + len(first.unfinished) == requests
+    assert sorted(first.arrivals_s()) == times_s
+    if on_demand:
+        assert not first.unfinished
+
+
+def figures(outcome: SpotOutcome) -> tuple[object, ...]:
+    return outcome.requests, outcome.unfinished, outcome.lives, outcome.changes, outcome.spent
