@@ -19,24 +19,31 @@ from spotwise.benchmarks.group_faults import undisturbed
 from spotwise.benchmarks.moved_streams import Stream, run_stream
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, figures_table, plot_runs
 from spotwise.benchmarks.spot_run import SpotRequest, SpotRunResult, run_load
+from spotwise.benchmarks.spot_simulated import agreement_rows, simulate_run
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
+from spotwise.cli.mesh_access import running_state
+from spotwise.cli.options import EngineKind, read_profile
+from spotwise.cli.plan.model_shapes import parse_model_shape
+from spotwise.cli.simulate.market_options import market_terms
 from spotwise.core.fleet.market import Market
+from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
+from spotwise.worker.simulated.groups.part import simulated_model
 
 _FLEET = Path(__file__).parent / "spot_fleet"
 #: What the trace's events do, by system.
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
 _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
-_ENV = {
-    "SPOTWISE_HOLD_S": "15",
-    "SPOTWISE_SPARE_INSTANCES": "0",
+#: What the fleet is for: each request as fast as can be (SpotServe's objective), without spares.
+_POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
+_ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in _POLICY.items()} | {
     "SPOTWISE_RECOVERY_S": "300",
     "SPOTWISE_MAX_UNREADY_S": "300",
 }
@@ -58,6 +65,7 @@ def spot(
     ] = 5.0,
     up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _UP_ARGS,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, sizes and arrivals.")] = 1,
+    simulate: Annotated[bool, typer.Option(help="Put the simulated world beside the first system's run.")] = True,
     plot: Annotated[
         Path | None, typer.Option(help="Draw instances, shapes and open requests over time there (PNG).")
     ] = None,
@@ -68,6 +76,8 @@ def spot(
     require_writable(plot, "--plot")
     names = parse_systems(systems)
     events, on_demand_per_h = _read(trace, fleet)
+    terms = market_terms(fleet, _POLICY, {}) if simulate else None
+    model: ModelShape | None = None
     extra = tuple(up_arguments(up_args))
     seconds = events.end_s / compress
     rng = random.Random(seed)
@@ -93,6 +103,7 @@ def spot(
             )
             with running_mesh((*arguments, *extra), _ENV | {"SPOTWISE_FLEET_REACTION": SYSTEMS[name]}) as endpoint:
                 uvloop.run(_first_answer(endpoint, prompts[0]))
+                model = model or _model_of(endpoint)
                 runs.append(uvloop.run(run_load(endpoint, name, load, prompts, lambda: progress.advance(task))))
     figures = [SpotFigures.of(run, alone, objective) for run in runs]
     most = max((sample.instances for sample in runs[0].samples), default=0)
@@ -103,8 +114,12 @@ def spot(
         f"({most}), all answers in time",
         style="dim",
     )
+    rows = compared_rows(figures, on_demand)
+    if terms is not None and model is not None:
+        simulated = simulate_run(runs[0], prompts, events, compress, grace, terms, model)
+        rows += agreement_rows(runs[0], simulated)
     write_report(
-        compared_rows(figures, on_demand),
+        rows,
         environment(
             trace=events.name,
             compress=compress,
@@ -179,6 +194,17 @@ def _timed(stream: Stream, sent_s: float) -> Alone:
     for at_s, count in stream.arrivals:
         arrival_s += [at_s - sent_s] * (count - len(arrival_s))
     return Alone(tuple(stream.token_ids), tuple(arrival_s))
+
+
+def _model_of(endpoint: MeshEndpoint) -> ModelShape:
+    """Return the shape of a mesh's model, or of the one that it pretends to have."""
+    options = running_state(endpoint.name).options
+    if options.engine is EngineKind.SIMULATED:
+        profile = options.profile or (None if options.fleet is None else options.fleet.profile)
+        assert profile is not None, "a fleet file's types have profiles"
+        costs = read_profile(profile, "--profile")
+        return simulated_model(options.model_folder.name, costs.kv_bytes_per_token)
+    return parse_model_shape(str(options.model_folder), lambda text: None)
 
 
 async def _first_answer(endpoint: MeshEndpoint, prompt: list[int]) -> None:

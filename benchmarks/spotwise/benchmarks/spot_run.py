@@ -17,6 +17,7 @@ from spotwise.cli.bench.completion import open_client
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
+from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.mesh_access import running_state
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
@@ -90,6 +91,8 @@ class SpotRunResult:
     """One system's run.
 
     Attributes:
+        trace_s: seconds of the mesh since its trace began, at the load's beginning.
+        starting_s: from an instance's purchase until it runs, median.
         forming_s: until new groups had their weights, median of the re-shapes.
         changes, abandoned: re-shapes, by their end; `weights_bytes`: that devices of new groups got.
     """
@@ -99,6 +102,8 @@ class SpotRunResult:
     answers: list[SpotAnswer] = field(default_factory=list)
     samples: list[FleetSample] = field(default_factory=list)
     losses: list[LostInstance] = field(default_factory=list)
+    trace_s: float = 0.0
+    starting_s: float = 0.0
     forming_s: float = 0.0
     changes: int = 0
     abandoned: int = 0
@@ -192,11 +197,13 @@ class _FleetWatch:
     """Samples a mesh's fleet and its plans."""
 
     def __init__(self, endpoint: MeshEndpoint, result: SpotRunResult) -> None:
+        self._name = endpoint.name
         self._nats_url = running_state(endpoint.name).nats_url
         self._result = result
         self._deployments: dict[int, PlannedDeployment] = {}
         self._noticed_s: dict[str, float] = {}
         self._here: set[str] = set()
+        self._starts_s: dict[str, float] = {}
         self.open_requests = 0
         self.began_unix_s = 0.0
         self.ends = False
@@ -204,6 +211,7 @@ class _FleetWatch:
     async def run(self, began_s: float, store: RedisStore) -> None:
         """Watch until `ends`; one sample more is taken then."""
         self.began_unix_s = time.time() - (time.perf_counter() - began_s)
+        self._result.trace_s = self.began_unix_s - _trace_start(self._name)
         is_last = False
         while not is_last:
             is_last = self.ends
@@ -214,6 +222,7 @@ class _FleetWatch:
         forming_s = [
             each.served_s - each.began_s for each in self._deployments.values() if each.new_ids and each.served_s
         ]
+        self._result.starting_s = statistics.median(self._starts_s.values() or [0.0])
         self._result.forming_s = statistics.median(forming_s or [0.0])
         self._result.changes = ended.count(ReshapeStage.DONE)
         self._result.abandoned = ended.count(ReshapeStage.ABANDONED)
@@ -233,6 +242,8 @@ class _FleetWatch:
 
     def _note_losses(self, report: FleetReported, at_s: float) -> None:
         for each in report.instances:
+            if each.state is InstanceState.RUNNING:
+                self._starts_s.setdefault(each.id, report.at_s - each.launched_s)
             if each.state is not InstanceState.GONE:
                 self._here.add(each.id)
                 if each.leaves_at_s is not None and each.id not in self._noticed_s:
@@ -242,3 +253,9 @@ class _FleetWatch:
                 if each.why_leaving and not each.why_leaving.startswith(_TRACED):
                     continue  # given back
                 self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))
+
+
+def _trace_start(mesh: str) -> float:
+    """Return the Unix time at which a mesh's trace began."""
+    (started,) = run_folder(mesh).path.glob("instances/*.started")
+    return float(started.read_text())
