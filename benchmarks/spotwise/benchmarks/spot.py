@@ -18,7 +18,7 @@ import uvloop
 from spotwise.benchmarks.group_faults import undisturbed
 from spotwise.benchmarks.moved_streams import Stream, run_stream
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, figures_table, plot_runs
-from spotwise.benchmarks.spot_run import SpotRequest, SpotRunResult, run_load
+from spotwise.benchmarks.spot_run import SEED, SpotRequest, SpotRunResult, run_load
 from spotwise.benchmarks.spot_simulated import agreement_rows, simulate_run
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.progress import progress_bar
@@ -182,7 +182,7 @@ async def _alone(
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
             for prompt in prompts:
-                stream, sent_s = Stream(prompt), time.perf_counter()
+                stream, sent_s = Stream(prompt, seed=SEED), time.perf_counter()
                 await run_stream(client, endpoint.model, stream, tokens)
                 found.append(_timed(stream, sent_s))
                 answered()

@@ -79,6 +79,7 @@ class FleetMarket:
         self._is_feeding = False
         self._report: FleetReported | None = None
         self._orders = 0
+        self._was_ready = False
         self._decide_at_s = 0.0
         #: Configurations that instances were bought for, each from its time on.
         self.chosen: list[tuple[float, ParallelConfig | None]] = []
@@ -105,7 +106,8 @@ class FleetMarket:
             return False
         self._decide_at_s = self._now + self._terms.policy.decide_s
         demand = self._demand.demand(self._now)
-        decided = self._decision.decide(demand, self._report, self._model, self._now, serving=used)
+        model = self._model if self._was_ready else None  # a planner asks the first device
+        decided = self._decision.decide(demand, self._report, model, self._now, serving=used)
         config = None if decided.choice is None else decided.choice.config
         if not self.chosen or self.chosen[-1][1] != config:
             self.chosen.append((self._now, config))
@@ -227,6 +229,7 @@ class FleetMarket:
         if self._listed[instance_id].state is _GONE:
             return
         self._listed[instance_id] = replace(self._listed[instance_id], state=InstanceState.RUNNING)
+        self._was_ready = True
         self._happened(Stage.READY, [self._machines[instance_id]])
         self._feed(_device(instance_id))
 
