@@ -108,7 +108,7 @@ def worlds(draw: st.DrawFn, budgets: tuple[float | None, ...] = (None, 0.6, 3.0,
         budget_per_h=draw(st.sampled_from(budgets)),
         on_demand_floor=draw(st.sampled_from([0, 0, 1])),
         spare_instances=draw(st.sampled_from([0, 1])),
-        latency_target_s=draw(st.sampled_from([None, 15.0])),
+        latency_target_s=draw(st.sampled_from([None, 0.0, 15.0])),
         late_factor=2.0,
     )
     rate = draw(st.sampled_from([0.0, 0.5, 2.0, 5.0, 50.0]))

@@ -41,7 +41,8 @@ _FLEET = Path(__file__).parent / "spot_fleet"
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
 _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
-#: What the fleet is for: each request as fast as can be (SpotServe's objective), without spares.
+#: Each request as fast as can be (SpotServe's objective), without spares: on the few instances that serve by default, few of the
+#: trace's losses would hit.
 _POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
 _ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in _POLICY.items()} | {
     "SPOTWISE_RECOVERY_S": "300",

@@ -72,7 +72,7 @@ class FleetOptions(BaseModel):
         budget_per_h: dollars an hour at most; None: no limit.
         on_demand_floor: on-demand instances at least.
         spares: instances beside those that serve; None: the planner's own choice.
-        latency_target_s: seconds of a request that are fast enough; None: as fast as can be.
+        latency_target_s: seconds of a request that are fast enough, 0: as few as can be; None: the planner's own choice.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +87,7 @@ class FleetOptions(BaseModel):
     budget_per_h: PositiveFloat | None = None
     on_demand_floor: NonNegativeInt = 0
     spares: NonNegativeInt | None = None
-    latency_target_s: PositiveFloat | None = None
+    latency_target_s: NonNegativeFloat | None = None
 
 
 class MeshOptions(BaseModel):

@@ -51,7 +51,10 @@ class PlannerSettings(ServiceSettings):
     on_demand_floor: int = Field(0, ge=0, description="on-demand instances that serve, at least")
     spare_instances: int = Field(1, ge=0, description="instances held beside those that serve")
     latency_target_s: float | None = Field(
-        None, ge=0, description="seconds of a request that are fast enough; unset: the least, and a quarter"
+        None,
+        ge=0,
+        description="seconds of a request that are fast enough; 0: as few as can be, and a quarter; unset: twice those of a "
+        "request without load on the fewest instances",
     )
     load_headroom: float = Field(1.2, gt=0, description="the measured load is multiplied with it")
     hold_s: float = Field(

@@ -77,7 +77,7 @@ def files(tmp_path: Path) -> Path:
         ("--fleet FILES/fleet.toml --budget 0", "--budget 0: nothing could be bought"),
         ("--fleet FILES/fleet.toml --budget 0.3", "--budget 0.3: the cheapest instance of"),
         ("--fleet FILES/fleet.toml --on-demand-floor 3", "have 2 on-demand instances at most"),
-        ("--fleet FILES/fleet.toml --latency-target 0", "--latency-target"),
+        ("--fleet FILES/fleet.toml --latency-target -1", "--latency-target"),
         (
             "--fleet FILES/fleet.toml --mixed-workers 2",
             "the planner decides what serves; leave out workers and devices",
@@ -118,6 +118,13 @@ def test_paths_are_absolute_and_devices_counted(files: Path, monkeypatch: pytest
     assert (options.compress, options.grace_s, options.budget_per_h) == (60.0, 5.0, 2.0)
     assert (options.on_demand_floor, options.spares) == (0, None)
     assert options.folder == run_folder("default").path / "instances"
+
+
+def test_a_target_of_no_seconds_is_not_the_default(files: Path) -> None:
+    """It asks for the fastest; without one the planner's own default holds."""
+    fastest, usual = given(files / "fleet.toml", None, latency_target_s=0.0), given(files / "fleet.toml", None)
+    assert fastest is not None and usual is not None
+    assert (fastest.latency_target_s, usual.latency_target_s) == (0.0, None)
 
 
 def test_a_trace_alone_is_of_devices_of_this_computer(files: Path) -> None:

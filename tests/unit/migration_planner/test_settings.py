@@ -73,3 +73,10 @@ def test_the_policy_is_the_settings(tmp_path: Path) -> None:
     assert (policy.budget_per_h, policy.on_demand_floor, policy.spare_instances) == (2.0, 1, 0)
     assert (policy.latency_target_s, policy.headroom, policy.hold_s) == (3.0, 1.5, 4.0)
     assert policy.release_notice_s == 60.0
+
+
+def test_a_target_of_no_seconds_is_not_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast as can be, beside the default."""
+    assert PlannerSettings().fleet_policy.latency_target_s is None
+    monkeypatch.setenv("SPOTWISE_LATENCY_TARGET_S", "0")
+    assert PlannerSettings().fleet_policy.latency_target_s == 0.0

@@ -90,7 +90,12 @@ def up(
         int | None, typer.Option(min=0, help="Instances of a fleet held beside those that serve; 1 by default.")
     ] = None,
     latency_target: Annotated[
-        float | None, typer.Option(min=1e-3, help="Seconds of a request that are fast enough for a fleet.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds of a request that are fast enough for a fleet; 0: as few as can be; by default twice those of a "
+            "request without load.",
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,

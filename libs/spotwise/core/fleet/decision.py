@@ -136,7 +136,8 @@ class FleetDecision:
         meets_demand = choice is not None and self._search.running_meet(demand, state)
         bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
         surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
-        why = why_chosen(choice, demand, self._policy, is_blocked=lacking_per_h > 0)
+        budget_per_h, target_s = self._policy.budget_per_h, self._search.latency_target_s
+        why = why_chosen(choice, demand, budget_per_h, target_s, is_blocked=lacking_per_h > 0)
         if self._floor < self._policy.on_demand_floor:
             why += f"; the budget has room for {self._floor} of {self._policy.on_demand_floor} instances on demand"
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)

@@ -16,7 +16,8 @@ class FleetPolicy:
         window_s: over which the load is measured; `decide_s`: seconds between two decisions.
         budget_per_h: dollars an hour that no order exceeds; `None` for no limit.
         on_demand_floor: on-demand instances that serve, at least; `spare_instances`: held beside those that serve.
-        latency_target_s: seconds of a request that are fast enough; `latency_slack`: share above the least latency, too.
+        latency_target_s: seconds of a request that are fast enough, 0 for as fast as can be; `None`: `latency_factor` times a
+            request without load (`fleet_search`). `latency_slack`: share above the least latency that is fast enough as well.
         headroom: the measured rate is multiplied with it.
         hold_s: for so long a better choice must be better before it replaces one that serves, and so long a surplus lasts
             before it is given back; `gain`: share by which price or latency is better.
@@ -31,6 +32,9 @@ class FleetPolicy:
     on_demand_floor: int = 0
     spare_instances: int = 1
     latency_target_s: float | None = None
+    #: A request may wait for as long as it is computed. On one pipeline that is never idle it waits for half as long, until the
+    #: running batch ends (`parallel.queueing`), however many more that batch could hold: 1.5 would buy a second one for that.
+    latency_factor: float = 2.0
     latency_slack: float = 0.25
     headroom: float = 1.2
     hold_s: float = 30.0
@@ -57,6 +61,10 @@ class FleetPolicy:
                 raise ValueError(f"`{name}` is {value}; it must be at least 0 and finite")
         if not 0 <= self.gain < 1:
             raise ValueError(f"`gain` is {self.gain}; it is a share from 0 up to, but not, 1")
+        if not 1 <= self.latency_factor < math.inf:
+            raise ValueError(
+                f"`latency_factor` is {self.latency_factor}; no request is faster than without load: at least 1, and finite"
+            )
         if self.late_factor < 1:
             raise ValueError(
                 f"`late_factor` is {self.late_factor}; an instance is not late before its `start_s`: at least 1"

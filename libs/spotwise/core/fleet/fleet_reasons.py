@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_state import FleetState, stays
 from spotwise.core.fleet.fleet_targets import TypeTarget
 from spotwise.core.fleet.fleet_types import FleetType
@@ -15,9 +14,16 @@ from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.policy import ServiceDemand
 
 
-def why_chosen(choice: ConfigChoice | None, demand: ServiceDemand, policy: FleetPolicy, *, is_blocked: bool) -> str:
+def why_chosen(
+    choice: ConfigChoice | None,
+    demand: ServiceDemand,
+    budget_per_h: float | None,
+    latency_target_s: float | None,
+    *,
+    is_blocked: bool,
+) -> str:
     """Return what a choice follows from."""
-    budget = "" if policy.budget_per_h is None else f" within {policy.budget_per_h:g} $/h"
+    budget = "" if budget_per_h is None else f" within {budget_per_h:g} $/h"
     if choice is None:
         return f"no instances that can be had{budget} hold the model: all that there are stay"
     taken = " and ".join(f"{share.instances} {share.type.name}" for share in choice.shares)
@@ -27,7 +33,7 @@ def why_chosen(choice: ConfigChoice | None, demand: ServiceDemand, policy: Fleet
     elif demand.arrival_rate == 0:
         why = f"{choice.config} on {taken} is the cheapest that holds the model: there is no load"
     else:
-        enough = "" if policy.latency_target_s is None else f", {policy.latency_target_s:g} s being enough"
+        enough = f", {round(latency_target_s, 3):g} s being enough" if latency_target_s else ""
         why = (
             f"{choice.config} on {taken}{budget} is the cheapest for {load}: {choice.request_s:.3g} s a request{enough}"
         )

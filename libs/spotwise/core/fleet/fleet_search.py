@@ -2,6 +2,9 @@
 
 Law: of those that are fast enough the cheapest, and without load the cheapest of all. The rate counts with headroom. Loads that
 differ by less than `_STEP` are one load, so that noise changes nothing and an answer is computed once.
+Without a given target fast enough is `latency_factor` times a request without load on a type's fewest instances that hold the
+model, of the slowest type: what is cheapest without load is fast enough until requests wait. Only the types, the model and the
+requests' sizes count, so that no price, refusal, purchase or loss moves the target.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class FleetSearch:
         self._measured: MeasuredModel | None = None
         self._measured_for: tuple[ModelShape, int, int] | None = None
         self._answers: list[tuple[tuple[ServiceDemand, Sequence[Supply], Policy], ConfigChoice | None]] = []
+        self._latency_target_s = policy.latency_target_s
 
     def measure(self, model: ModelShape, demand: ServiceDemand) -> str | None:
         """Take a model and the usual size of its requests; return why it cannot be, `None` where it can."""
@@ -66,12 +70,20 @@ class FleetSearch:
             self._instance_types = tuple(replace(each, cost=RememberedCost(each.cost)) for each in self._measured.types)
             self._memory = RememberedMemory(self._measured.memory)
             self._answers.clear()
+            if self._policy.latency_target_s is None:
+                unloaded_s = [self._unloaded_s(each, similar) for each in self._instance_types]
+                self._latency_target_s = self._policy.latency_factor * max(unloaded_s)
         return None
 
     @property
     def types(self) -> tuple[InstanceType, ...]:
         """The types with the model's costs, without prices."""
         return self._instance_types
+
+    @property
+    def latency_target_s(self) -> float | None:
+        """Seconds of a request that are fast enough, as given or for the measured model; `None` before that."""
+        return self._latency_target_s
 
     def policy(self, demand: ServiceDemand, budget_per_h: float | None) -> Policy:
         """Return the optimizer's policy for a load."""
@@ -81,7 +93,7 @@ class FleetSearch:
             batch_sizes=(model.max_batch,),
             preference=Preference.CHEAPEST,
             latency_slack=fleet.latency_slack,
-            latency_target_s=fleet.latency_target_s if demand.arrival_rate > 0 else _ANY_LATENCY_S,
+            latency_target_s=self._latency_target_s if demand.arrival_rate > 0 else _ANY_LATENCY_S,
             budget_per_h=budget_per_h,
         )
 
@@ -106,6 +118,17 @@ class FleetSearch:
         supplies = state.supplies_of(self.types, running)
         choice = self._chosen(rounded(demand), supplies, self.policy(demand, None))
         return choice is not None and choice.meets_demand
+
+    def _unloaded_s(self, instance_type: InstanceType, demand: ServiceDemand) -> float:
+        """Return the seconds of a request without load on a type's fewest instances that hold the model; 0 where none do."""
+        idle, priced = replace(demand, arrival_rate=0.0), replace(instance_type, spot_price_per_h=1.0)
+        policy = self.policy(idle, None)
+        most_devices = 2 * max(policy.pipeline_degrees) * max(policy.tensor_degrees)  # with phases split there are two
+        for doublings in range(most_devices.bit_length() + 1):
+            choice = choose(idle, [Supply(priced, 1 << doublings)], self._memory, policy)
+            if choice is not None:
+                return choice.request_s
+        return 0.0
 
     def _with_headroom(self, demand: ServiceDemand) -> ServiceDemand:
         return rounded(replace(demand, arrival_rate=demand.arrival_rate * self._policy.headroom))

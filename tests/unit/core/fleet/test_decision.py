@@ -20,7 +20,9 @@ SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.
 PRICES = {("fast", SPOT): 1.0, ("fast", ON_DEMAND): 3.0, ("slow", SPOT): 0.4, ("slow", ON_DEMAND): 1.5}
 #: Any configuration is fast enough, so that the cheapest that keeps up is chosen.
 CHEAP = FleetPolicy(latency_target_s=60.0, spare_instances=0)
-IDLE = replace(LOAD, arrival_rate=0.0)
+#: What is fast enough by default.
+USUAL = FleetPolicy(spare_instances=0)
+IDLE, LIGHT = replace(LOAD, arrival_rate=0.0), replace(LOAD, arrival_rate=0.2)
 
 
 def fleet(policy: FleetPolicy = CHEAP) -> tuple[FakeCloud, FleetDecision]:
@@ -60,6 +62,54 @@ def test_a_load_is_served_by_the_cheapest_that_keeps_up() -> None:
     assert "cheapest for 2 requests/s" in decided.why
     assert set(reasons(decided).values()) >= {"serves: cheapest for 2 requests/s"}
     assert decided.price_per_h == pytest.approx(cloud.price_per_h)
+
+
+def test_a_light_load_is_served_by_what_serves_without_load() -> None:
+    """One request in five seconds: no instance is bought beside the one that is there, though more would be faster."""
+    cloud, decision = fleet(USUAL)
+    live(cloud, decision, 60, IDLE)
+    known = set(cloud.instances)
+    decided = live(cloud, decision, 200, LIGHT)
+    assert cloud.counts() == {("slow", SPOT): 1}
+    assert set(cloud.instances) == known
+    assert "s a request, " in decided.why and decided.why.endswith("s being enough")
+
+
+def test_as_the_load_rises_instances_are_bought_for_requests_that_would_wait() -> None:
+    """No request takes more than twice what it takes without load."""
+    cloud, decision = fleet(USUAL)
+    idle = live(cloud, decision, 60, IDLE).choice
+    assert idle is not None
+    held = []
+    for rate in (0.2, 1.0, 2.0, 4.0):
+        decided = live(cloud, decision, 200, replace(LOAD, arrival_rate=rate))
+        assert decided.choice is not None and decided.choice.request_s <= 2 * idle.request_s
+        held.append(len(cloud.staying()))
+    assert held[0] == 1 and held == sorted(held) and held[-1] > 2
+
+
+def test_where_the_target_is_0_a_light_load_buys_what_makes_it_faster() -> None:
+    """The cheapest within a quarter of the least latency."""
+    cloud, decision = fleet(replace(USUAL, latency_target_s=0.0))
+    idle = live(cloud, decision, 60, IDLE).choice
+    decided = live(cloud, decision, 200, LIGHT)
+    assert len(cloud.staying()) > 1
+    assert idle is not None and decided.choice is not None and decided.choice.request_s < idle.request_s
+    assert "enough" not in decided.why
+
+
+def test_what_is_fast_enough_by_default_does_not_follow_the_market() -> None:
+    """Nor what is held: the reason names the same seconds while the cheapest type is refused, lost and dear."""
+    cloud, decision = fleet(USUAL)
+    enough = {live(cloud, decision, 60, LIGHT).why.split(", ")[-1]}
+    cloud.sold["slow", SPOT, ""].refuses = cloud.sold["slow", ON_DEMAND, ""].refuses = True
+    cloud.interrupt(cloud.staying()[0].id)
+    for _ in range(60):
+        enough.add(live(cloud, decision, 1, LIGHT).why.split(", ")[-1])
+    assert set(cloud.counts()) == {("fast", SPOT)}
+    cloud.sold["fast", SPOT, ""].price_per_h = 9.0
+    enough.add(live(cloud, decision, 60, LIGHT).why.split(", ")[-1])
+    assert len(enough) == 1 and "being enough" in enough.pop()
 
 
 def test_spares_are_named_and_a_surplus_is_given_back_after_a_while() -> None:
@@ -153,7 +203,7 @@ def test_an_instance_makes_room_for_the_floor_where_the_budget_has_none() -> Non
 
 
 #: The fastest is chosen that the budget allows.
-FAST_ENOUGH = replace(CHEAP, latency_target_s=None, on_demand_floor=1, budget_per_h=4.0)
+FAST_ENOUGH = replace(CHEAP, latency_target_s=0.0, on_demand_floor=1, budget_per_h=4.0)
 
 
 def test_a_floor_above_the_budget_takes_another_type() -> None:
@@ -300,7 +350,7 @@ def test_the_configuration_is_the_decided_one_where_it_is_ready() -> None:
 
 def test_a_configuration_that_serves_is_not_changed_for_a_little() -> None:
     """With more instances ready than it has, but fewer than decided, what serves stays for a while."""
-    cloud, decision = fleet(replace(CHEAP, latency_target_s=None))
+    cloud, decision = fleet(replace(CHEAP, latency_target_s=0.0))
     demand = replace(LOAD, arrival_rate=0.5)
     decided = live(cloud, decision, 60, demand)
     assert decided.choice is not None

@@ -20,6 +20,8 @@ from spotwise.core.fleet.fleet_policy import FleetPolicy
         ("on_demand_floor", -1),
         ("spare_instances", -1),
         ("latency_target_s", -1.0),
+        ("latency_factor", 0.9),
+        ("latency_factor", math.inf),
         ("latency_slack", -0.1),
         ("hold_s", math.nan),
         ("gain", 1.0),

@@ -117,6 +117,18 @@ def test_a_planner_that_has_measured_the_load_before_its_term_decides_at_once() 
     assert [len(order.purchases) for order in second.orders[:1]] == [1]
 
 
+def test_one_request_in_a_few_seconds_has_one_instance() -> None:
+    """From the first one on, which counts as one in five seconds; spares left out."""
+    types = [fleet_type("fast")]
+    cloud = FakeCloud.selling(types, {("fast", Market.SPOT): 1.0})
+    planning = StartingPlanner(cloud, policy=FleetPolicy(spare_instances=0))
+    planning.planning.begin(1)
+    for _ in range(20):
+        planning.live(1, requests=1)
+        planning.live(4, requests=0)
+    assert len(cloud.instances) == 1
+
+
 def test_a_mesh_that_does_not_serve_yet_buys_at_once() -> None:
     types = [fleet_type("fast")]
     planning = StartingPlanner(FakeCloud.selling(types, {("fast", Market.SPOT): 1.0}))
