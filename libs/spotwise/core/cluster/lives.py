@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.fleet.devices import instance_of
-from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet.learned_hazards import LearnedHazards
+from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.members import Member
 from spotwise.core.survival import PiecewiseHazard, first_end
@@ -47,16 +48,12 @@ class Lives:
             return
         counts_until_s = min(report.at_s, now) + REPORT_COUNTS_S
         self._source = _Source(report.watcher_id, report.incarnation, report.at_s, counts_until_s)
-        hazards = {(lives.type_name, lives.zone): lives.hazard for lives in report.lives if any(lives.hazard.per_s)}
+        hazards = LearnedHazards(report.lives)
         self._instances = {}
         for instance in report.instances:
-            if instance.state is InstanceState.GONE:
-                continue
-            hazard = None
-            if instance.market is Market.SPOT:
-                kind = instance.type_name
-                hazard = hazards.get((kind, instance.zone)) or hazards.get((kind, ""))
-            self._instances[instance.id] = None if hazard is None else (hazard, instance.launched_s)
+            if instance.state is not InstanceState.GONE:
+                hazard = hazards.of(instance)
+                self._instances[instance.id] = None if hazard is None else (hazard, instance.launched_s)
         self._show_all(now)
 
     def _is_news(self, report: FleetReported, now: float) -> bool:

@@ -6,21 +6,12 @@ ones first, then those whose devices serve nothing, then those that the provider
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from spotwise.core.fleet.fleet_state import FleetState
+from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet_messages import FleetInstance, LearnedLives
-
-
-def remaining_s(instance: FleetInstance, lives: Iterable[LearnedLives], now: float) -> float:
-    """Return the expected seconds until the provider takes an instance; infinite where that is not known."""
-    if instance.market is not Market.SPOT:
-        return math.inf
-    hazards = {each.zone: each.hazard for each in lives if each.type_name == instance.type_name}
-    hazard = hazards.get(instance.zone, hazards.get(""))
-    return math.inf if hazard is None else hazard.expected_s(max(0.0, now - instance.launched_s))
 
 
 def first_given_back(
@@ -34,6 +25,7 @@ def first_given_back(
     """Return the late and running instances of types that may be given back, in order; `serving`: ids of those in use."""
     on_demand = sum(len(found.running) for (_, market), found in state.markets.items() if market is Market.ON_DEMAND)
     free = max(0, on_demand - floor)
+    hazards = LearnedHazards(lives)
     ordered: list[tuple[tuple[float | bool | str, ...], FleetInstance]] = []
     for (type_name, market), found in state.markets.items():
         if type_name in types:
@@ -44,7 +36,7 @@ def first_given_back(
                         -each.price_per_h,
                         market is Market.SPOT,
                         each.id in serving,
-                        remaining_s(each, lives, now),
+                        hazards.remaining_s(each, now),
                         each.id,
                     ),
                     each,
