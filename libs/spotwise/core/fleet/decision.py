@@ -97,6 +97,10 @@ class FleetDecision:
         self._decided_s: float | None = None
         self._last = Decided()
 
+    def is_due(self, now: float) -> bool:
+        """Return whether `decide` decides anew, `decide_s` after it did last."""
+        return self._decided_s is None or now - self._decided_s >= self._policy.decide_s
+
     def decide(
         self,
         demand: ServiceDemand,
@@ -114,7 +118,7 @@ class FleetDecision:
             model: `None` until it is known.
             serving: ids of instances whose devices have positions in groups.
         """
-        if self._decided_s is not None and now - self._decided_s < self._policy.decide_s:
+        if not self.is_due(now):
             return self._last
         self._decided_s = now
         if self._report is None or report.at_s >= self._report.at_s:

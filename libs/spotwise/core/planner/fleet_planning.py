@@ -54,7 +54,6 @@ class FleetPlanning:
         self._term = 0
         self._decision: FleetDecision | None = None
         self._decided: Decided | None = None
-        self._decided_s = 0.0
         self._ordered_s = 0.0
         self._numbers = 0
         self._ready: dict[str, dict[str, list[str]]] = {}
@@ -103,7 +102,7 @@ class FleetPlanning:
             return []
         if not self._may_decide(groups, now):
             return [*self._ask_model(now)]
-        is_due = self._decided is None or now - self._decided_s >= self._policy.decide_s
+        is_due = decision.is_due(now)
         before, self._ready = self._ready, self._find_ready(report)
         if not is_due and before == self._ready:
             return [*self._ask_model(now), *self._order(now)]
@@ -113,7 +112,6 @@ class FleetPlanning:
             instances = {each.id for each in report.instances}
             on = {known for each in serving if (known := instance_of(each, instances)) is not None}
             self._decided = decision.decide(demand, report, self._model, now, serving=on)
-            self._decided_s = now
         if self._model is not None:
             counts = {name: len(instances) for name, instances in self._ready.items()}
             choice = decision.config_on(counts, demand, self._model, now)

@@ -254,7 +254,9 @@ def test_an_older_report_is_not_considered() -> None:
 
 def test_decisions_are_made_at_most_so_often() -> None:
     cloud, decision = fleet()
+    assert decision.is_due(cloud.now)
     first = decision.decide(LOAD, cloud.report(), SHAPE, cloud.now)
+    assert [decision.is_due(cloud.now + after_s) for after_s in (0.0, 0.5, 1.0)] == [False, False, True]
     assert decision.decide(replace(LOAD, arrival_rate=50.0), cloud.report(), SHAPE, cloud.now + 0.5) is first
     assert decision.decide(replace(LOAD, arrival_rate=50.0), cloud.report(), SHAPE, cloud.now + 1.0) is not first
 
