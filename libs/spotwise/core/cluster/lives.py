@@ -26,9 +26,7 @@ REPORT_COUNTS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    watcher_id: str
-    incarnation: int
-    at_s: float
+    report: FleetReported
     counts_until_s: float
 
 
@@ -47,7 +45,7 @@ class Lives:
         if not self._is_news(report, now):
             return
         counts_until_s = min(report.at_s, now) + REPORT_COUNTS_S
-        self._source = _Source(report.watcher_id, report.incarnation, report.at_s, counts_until_s)
+        self._source = _Source(report, counts_until_s)
         hazards = LearnedHazards(report.lives)
         self._instances = {}
         for instance in report.instances:
@@ -62,12 +60,10 @@ class Lives:
         known = self._source
         if known is None:
             return True
-        counts = now < known.counts_until_s
-        if report.watcher_id != known.watcher_id:
-            return not counts
-        if report.incarnation != known.incarnation:
-            return report.incarnation > known.incarnation
-        return report.at_s > known.at_s or not counts
+        last, is_same = known.report, known.report.watcher_id == report.watcher_id
+        if now < known.counts_until_s:
+            return is_same and report.is_newer_than(last)
+        return not is_same or report.incarnation >= last.incarnation
 
     def expire(self, now: float) -> None:
         """Forget the fleet where its last report is too old."""

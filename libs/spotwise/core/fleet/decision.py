@@ -121,7 +121,7 @@ class FleetDecision:
         if not self.is_due(now):
             return self._last
         self._decided_s = now
-        if self._report is None or report.at_s >= self._report.at_s:
+        if self._report is None or not self._report.is_newer_than(report):
             self._report = report
         report = self._report
         self._purchases.update(report)

@@ -73,12 +73,7 @@ class FleetPlanning:
 
     def reported(self, report: m.FleetReported, now: float) -> None:
         """Take what a watcher sees, unless a later report came first."""
-        last = self._report
-        if last is not None and last.watcher_id == report.watcher_id:
-            is_later = (report.incarnation, report.at_s) >= (last.incarnation, last.at_s)
-        else:
-            is_later = last is None or report.at_s >= last.at_s
-        if is_later:
+        if self._report is None or not self._report.is_newer_than(report):
             self._report = report
             self._watch.instances_gone(each.id for each in report.instances if each.state is InstanceState.GONE)
 
