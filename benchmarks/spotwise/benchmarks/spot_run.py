@@ -18,14 +18,13 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.mesh_access import running_state
+from spotwise.cloud.traced_instances import TRACED_NOTICE
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.mesh.redis_store import RedisStore
 
 _SAMPLE_S = 0.5
-#: A notice of the trace begins like this.
-_TRACED = "trace "
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +238,6 @@ class _FleetWatch:
                     self._noticed_s[each.id] = each.leaves_at_s - report.at_s
             elif each.id in self._here:
                 self._here.remove(each.id)
-                if each.why_leaving and not each.why_leaving.startswith(_TRACED):
+                if each.why_leaving and not each.why_leaving.startswith(TRACED_NOTICE):
                     continue  # given back
                 self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))
