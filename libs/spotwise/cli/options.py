@@ -73,6 +73,8 @@ class FleetOptions(BaseModel):
         on_demand_floor: on-demand instances at least.
         spares: instances beside those that serve; None: the planner's own choice.
         latency_target_s: seconds of a request that are fast enough; None: as fast as can be.
+        max_unready_s: for so long requests wait for a first instance; `max_queue_s`: for one with free capacity; None: as the
+            environment says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,6 +90,8 @@ class FleetOptions(BaseModel):
     on_demand_floor: NonNegativeInt = 0
     spares: NonNegativeInt | None = None
     latency_target_s: PositiveFloat | None = None
+    max_unready_s: PositiveFloat | None = None
+    max_queue_s: PositiveFloat | None = None
 
 
 class MeshOptions(BaseModel):

@@ -94,9 +94,10 @@ def plan_services(
     """All services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
-    planner = watcher = single_threaded
+    scheduler = planner = watcher = single_threaded
     workers: tuple[ServiceProcess, ...] = ()
     if options.fleet is not None:
+        scheduler = single_threaded | _scheduler_of_fleet(options.fleet)
         planner = single_threaded | _planner_of_fleet(options.fleet)
         watcher = _watcher_of_fleet(options, options.fleet, common, machine)
     elif options.engine is not EngineKind.SIMULATED:
@@ -109,7 +110,7 @@ def plan_services(
     return (
         _service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
         *workers,
-        _service(options, "cluster_scheduler", "scheduler-0", single_threaded, StopOrder.CONTROL),
+        _service(options, "cluster_scheduler", "scheduler-0", scheduler, StopOrder.CONTROL),
         *(
             replace(_service(options, module, service_id, env, StopOrder.CONTROL), is_essential=False)
             for module, service_id, env in (
@@ -129,6 +130,12 @@ def plan_joining_worker(
         return _simulated_workers(options, common, pool, (worker_id,))
     threads, kv_cache_bytes = _shares(options, options.num_workers + 1, machine)
     return _worker(options, _common(options, nats_url, redis_url), pool, worker_id, threads, kv_cache_bytes)
+
+
+def _scheduler_of_fleet(fleet: FleetOptions) -> dict[str, str]:
+    """Let requests wait for a first instance."""
+    given = {"SPOTWISE_MAX_UNREADY_S": fleet.max_unready_s, "SPOTWISE_MAX_QUEUE_S": fleet.max_queue_s}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _planner_of_fleet(fleet: FleetOptions) -> dict[str, str]:
