@@ -3,7 +3,7 @@
 Law: the configuration is the cheapest that is fast enough for the load with headroom, within the budget (`parallel.optimizer`);
 it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
 too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
-Where the budget has no room for the on-demand floor, the floor is as much of it as the budget has room for; so are the spares.
+Of the on-demand floor and the spares there is as much as the budget has room for (`budget_room`).
 Without a choice, or without a fleet that can be listed, nothing is bought or given back.
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
 """
@@ -14,34 +14,21 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.fleet.fleet_delta import (
-    ROUNDING,
-    ZonePurchase,
-    cost_beside,
-    is_shifting,
-    wanted_purchases,
-    within_budget,
-)
+from spotwise.core.fleet.budget_room import BudgetRoom
+from spotwise.core.fleet.fleet_delta import ROUNDING, ZonePurchase, is_shifting, wanted_purchases, within_budget
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
 from spotwise.core.fleet.fleet_search import FleetSearch
 from spotwise.core.fleet.fleet_state import FleetState, fleet_state
-from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets, fleet_targets
+from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.kept_choice import KeptChoice
 from spotwise.core.fleet.lasting import Lasting
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
 from spotwise.core.fleet.surplus import first_given_back
-from spotwise.core.fleet_messages import (
-    FleetReported,
-    InstanceReason,
-    InstanceRelease,
-    Purchase,
-    WantedInstances,
-)
+from spotwise.core.fleet_messages import FleetReported, InstanceReason, InstanceRelease, Purchase, WantedInstances
 from spotwise.core.parallel.choice import ConfigChoice
-from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 
@@ -83,6 +70,7 @@ class FleetDecision:
         self._types = tuple(types)
         self._policy = policy
         self._search = FleetSearch(types, policy)
+        self._room = BudgetRoom(types, policy, self._search)
         self._kept = KeptChoice(policy.gain, policy.hold_s)
         self._serving = KeptChoice(policy.gain, policy.hold_s)
         self._purchases = OpenPurchases(planner_id, term)
@@ -93,7 +81,6 @@ class FleetDecision:
         self._avoided_s: dict[tuple[str, Market], float] = {}
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
-        self._floor = policy.on_demand_floor  # as much of it as the budget has room for
         self._decided_s: float | None = None
         self._last = Decided()
 
@@ -130,19 +117,19 @@ class FleetDecision:
         if report.problem or age_s > REPORT_LASTS_S:
             why = report.problem or f"the last report is {age_s:.0f} s old"
             return self._repeat(f"nothing is bought or given back: the fleet cannot be listed ({why})")
-        self._state = state = self._listed(now)
+        self._state = self._room.state = state = self._listed(now)
         if model is None:
             return self._before_the_model(now, serving)
         if (problem := self._search.measure(model, demand)) is not None:
             return self._repeat(f"nothing is bought or given back: {problem}")
         choice = self._choose(demand, now)
-        targets = self._targets(choice)
+        targets = self._room.targets(choice)
         meets_demand = choice is not None and self._search.running_meet(demand, state)
         bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
         surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
         why = why_chosen(choice, demand, self._policy, is_blocked=lacking_per_h > 0)
-        if self._floor < self._policy.on_demand_floor:
-            why += f"; the budget has room for {self._floor} of {self._policy.on_demand_floor} instances on demand"
+        if self._room.floor < self._policy.on_demand_floor:
+            why += f"; the budget has room for {self._room.floor} of {self._policy.on_demand_floor} instances on demand"
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)
 
     def config_on(
@@ -173,91 +160,15 @@ class FleetDecision:
         state, budget, search = self._state, self._policy.budget_per_h, self._search
         supplies, kept = state.supplies(search.types), self._kept.choice
         new = search.choose(demand, supplies, budget)
-        if new is not None and budget is not None:
-            new = self._within_floor(new, demand, supplies, budget)
-            beside = self._premium_per_h(new) + self._spares_per_h(new)
-            smaller = search.choose(demand, supplies, budget - beside) if budget > beside else None
-            both_meet = smaller is not None and smaller.meets_demand and new.meets_demand
-            if smaller is not None and both_meet and self._is_within(smaller, budget):
-                new = smaller
-        left = budget if budget is None or kept is None else max(0.0, budget - self._premium_per_h(kept))
+        if new is not None:
+            new = self._room.fitted(new, demand, supplies)
+        left = budget if budget is None or kept is None else max(0.0, budget - self._room.floor_per_h(kept))
         current = kept and search.again(kept, demand, supplies, left)
-        is_reachable = (
-            budget is None
-            or new is None
-            or cost_beside(fleet_targets(new, state, replace(self._policy, on_demand_floor=self._floor)), state)
-            <= budget * (1 + ROUNDING)
-        )
+        is_reachable = new is None or self._room.is_reachable(new)
         is_held = current is None or all(state.held(each.type.name) >= each.instances for each in current.shares)
         return self._kept.update(
             new, current, search.policy(demand, budget), now, is_held=is_held, is_reachable=is_reachable
         )
-
-    def _targets(self, choice: ConfigChoice | None) -> tuple[TypeTarget, ...]:
-        """Return the targets of a choice, with as many spares as the budget has room for."""
-        budget_per_h, state = self._policy.budget_per_h, self._state
-        for spares in range(self._policy.spare_instances, 0, -1):
-            targets = fleet_targets(
-                choice, state, replace(self._policy, spare_instances=spares, on_demand_floor=self._floor)
-            )
-            cost_per_h = math.fsum(each.price_per_h(state) for each in targets)
-            if budget_per_h is None or cost_per_h <= budget_per_h * (1 + ROUNDING):
-                return targets
-        return fleet_targets(choice, state, replace(self._policy, spare_instances=0, on_demand_floor=self._floor))
-
-    def _within_floor(
-        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
-    ) -> ConfigChoice:
-        """Return a choice that is within the budget with its floor, or with the largest part of the floor that is."""
-        for floor in range(self._policy.on_demand_floor, -1, -1):
-            self._floor = floor
-            if (found := self._affordable(choice, demand, supplies, budget_per_h)) is not None:
-                return found
-        self._floor = self._policy.on_demand_floor
-        return choice
-
-    def _affordable(
-        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
-    ) -> ConfigChoice | None:
-        """Return a choice that is within the budget with its floor: this one, or the best of those with cheaper floors."""
-        if self._is_within(choice, budget_per_h):
-            return choice
-        premiums = {each.name: self._floor_premium_per_h(each.name) for each in self._types}
-        found = []
-        for premium in sorted(set(premiums.values())):
-            left_per_h = budget_per_h - premium
-            cheap = [each for each in supplies if premiums[each.type.name] <= premium]
-            for within in (supplies, cheap):
-                other = self._search.choose(demand, within, left_per_h) if left_per_h > 0 else None
-                if other is not None and self._is_within(other, budget_per_h):
-                    found.append(other)
-        return max(found, key=lambda each: (each.meets_demand, each.throughput * (not each.meets_demand)), default=None)
-
-    def _floor_premium_per_h(self, type_name: str) -> float:
-        """Return the dollars an hour that a floor of a type costs more than spot instances."""
-        spot, on_demand = (
-            self._state.market(type_name, market).price_per_h for market in (Market.SPOT, Market.ON_DEMAND)
-        )
-        return 0.0 if spot is None or on_demand is None else self._floor * max(0.0, on_demand - spot)
-
-    def _is_within(self, choice: ConfigChoice, budget_per_h: float) -> bool:
-        """Return whether a choice with its floor, and without spares, costs no more than the budget."""
-        return self._cost_per_h(choice, spares=0) <= budget_per_h * (1 + ROUNDING)
-
-    def _premium_per_h(self, choice: ConfigChoice) -> float:
-        """Return the dollars an hour that the floor costs more than a choice."""
-        return self._cost_per_h(choice, spares=0) - self._cost_per_h(choice, spares=0, floor=0)
-
-    def _spares_per_h(self, choice: ConfigChoice) -> float:
-        return self._cost_per_h(choice) - self._cost_per_h(choice, spares=0)
-
-    def _cost_per_h(self, choice: ConfigChoice, *, spares: int | None = None, floor: int | None = None) -> float:
-        policy = replace(
-            self._policy,
-            spare_instances=self._policy.spare_instances if spares is None else spares,
-            on_demand_floor=self._floor if floor is None else floor,
-        )
-        return math.fsum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
 
     def _buy(
         self, targets: Sequence[TypeTarget], *, meets_demand: bool, now: float
@@ -304,7 +215,7 @@ class FleetDecision:
         needed_per_h = max(over_per_h, lacking_per_h) if makes_room else math.inf
         reason = "the budget has no room for it" if makes_room else "more than the load needs"
         assert self._report is not None
-        lives, floor = self._report.lives, self._floor
+        lives, floor = self._report.lives, self._room.floor
         fits = math.fsum(each.price_per_h(state) for each in targets) <= budget_per_h * (1 + ROUNDING)
         if makes_room and lacking_per_h > 0 and fits:  # an instance of the floor must not keep its successor out
             floor = sum(
