@@ -94,6 +94,10 @@ class FleetOptions(BaseModel):
     max_queue_s: PositiveFloat | None = None
 
 
+#: The pools of a mesh's workers, in the order in which they start.
+POOLS = ("prompt", "token", "mixed")
+
+
 class MeshOptions(BaseModel):
     """The options of one mesh.
 
@@ -193,6 +197,11 @@ class MeshOptions(BaseModel):
         if devices < self.num_devices:
             raise OptionError(f"--devices {devices}: the workers of --parallel are {self.num_devices} processes")
         return self.model_copy(update={"spare_devices": devices - self.num_devices})
+
+    def worker_ids(self, pool: str) -> list[str]:
+        """Return the ids of a pool's workers."""
+        counts = {"prompt": self.prompt_workers, "token": self.token_workers, "mixed": self.mixed_workers}
+        return [f"{pool}-{number}" for number in range(counts[pool])]
 
     def shape_of(self, pool: str) -> GroupShape:
         """Return the processes of each worker of a pool."""

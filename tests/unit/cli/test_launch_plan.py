@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_joining_worker, plan_services
+from spotwise.cli.launch.plan import plan_joining_worker, plan_services
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
+from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import EngineKind, MeshOptions
 
 GIB = 1024**3
