@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spotwise.cli.launch.plan import LocalHost, plan_joining_worker
+from spotwise.cli.launch.plan import plan_joining_worker
+from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken

@@ -28,7 +28,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.mesh_access import running_state
 from spotwise.cli.options import EngineKind, read_profile
 from spotwise.cli.plan.model_shapes import parse_model_shape
-from spotwise.cli.simulate.market_options import market_terms
+from spotwise.cli.simulate.market_options import purchase_terms
 from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
@@ -41,8 +41,8 @@ _FLEET = Path(__file__).parent / "spot_fleet"
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
 _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
-#: Each request as fast as can be (SpotServe's objective), without spares: on the few instances that serve by default, few of the
-#: trace's losses would hit.
+#: Each request as fast as can be (SpotServe's objective), without spares: of the few instances that serve by default, the trace
+#: would take few.
 _POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
 _ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in _POLICY.items()} | {
     "SPOTWISE_RECOVERY_S": "300",
@@ -77,7 +77,7 @@ def spot(
     require_writable(plot, "--plot")
     names = parse_systems(systems)
     events, on_demand_per_h = _read(trace, fleet)
-    terms = market_terms(fleet, _POLICY, {}) if simulate else None
+    terms = purchase_terms(fleet, _POLICY, {}) if simulate else None
     model: ModelShape | None = None
     extra = tuple(up_arguments(up_args))
     seconds = events.end_s / compress

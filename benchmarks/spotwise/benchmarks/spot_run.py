@@ -19,6 +19,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.mesh_access import running_state
+from spotwise.cloud.traced_instances import TRACED_NOTICE
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
@@ -27,8 +28,6 @@ from spotwise.mesh.redis_store import RedisStore
 _SAMPLE_S = 0.5
 #: Of all requests: the words of a simulated engine follow from it.
 SEED = 1
-#: A notice of the trace begins like this.
-_TRACED = "trace "
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,7 @@ class _FleetWatch:
                     self._noticed_s[each.id] = each.leaves_at_s - report.at_s
             elif each.id in self._here:
                 self._here.remove(each.id)
-                if each.why_leaving and not each.why_leaving.startswith(_TRACED):
+                if each.why_leaving and not each.why_leaving.startswith(TRACED_NOTICE):
                     continue  # given back
                 self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))
 

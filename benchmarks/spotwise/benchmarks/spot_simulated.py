@@ -21,8 +21,8 @@ from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
 from spotwise.core.planner.group_choice import written
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import COMPARED, RequestSize, own_model
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SpotSurroundings
@@ -49,7 +49,7 @@ def simulate_run(
     trace: SpotTrace,
     compress: float,
     grace_s: float,
-    terms: MarketTerms,
+    terms: PurchaseTerms,
     model: ModelShape,
 ) -> SimulatedRun:
     """Simulate what a live run was given. Raises `ValueError` where the profile is of another model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import time
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import find_broker
 from spotwise.cli.quantities import duration_text
 from spotwise.cli.watching import watch as watch_live
+from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetInstance, FleetReported, FleetView, InstanceOffer, ShowFleet
 from spotwise.mesh.nats_bus import NatsBus
@@ -139,11 +141,8 @@ def _life(instance: FleetInstance, report: FleetReported, now: float) -> str:
         return f"{duration_text(max(0.0, instance.leaves_at_s - now))} at most"
     if instance.market is Market.ON_DEMAND:
         return "stays"
-    of_type = [each for each in report.lives if each.type_name == instance.type_name]
-    known = next((each for each in of_type if each.zone == instance.zone), next(iter(of_type), None))
-    if known is None or not known.ends:
-        return "unknown"
-    return duration_text(known.hazard.expected_s(max(0.0, now - instance.launched_s)))
+    remaining_s = LearnedHazards(report.lives).remaining_s(instance, now)
+    return "unknown" if math.isinf(remaining_s) else duration_text(remaining_s)
 
 
 def _offers(report: FleetReported) -> Table:

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.plan import LocalHost, plan_joining_worker
+from spotwise.cli.launch.plan import plan_joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.mesh_access import open_store, running_state
 from spotwise.cli.options import parse_size, require_worker_id
 from spotwise.mesh.same_id import holder

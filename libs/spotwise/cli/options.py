@@ -73,6 +73,8 @@ class FleetOptions(BaseModel):
         on_demand_floor: on-demand instances at least.
         spares: instances beside those that serve; None: the planner's own choice.
         latency_target_s: seconds of a request that are fast enough, 0: as few as can be; None: the planner's own choice.
+        max_unready_s: for so long requests wait for a first instance; `max_queue_s`: for one with free capacity; None: as the
+            environment says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,6 +90,12 @@ class FleetOptions(BaseModel):
     on_demand_floor: NonNegativeInt = 0
     spares: NonNegativeInt | None = None
     latency_target_s: NonNegativeFloat | None = None
+    max_unready_s: PositiveFloat | None = None
+    max_queue_s: PositiveFloat | None = None
+
+
+#: The pools of a mesh's workers, in the order in which they start.
+POOLS = ("prompt", "token", "mixed")
 
 
 class MeshOptions(BaseModel):
@@ -189,6 +197,11 @@ class MeshOptions(BaseModel):
         if devices < self.num_devices:
             raise OptionError(f"--devices {devices}: the workers of --parallel are {self.num_devices} processes")
         return self.model_copy(update={"spare_devices": devices - self.num_devices})
+
+    def worker_ids(self, pool: str) -> list[str]:
+        """Return the ids of a pool's workers."""
+        counts = {"prompt": self.prompt_workers, "token": self.token_workers, "mixed": self.mixed_workers}
+        return [f"{pool}-{number}" for number in range(counts[pool])]
 
     def shape_of(self, pool: str) -> GroupShape:
         """Return the processes of each worker of a pool."""

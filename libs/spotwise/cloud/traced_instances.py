@@ -34,6 +34,8 @@ from spotwise.files.traced_nodes import TracedNodes
 
 _log = structlog.get_logger(__name__)
 
+#: What the notice of an instance whose node leaves begins with.
+TRACED_NOTICE = "trace: "
 #: After a failed kill the next try comes so much later.
 _RETRY_S = 1.0
 
@@ -136,7 +138,7 @@ class TracedInstances:
                     instance_id,
                     end_unix_s,
                     f"trace-{state.started_unix_s:.0f}-{self._nodes.stays[index].to_s:g}",
-                    f"trace {self._trace.name}: {self._nodes.stays[index].node} leaves",
+                    f"{TRACED_NOTICE}{self._nodes.stays[index].node} leaves",
                 )
                 for instance_id, index in state.bound.items()
                 if (end_unix_s := self._end_unix_s(index)) is not None

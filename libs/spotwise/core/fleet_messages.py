@@ -146,6 +146,12 @@ class FleetReported:
     spent: float = 0.0
     problem: str = ""
 
+    def is_newer_than(self, other: FleetReported) -> bool:
+        """Return whether the fleet was seen later; a later incarnation of one watcher is newer whatever its clock says."""
+        if self.watcher_id == other.watcher_id and self.incarnation != other.incarnation:
+            return self.incarnation > other.incarnation
+        return self.at_s > other.at_s
+
 
 @dataclass(frozen=True, slots=True)
 class FleetOrder:

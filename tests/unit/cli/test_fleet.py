@@ -86,8 +86,8 @@ def test_an_instance_has_a_row_with_its_life_and_its_reason() -> None:
     assert row(shown(VIEW, gone=True), "i-4")[4:7] == ["gone", "10 min 0 s", ""]
 
 
-def test_a_life_is_that_of_the_instances_zone_or_else_of_its_type() -> None:
-    """And none before the first end."""
+def test_a_life_is_that_of_the_instances_zone_or_else_of_its_type_without_a_zone() -> None:
+    """As the planner and the scheduler take it; none before the first end."""
 
     def life(*lives: LearnedLives) -> str:
         return row(shown(replace(VIEW, report=replace(REPORT, lives=lives))), "i-1")[6]
@@ -95,8 +95,9 @@ def test_a_life_is_that_of_the_instances_zone_or_else_of_its_type() -> None:
     assert life(LIVES) == "16 min 40 s"
     slower = replace(LIVES, zone="zone-b", hazard=PiecewiseHazard((0.0,), (1e-4,)))
     assert life(slower, LIVES) == "16 min 40 s"
-    assert life(slower) == "2 h 46 min"
-    assert life(replace(LIVES, ends=0)) == "unknown"
+    assert life(slower) == "unknown"
+    assert life(slower, replace(slower, zone="")) == "2 h 46 min"
+    assert life(replace(LIVES, ends=0, hazard=PiecewiseHazard((0.0,), (0.0,)))) == "unknown"
     assert life(replace(LIVES, type_name="wide")) == "unknown"
 
 

@@ -136,6 +136,28 @@ def test_a_trace_alone_is_of_devices_of_this_computer(files: Path) -> None:
     assert [each.profile is not None for each in fleet.types] == [True]
 
 
+def test_requests_wait_until_the_first_instance_is_late_unless_the_environment_says(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the type that takes longest to start, and a minute more; each of the two settings is the user's where it is set."""
+    names = ("SPOTWISE_MAX_UNREADY_S", "SPOTWISE_MAX_QUEUE_S")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    slow = files / "slow.toml"
+    slow.write_text(FLEET.replace("devices = 2", "devices = 2\nstart_s = 50"))
+
+    def waits() -> tuple[float | None, float | None]:
+        options = given(slow, None)
+        assert options is not None
+        return options.max_unready_s, options.max_queue_s
+
+    assert waits() == (60.0 + 3 * 50.0,) * 2
+    monkeypatch.setenv(names[0], "5")
+    assert waits() == (None, 210.0)
+    monkeypatch.setenv(names[1], "5")
+    assert waits() == (None, None)
+
+
 def test_a_price_file_may_lower_prices_below_the_budget(files: Path) -> None:
     """Then no budget is known to be too small."""
     (files / "prices.csv").write_text("time_s,instance_type,market,price_per_h\n0,small,spot,0.1\n")

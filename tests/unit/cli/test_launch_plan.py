@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_joining_worker, plan_services
+from spotwise.cli.launch.plan import plan_joining_worker, plan_services
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
+from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import EngineKind, MeshOptions
 
 GIB = 1024**3
@@ -345,6 +347,8 @@ def test_planner_and_watcher_of_a_fleet_get_its_file_and_each_its_options() -> N
         "on_demand_floor": 1,
         "spares": 0,
         "latency_target_s": 4,
+        "max_unready_s": 150,
+        "max_queue_s": 180,
     }
     services = fleet_plan(fleet=given, name="mine")
     planner, watcher = services["planner-0"].env, services["watcher-0"].env
@@ -355,9 +359,12 @@ def test_planner_and_watcher_of_a_fleet_get_its_file_and_each_its_options() -> N
     assert (watcher["SPOTWISE_FLEET_MESH"], watcher["SPOTWISE_FLEET_FOLDER"]) == ("mine", "/run/instances")
     assert watcher["SPOTWISE_FLEET_TRACE"] == "/trace.csv"
     assert (watcher["SPOTWISE_FLEET_COMPRESS"], watcher["SPOTWISE_FLEET_GRACE_S"]) == ("60.0", "5.0")
+    scheduler = services["scheduler-0"].env
+    assert (scheduler["SPOTWISE_MAX_UNREADY_S"], scheduler["SPOTWISE_MAX_QUEUE_S"]) == ("150.0", "180.0")
     bare = fleet_plan()
     unset = {"SPOTWISE_BUDGET_PER_H", "SPOTWISE_SPARE_INSTANCES", "SPOTWISE_LATENCY_TARGET_S", "SPOTWISE_FLEET_TRACE"}
     assert not unset & {*bare["planner-0"].env, *bare["watcher-0"].env}
+    assert not {"SPOTWISE_MAX_UNREADY_S", "SPOTWISE_MAX_QUEUE_S"} & {*bare["scheduler-0"].env}
 
 
 def test_an_instance_gets_the_environment_of_a_device_from_its_watcher() -> None:

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch import liveness, restart_limit, state_file
-from spotwise.cli.launch.plan import StopOrder
 from spotwise.cli.launch.restart_limit import RestartLimit
 from spotwise.cli.launch.run_state import RunState, read_state, write_state
 from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.service_process import StopOrder
 from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor

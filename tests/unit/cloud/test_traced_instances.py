@@ -122,7 +122,7 @@ async def test_instances_go_with_their_nodes_after_a_notice(options: LocalOption
     assert await provider.notices() == []
     clock.unix_s = began_s + 90.0
     assert isinstance(provider, ReclaimingProvider)
-    event_id, reason = f"trace-{began_s:.0f}-1200", "trace goes: {} leaves"
+    event_id, reason = f"trace-{began_s:.0f}-1200", "trace: {} leaves"
     notices = await provider.notices()
     assert {each.instance_id for each in notices} == set(ids(going))
     assert notices[0] == InstanceNotice(notices[0].instance_id, began_s + 120.0, event_id, notices[0].reason)

@@ -238,7 +238,7 @@ async def test_a_trace_takes_instances_with_a_notice(tmp_path: Path, folder: Pat
         await until(lambda: planner.states() == [InstanceState.GONE])
         (instance,) = planner.reports[-1].instances
         assert instance.leaves_at_s == planner.drains[0].deadline_s
-        assert instance.why_leaving == "trace trace: node-1 leaves"
+        assert instance.why_leaving == "trace: node-1 leaves"
         await until(lambda: [(each.lives, each.ends) for each in planner.reports[-1].lives] == [(1, 1)])
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.options import FleetOptions
+from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from spotwise.files.tables import TraceError
 
 #: Devices of this computer, for a trace without a fleet file.
 _LOCAL_FLEET = Path(__file__).parent / "local_fleet" / "fleet.toml"
+#: Requests wait for a first instance until it would be late, and so much longer: it is bought before, and forms a group after.
+_FIRST_GROUP_S = 60.0
 
 
 def fleet_options(
@@ -70,6 +74,7 @@ def fleet_options(
         raise OptionError(f"--engine simulated: its instances have one device; {file}: types.{wide[0]}.devices is more")
     devices = max(each.devices for each in fleet.types)
     limit = 1 if fleet.local is None else max(1, fleet.local.limit)
+    waits_s = _FIRST_GROUP_S + FleetPolicy().late_factor * max(each.start_s for each in fleet.types)
     return FleetOptions(
         file=file,
         folder=folder.path / "instances",
@@ -82,6 +87,8 @@ def fleet_options(
         on_demand_floor=on_demand_floor or 0,
         spares=spares,
         latency_target_s=latency_target_s,
+        max_unready_s=None if "SPOTWISE_MAX_UNREADY_S" in os.environ else waits_s,
+        max_queue_s=None if "SPOTWISE_MAX_QUEUE_S" in os.environ else waits_s,
     )
 
 

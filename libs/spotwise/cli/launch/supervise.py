@@ -13,13 +13,15 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.down import end_instances, end_recorded
-from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_services
+from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
+from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spotwise.cli.launch.liveness import Probe
-from spotwise.cli.launch.plan import StopOrder
 from spotwise.cli.launch.restart_limit import RestartLimit
 from spotwise.cli.launch.run_state import RecordedService, ServiceState
+from spotwise.cli.launch.service_process import StopOrder
 from spotwise.mesh.child_process import ChildProcess
 
 

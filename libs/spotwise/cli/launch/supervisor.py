@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotwise.cli.launch.liveness import LivenessWatch, Probe
-from spotwise.cli.launch.plan import StopOrder
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.service_process import StopOrder
 from spotwise.cli.launch.state_file import StateFile
 from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess

@@ -12,7 +12,7 @@ from spotwise.cli.options import read_profile
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.fleet_prices import FleetPrices
-from spotwise.simulator.spotserve.market_terms import MarketTerms
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 
 FleetFileOption = Annotated[
     Path | None,
@@ -29,7 +29,7 @@ HoldOption = Annotated[
 ]
 
 
-def market_terms(file: Path | None, policy: dict[str, Any], others: dict[str, object]) -> MarketTerms | None:
+def purchase_terms(file: Path | None, policy: dict[str, Any], others: dict[str, object]) -> PurchaseTerms | None:
     """Return what a simulated mesh may buy; `None` without a fleet file.
 
     Args:
@@ -55,7 +55,7 @@ def market_terms(file: Path | None, policy: dict[str, Any], others: dict[str, ob
         raise OptionError(f"--fleet: {error}") from error
 
 
-def _terms(file: Path, fleet: FleetFile, policy: FleetPolicy) -> MarketTerms:
+def _terms(file: Path, fleet: FleetFile, policy: FleetPolicy) -> PurchaseTerms:
     kind, *further = fleet.types
     if further:
         raise OptionError(
@@ -68,7 +68,7 @@ def _terms(file: Path, fleet: FleetFile, policy: FleetPolicy) -> MarketTerms:
     profile = read_profile(kind.profile, f"--fleet {file}: types.{kind.name}.profile")
     offers = FleetPrices(0.0).offers(fleet, fleet.price_list(), 0.0)
     limit = None if fleet.local is None else fleet.local.limit
-    return MarketTerms(kind.fleet_type(profile), offers, policy, limit, fleet.refused_s)
+    return PurchaseTerms(kind.fleet_type(profile), offers, policy, limit, fleet.refused_s)
 
 
 def _option(name: str) -> str:

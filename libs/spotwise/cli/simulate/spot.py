@@ -20,7 +20,7 @@ from spotwise.cli.simulate.market_options import (
     HoldOption,
     LatencyTargetOption,
     SparesOption,
-    market_terms,
+    purchase_terms,
 )
 from spotwise.cli.simulate.options import JobsOption, JsonOption, WorkloadOption, command_errors, parse_workload
 from spotwise.cli.simulate.price_options import (
@@ -39,7 +39,6 @@ from spotwise.simulator.runs.plots import save
 from spotwise.simulator.runs.workload import ArrivalKind
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
-from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
     compared_systems,
@@ -50,6 +49,7 @@ from spotwise.simulator.spotserve.own_fleet import (
     usual_size,
 )
 from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
@@ -134,7 +134,7 @@ def spot(
     json: JsonOption = None,
 ) -> None:
     """Serve a load on instances that come and go; compare spotwise with restarts and with rerouting, and bill each."""
-    market = market_terms(
+    market = purchase_terms(
         fleet,
         {
             "budget_per_h": budget,
@@ -255,7 +255,7 @@ def _system_names(text: str | None, *, is_bought: bool) -> list[str]:
     return names
 
 
-def _device_bytes(memory: str | None, market: MarketTerms | None) -> int | None:
+def _device_bytes(memory: str | None, market: PurchaseTerms | None) -> int | None:
     if market is not None:
         return market.kind.memory_bytes
     return None if memory is None else parse_size(memory, "--memory")

@@ -13,9 +13,9 @@ from spotwise.core.fleet.market import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet_results import FleetResult
-from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import mean_instances
 from spotwise.simulator.spotserve.pricing import FleetPricing
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
 
 _HOUR_S = 3600.0
@@ -43,7 +43,7 @@ class FleetInputs:
     seed: int
     rate: float | None
     least_instances: int | None
-    market: MarketTerms | None = None
+    market: PurchaseTerms | None = None
 
     @property
     def is_billed(self) -> bool:

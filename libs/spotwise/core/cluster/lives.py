@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.fleet.devices import instance_of
-from spotwise.core.fleet.market import InstanceState, Market
+from spotwise.core.fleet.learned_hazards import LearnedHazards
+from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.members import Member
 from spotwise.core.survival import PiecewiseHazard, first_end
@@ -25,9 +26,7 @@ REPORT_COUNTS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    watcher_id: str
-    incarnation: int
-    at_s: float
+    report: FleetReported
     counts_until_s: float
 
 
@@ -46,17 +45,13 @@ class Lives:
         if not self._is_news(report, now):
             return
         counts_until_s = min(report.at_s, now) + REPORT_COUNTS_S
-        self._source = _Source(report.watcher_id, report.incarnation, report.at_s, counts_until_s)
-        hazards = {(lives.type_name, lives.zone): lives.hazard for lives in report.lives if any(lives.hazard.per_s)}
+        self._source = _Source(report, counts_until_s)
+        hazards = LearnedHazards(report.lives)
         self._instances = {}
         for instance in report.instances:
-            if instance.state is InstanceState.GONE:
-                continue
-            hazard = None
-            if instance.market is Market.SPOT:
-                kind = instance.type_name
-                hazard = hazards.get((kind, instance.zone)) or hazards.get((kind, ""))
-            self._instances[instance.id] = None if hazard is None else (hazard, instance.launched_s)
+            if instance.state is not InstanceState.GONE:
+                hazard = hazards.of(instance)
+                self._instances[instance.id] = None if hazard is None else (hazard, instance.launched_s)
         self._show_all(now)
 
     def _is_news(self, report: FleetReported, now: float) -> bool:
@@ -65,12 +60,10 @@ class Lives:
         known = self._source
         if known is None:
             return True
-        counts = now < known.counts_until_s
-        if report.watcher_id != known.watcher_id:
-            return not counts
-        if report.incarnation != known.incarnation:
-            return report.incarnation > known.incarnation
-        return report.at_s > known.at_s or not counts
+        last, is_same = known.report, known.report.watcher_id == report.watcher_id
+        if now < known.counts_until_s:
+            return is_same and report.is_newer_than(last)
+        return not is_same or report.incarnation >= last.incarnation
 
     def expire(self, now: float) -> None:
         """Forget the fleet where its last report is too old."""

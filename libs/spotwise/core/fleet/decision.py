@@ -3,45 +3,32 @@
 Law: the configuration is the cheapest that is fast enough for the load with headroom, within the budget (`parallel.optimizer`);
 it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
 too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
-Where the budget has no room for the on-demand floor, the floor is as much of it as the budget has room for; so are the spares.
-Without a choice, or without a fleet that can be listed, nothing is bought or given back.
+Of the on-demand floor and the spares there is as much as the budget has room for (`budget_room`).
+Without a choice, or without a fleet that can be listed, nothing is bought or given back. While the load is not known, what the
+mesh had and has lost is bought again, and nothing is given back.
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.fleet.fleet_delta import (
-    ROUNDING,
-    ZonePurchase,
-    cost_beside,
-    is_shifting,
-    wanted_purchases,
-    within_budget,
-)
+from spotwise.core.fleet.budget_room import BudgetRoom
+from spotwise.core.fleet.fleet_delta import WantedPurchase, ZonePurchase, is_shifting, wanted_purchases, within_budget
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
 from spotwise.core.fleet.fleet_search import FleetSearch
 from spotwise.core.fleet.fleet_state import FleetState, fleet_state
-from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets, fleet_targets
+from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.kept_choice import KeptChoice
 from spotwise.core.fleet.lasting import Lasting
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
-from spotwise.core.fleet.surplus import first_given_back
-from spotwise.core.fleet_messages import (
-    FleetReported,
-    InstanceReason,
-    InstanceRelease,
-    Purchase,
-    WantedInstances,
-)
+from spotwise.core.fleet.surplus import Surpluses, first_given_back
+from spotwise.core.fleet_messages import FleetReported, InstanceReason, InstanceRelease, Purchase, WantedInstances
 from spotwise.core.parallel.choice import ConfigChoice
-from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 
@@ -57,6 +44,7 @@ class Decided:
 
     Attributes:
         choice: the configuration; `None`: none can be had, or the model is not known yet.
+        throughput: requests a second that it serves at most.
         targets: wanted instances of each type that it takes.
         purchases, releases: all of those that are to be carried out, old ones repeated.
         reasons: of each instance that is listed and not gone.
@@ -65,6 +53,7 @@ class Decided:
     """
 
     choice: ConfigChoice | None = None
+    throughput: float = 0.0
     targets: tuple[WantedInstances, ...] = ()
     purchases: tuple[Purchase, ...] = ()
     releases: tuple[InstanceRelease, ...] = ()
@@ -83,19 +72,22 @@ class FleetDecision:
         self._types = tuple(types)
         self._policy = policy
         self._search = FleetSearch(types, policy)
+        self._room = BudgetRoom(types, policy, self._search)
         self._kept = KeptChoice(policy.gain, policy.hold_s)
         self._serving = KeptChoice(policy.gain, policy.hold_s)
         self._purchases = OpenPurchases(planner_id, term)
         self._releases = OpenReleases(policy.release_notice_s)
         self._shifts = Lasting()
-        self._surpluses = Lasting()
-        self._blocked = Lasting()
+        self._surpluses = Surpluses([each.name for each in types], policy)
         self._avoided_s: dict[tuple[str, Market], float] = {}
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
-        self._floor = policy.on_demand_floor  # as much of it as the budget has room for
         self._decided_s: float | None = None
         self._last = Decided()
+
+    def is_due(self, now: float) -> bool:
+        """Return whether `decide` decides anew, `decide_s` after it did last."""
+        return self._decided_s is None or now - self._decided_s >= self._policy.decide_s
 
     def decide(
         self,
@@ -114,33 +106,42 @@ class FleetDecision:
             model: `None` until it is known.
             serving: ids of instances whose devices have positions in groups.
         """
-        if self._decided_s is not None and now - self._decided_s < self._policy.decide_s:
+        if not self.is_due(now):
             return self._last
-        self._decided_s = now
-        if self._report is None or report.at_s >= self._report.at_s:
-            self._report = report
-        report = self._report
-        self._purchases.update(report)
-        self._releases.update(report)
-        age_s = now - report.at_s
-        if report.problem or age_s > REPORT_LASTS_S:
-            why = report.problem or f"the last report is {age_s:.0f} s old"
-            return self._repeat(f"nothing is bought or given back: the fleet cannot be listed ({why})")
-        self._state = state = self._listed(now)
+        if (problem := self._take(report, now)) is not None:
+            return self._repeat(f"nothing is bought or given back: {problem}")
+        state = self._state
         if model is None:
             return self._before_the_model(now, serving)
         if (problem := self._search.measure(model, demand)) is not None:
             return self._repeat(f"nothing is bought or given back: {problem}")
         choice = self._choose(demand, now)
-        targets = self._targets(choice)
+        targets = self._room.targets(choice)
         meets_demand = choice is not None and self._search.running_meet(demand, state)
         bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
         surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
         budget_per_h, target_s = self._policy.budget_per_h, self._search.latency_target_s
         why = why_chosen(choice, demand, budget_per_h, target_s, is_blocked=lacking_per_h > 0)
-        if self._floor < self._policy.on_demand_floor:
-            why += f"; the budget has room for {self._floor} of {self._policy.on_demand_floor} instances on demand"
+        if self._room.floor < self._policy.on_demand_floor:
+            why += f"; the budget has room for {self._room.floor} of {self._policy.on_demand_floor} instances on demand"
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)
+
+    def bring_back(self, had: Mapping[tuple[str, Market], int], report: FleetReported, now: float) -> Decided:
+        """Return the purchases of what a mesh had, by type and market, and has lost, while its load is not known.
+
+        Nothing is given back. The last answer again within `decide_s`.
+        """
+        if not self.is_due(now):
+            return self._last
+        if (problem := self._take(report, now)) is not None:
+            return self._repeat(f"nothing is bought or given back: {problem}")
+        wanted = []
+        for name in (each.name for each in self._types):
+            spot, on_demand = (had.get((name, market), 0) for market in (Market.SPOT, Market.ON_DEMAND))
+            target = TypeTarget(name, spot + on_demand, 0, spot, on_demand)
+            wanted += wanted_purchases(target, self._state, meets_demand=True, shift_gain=None)
+        self._order(wanted, now)
+        return self._repeat("the load is measured first; what is lost meanwhile is bought again")
 
     def config_on(
         self, ready: Mapping[str, int], demand: ServiceDemand, model: ModelShape, now: float
@@ -158,6 +159,21 @@ class FleetDecision:
         current = self._serving.choice and self._search.again(self._serving.choice, demand, supplies, None)
         return self._serving.update(new, current, self._search.policy(demand, None), now)
 
+    def _take(self, report: FleetReported, now: float) -> str | None:
+        """Take what a report says of the fleet; return why that is not enough to decide, `None` where it is."""
+        self._decided_s = now
+        if self._report is None or not self._report.is_newer_than(report):
+            self._report = report
+        report = self._report
+        self._purchases.update(report)
+        self._releases.update(report)
+        age_s = now - report.at_s
+        if report.problem or age_s > REPORT_LASTS_S:
+            why = report.problem or f"the last report is {age_s:.0f} s old"
+            return f"the fleet cannot be listed ({why})"
+        self._state = self._room.state = self._listed(now)
+        return None
+
     def _listed(self, now: float) -> FleetState:
         assert self._report is not None
         coming = self._purchases.coming(self._report)
@@ -170,91 +186,15 @@ class FleetDecision:
         state, budget, search = self._state, self._policy.budget_per_h, self._search
         supplies, kept = state.supplies(search.types), self._kept.choice
         new = search.choose(demand, supplies, budget)
-        if new is not None and budget is not None:
-            new = self._within_floor(new, demand, supplies, budget)
-            beside = self._premium_per_h(new) + self._spares_per_h(new)
-            smaller = search.choose(demand, supplies, budget - beside) if budget > beside else None
-            both_meet = smaller is not None and smaller.meets_demand and new.meets_demand
-            if smaller is not None and both_meet and self._is_within(smaller, budget):
-                new = smaller
-        left = budget if budget is None or kept is None else max(0.0, budget - self._premium_per_h(kept))
+        if new is not None:
+            new = self._room.fitted(new, demand, supplies)
+        left = budget if budget is None or kept is None else max(0.0, budget - self._room.floor_per_h(kept))
         current = kept and search.again(kept, demand, supplies, left)
-        is_reachable = (
-            budget is None
-            or new is None
-            or cost_beside(fleet_targets(new, state, replace(self._policy, on_demand_floor=self._floor)), state)
-            <= budget * (1 + ROUNDING)
-        )
+        is_reachable = new is None or self._room.is_reachable(new)
         is_held = current is None or all(state.held(each.type.name) >= each.instances for each in current.shares)
         return self._kept.update(
             new, current, search.policy(demand, budget), now, is_held=is_held, is_reachable=is_reachable
         )
-
-    def _targets(self, choice: ConfigChoice | None) -> tuple[TypeTarget, ...]:
-        """Return the targets of a choice, with as many spares as the budget has room for."""
-        budget_per_h, state = self._policy.budget_per_h, self._state
-        for spares in range(self._policy.spare_instances, 0, -1):
-            targets = fleet_targets(
-                choice, state, replace(self._policy, spare_instances=spares, on_demand_floor=self._floor)
-            )
-            cost_per_h = math.fsum(each.price_per_h(state) for each in targets)
-            if budget_per_h is None or cost_per_h <= budget_per_h * (1 + ROUNDING):
-                return targets
-        return fleet_targets(choice, state, replace(self._policy, spare_instances=0, on_demand_floor=self._floor))
-
-    def _within_floor(
-        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
-    ) -> ConfigChoice:
-        """Return a choice that is within the budget with its floor, or with the largest part of the floor that is."""
-        for floor in range(self._policy.on_demand_floor, -1, -1):
-            self._floor = floor
-            if (found := self._affordable(choice, demand, supplies, budget_per_h)) is not None:
-                return found
-        self._floor = self._policy.on_demand_floor
-        return choice
-
-    def _affordable(
-        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float
-    ) -> ConfigChoice | None:
-        """Return a choice that is within the budget with its floor: this one, or the best of those with cheaper floors."""
-        if self._is_within(choice, budget_per_h):
-            return choice
-        premiums = {each.name: self._floor_premium_per_h(each.name) for each in self._types}
-        found = []
-        for premium in sorted(set(premiums.values())):
-            left_per_h = budget_per_h - premium
-            cheap = [each for each in supplies if premiums[each.type.name] <= premium]
-            for within in (supplies, cheap):
-                other = self._search.choose(demand, within, left_per_h) if left_per_h > 0 else None
-                if other is not None and self._is_within(other, budget_per_h):
-                    found.append(other)
-        return max(found, key=lambda each: (each.meets_demand, each.throughput * (not each.meets_demand)), default=None)
-
-    def _floor_premium_per_h(self, type_name: str) -> float:
-        """Return the dollars an hour that a floor of a type costs more than spot instances."""
-        spot, on_demand = (
-            self._state.market(type_name, market).price_per_h for market in (Market.SPOT, Market.ON_DEMAND)
-        )
-        return 0.0 if spot is None or on_demand is None else self._floor * max(0.0, on_demand - spot)
-
-    def _is_within(self, choice: ConfigChoice, budget_per_h: float) -> bool:
-        """Return whether a choice with its floor, and without spares, costs no more than the budget."""
-        return self._cost_per_h(choice, spares=0) <= budget_per_h * (1 + ROUNDING)
-
-    def _premium_per_h(self, choice: ConfigChoice) -> float:
-        """Return the dollars an hour that the floor costs more than a choice."""
-        return self._cost_per_h(choice, spares=0) - self._cost_per_h(choice, spares=0, floor=0)
-
-    def _spares_per_h(self, choice: ConfigChoice) -> float:
-        return self._cost_per_h(choice) - self._cost_per_h(choice, spares=0)
-
-    def _cost_per_h(self, choice: ConfigChoice, *, spares: int | None = None, floor: int | None = None) -> float:
-        policy = replace(
-            self._policy,
-            spare_instances=self._policy.spare_instances if spares is None else spares,
-            on_demand_floor=self._floor if floor is None else floor,
-        )
-        return math.fsum(each.price_per_h(self._state) for each in fleet_targets(choice, self._state, policy))
 
     def _buy(
         self, targets: Sequence[TypeTarget], *, meets_demand: bool, now: float
@@ -264,6 +204,10 @@ class FleetDecision:
             shifted_s = self._shifts.lasts_s(each.type_name, is_shifting(each, self._state), now)
             gain = self._policy.gain if shifted_s is not None and shifted_s >= self._policy.hold_s else None
             wanted += wanted_purchases(each, self._state, meets_demand=meets_demand, shift_gain=gain)
+        return self._order(wanted, now)
+
+    def _order(self, wanted: Sequence[WantedPurchase], now: float) -> tuple[list[ZonePurchase], float]:
+        """Buy what is within the budget; return that, and the dollars an hour that what serves lacks."""
         bought, lacking_per_h = within_budget(wanted, self._state, self._policy.budget_per_h)
         for purchase in bought:
             self._purchases.buy(purchase.type_name, purchase.market, purchase.count, purchase.zone, now)
@@ -280,39 +224,16 @@ class FleetDecision:
         """Release what has been too many for long enough; return the seconds until the rest of each type's surplus is.
         `lacking_per_h`: dollars an hour of what serves that the budget does not have beside what is held.
         """
-        state, policy, by_name = self._state, self._policy, {each.type_name: each for each in targets}
-        is_covered = bool(targets) and all(state.running(each.type_name) >= each.serving for each in targets)
-        budget_per_h = math.inf if policy.budget_per_h is None else policy.budget_per_h
-        over_per_h = max(0.0, state.price_per_h - budget_per_h * (1 + ROUNDING))
-        blocked_s = self._blocked.lasts_s("", lacking_per_h > 0, now)
-        makes_room = over_per_h > 0 or (blocked_s is not None and blocked_s >= policy.hold_s)
-        due: dict[str, int] = {}
-        waiting_s: dict[str, float] = {}
-        for name in (each.name for each in self._types):
-            target = by_name.get(name)
-            wanted = {} if target is None else {Market.SPOT: target.spot, Market.ON_DEMAND: target.on_demand}
-            surplus = state.surplus(name, wanted, in_all=not makes_room)
-            is_free = (is_covered or makes_room) and not any(purchase.type_name == name for purchase in bought)
-            lasted_s = self._surpluses.lasts_s(name, surplus > 0 and is_free, now)
-            if lasted_s is not None and (makes_room or lasted_s >= policy.hold_s):
-                due[name] = surplus
-            elif lasted_s is not None:
-                waiting_s[name] = policy.hold_s - lasted_s
-        needed_per_h = max(over_per_h, lacking_per_h) if makes_room else math.inf
-        reason = "the budget has no room for it" if makes_room else "more than the load needs"
         assert self._report is not None
-        lives, floor = self._report.lives, self._floor
-        fits = math.fsum(each.price_per_h(state) for each in targets) <= budget_per_h * (1 + ROUNDING)
-        if makes_room and lacking_per_h > 0 and fits:  # an instance of the floor must not keep its successor out
-            floor = sum(
-                min(each.on_demand, len(state.market(each.type_name, Market.ON_DEMAND).running)) for each in targets
-            )
-        for instance in first_given_back(due, state, lives, serving, floor, now):
+        surplus = self._surpluses.update(self._state, targets, bought, lacking_per_h, now)
+        due, needed_per_h = dict(surplus.due), surplus.needed_per_h
+        floor = self._room.kept_floor(targets, makes_way=surplus.makes_room and lacking_per_h > 0)
+        for instance in first_given_back(due, self._state, self._report.lives, serving, floor, now):
             if due[instance.type_name] > 0 and needed_per_h > 0:
                 due[instance.type_name] -= 1
                 needed_per_h -= instance.price_per_h
-                self._releases.release(instance.id, reason, now)
-        return waiting_s
+                self._releases.release(instance.id, surplus.reason, now)
+        return surplus.waiting_s
 
     def _before_the_model(self, now: float, serving: Collection[str]) -> Decided:
         """Have the instances from which the model is learned."""
@@ -339,8 +260,12 @@ class FleetDecision:
         reasons = FleetReasons(
             self._state, self._types, targets, self._releases.open, surplus_s, demand, serving
         ).of_instances(self._report, now)
+        throughput = 0.0
+        if choice is not None and demand is not None:
+            throughput = self._search.most_throughput(choice, demand, self._state.supplies(self._search.types))
         self._last = Decided(
             choice,
+            throughput,
             tuple(each.wanted for each in targets),
             self._purchases.open,
             self._releases.open,

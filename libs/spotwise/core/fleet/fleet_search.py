@@ -2,6 +2,7 @@
 
 Law: of those that are fast enough the cheapest, and without load the cheapest of all. The rate counts with headroom. Loads that
 differ by less than `_STEP` are one load, so that noise changes nothing and an answer is computed once.
+B is as large as the load needs, for requests join and leave a batch between two iterations: what is chosen runs with any.
 Without a given target fast enough is `latency_factor` times a request without load on a type's fewest instances that hold the
 model, of the slowest type: what is cheapest without load is fast enough until requests wait. Only the types, the model and the
 requests' sizes count, so that no price, refusal, purchase or loss moves the target.
@@ -90,7 +91,7 @@ class FleetSearch:
         model, fleet = self._model, self._policy
         return replace(
             Policy.of_model(model.shape, fleet.phases),
-            batch_sizes=(model.max_batch,),
+            batch_sizes=tuple(1 << doublings for doublings in range(model.max_batch.bit_length())),
             preference=Preference.CHEAPEST,
             latency_slack=fleet.latency_slack,
             latency_target_s=self._latency_target_s if demand.arrival_rate > 0 else _ANY_LATENCY_S,
@@ -106,11 +107,23 @@ class FleetSearch:
     def again(
         self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float | None
     ) -> ConfigChoice | None:
-        """Return a configuration with its present figures; `None` where it cannot be had."""
-        policy = self.policy(demand, budget_per_h)
-        if choice.config.max_batch != self._model.max_batch:
-            return None
-        return chosen_again(choice, self._with_headroom(demand), supplies, self._memory, policy)
+        """Return a configuration with its present figures, for the B that fits the load best; `None` where it cannot be had."""
+        policy, load = self.policy(demand, budget_per_h), self._with_headroom(demand)
+        found = [
+            each
+            for batch in policy.batch_sizes
+            if (each := chosen_again(_with_batch(choice, batch), load, supplies, self._memory, policy)) is not None
+        ]
+        keeping_up = [each for each in found if each.meets_demand]
+        if keeping_up:
+            return min(keeping_up, key=lambda each: each.request_s)
+        return max(found, key=lambda each: each.throughput, default=None)
+
+    def most_throughput(self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply]) -> float:
+        """Return the requests a second that a configuration serves with the largest B."""
+        full = _with_batch(choice, self._model.max_batch)
+        found = chosen_again(full, self._with_headroom(demand), supplies, self._memory, self.policy(demand, None))
+        return max(choice.throughput, 0.0 if found is None else found.throughput)
 
     def running_meet(self, demand: ServiceDemand, state: FleetState) -> bool:
         """Return whether the running instances alone serve a load, without headroom."""
@@ -146,6 +159,10 @@ class FleetSearch:
     def _model(self) -> MeasuredModel:
         assert self._measured is not None, "a model is measured first"
         return self._measured
+
+
+def _with_batch(choice: ConfigChoice, batch: int) -> ConfigChoice:
+    return replace(choice, config=replace(choice.config, max_batch=batch))
 
 
 def _steps(value: float) -> float:

@@ -1,8 +1,9 @@
 """The market in the planner: what the load and the prices ask for is bought, given back, and put to use.
 
 Law: while no watcher reports a fleet, nothing is ordered. A planner that finds a mesh that serves measures the load for a
-window before it decides: what it has not seen is not nothing. What is bought and given back follows from the last report and
-the load of the last seconds (`fleet/decision.py`); the order says all that is still to be done, and is repeated.
+window before it decides: what it has not seen is not nothing. Meanwhile it buys again what groups lose.
+What is bought and given back follows from the last report and the load of the last seconds (`fleet/decision.py`); the order
+says all that is still to be done, and is repeated.
 The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
 while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
@@ -10,6 +11,7 @@ Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from spotwise.core import messages as m
@@ -19,7 +21,7 @@ from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_state import stays
 from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import InstanceState
+from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
@@ -54,7 +56,6 @@ class FleetPlanning:
         self._term = 0
         self._decision: FleetDecision | None = None
         self._decided: Decided | None = None
-        self._decided_s = 0.0
         self._ordered_s = 0.0
         self._numbers = 0
         self._ready: dict[str, dict[str, list[str]]] = {}
@@ -67,6 +68,7 @@ class FleetPlanning:
         self._asked_model_s = 0.0
         self._began_s: float | None = None
         self._has_measured = False
+        self._had: Counter[tuple[str, Market]] = Counter()
 
     def loaded(self, report: m.LoadReported, now: float) -> None:
         """Count a gateway's requests."""
@@ -74,12 +76,7 @@ class FleetPlanning:
 
     def reported(self, report: m.FleetReported, now: float) -> None:
         """Take what a watcher sees, unless a later report came first."""
-        last = self._report
-        if last is not None and last.watcher_id == report.watcher_id:
-            is_later = (report.incarnation, report.at_s) >= (last.incarnation, last.at_s)
-        else:
-            is_later = last is None or report.at_s >= last.at_s
-        if is_later:
+        if self._report is None or not self._report.is_newer_than(report):
             self._report = report
             self._watch.instances_gone(each.id for each in report.instances if each.state is InstanceState.GONE)
 
@@ -94,6 +91,7 @@ class FleetPlanning:
         self._decided, self.wanted, self._reshaped_to = None, None, None
         self._rests_until_s, self._rest_s = 0.0, REST_S
         self._began_s, self._has_measured = None, False
+        self._had = Counter()
 
     def advance(self, groups: Sequence[m.DeviceGroup], now: float) -> list[c.PlannerCommand]:
         """Return the orders and questions that are due; `groups`: those that are to serve."""
@@ -102,8 +100,10 @@ class FleetPlanning:
             self.wanted = None
             return []
         if not self._may_decide(groups, now):
-            return [*self._ask_model(now)]
-        is_due = self._decided is None or now - self._decided_s >= self._policy.decide_s
+            self._had |= _instances_of(groups, report)
+            self._decided = decision.bring_back(self._had, report, now)
+            return [*self._ask_model(now), *self._order(now)]
+        is_due = decision.is_due(now)
         before, self._ready = self._ready, self._find_ready(report)
         if not is_due and before == self._ready:
             return [*self._ask_model(now), *self._order(now)]
@@ -113,7 +113,6 @@ class FleetPlanning:
             instances = {each.id for each in report.instances}
             on = {known for each in serving if (known := instance_of(each, instances)) is not None}
             self._decided = decision.decide(demand, report, self._model, now, serving=on)
-            self._decided_s = now
         if self._model is not None:
             counts = {name: len(instances) for name, instances in self._ready.items()}
             choice = decision.config_on(counts, demand, self._model, now)
@@ -161,7 +160,7 @@ class FleetPlanning:
             output_tokens=demand.output_tokens,
             config="" if choice is None else written(choice.config),
             serving=described(serving),
-            throughput=0.0 if choice is None else choice.throughput,
+            throughput=0.0 if decided is None else decided.throughput,
             request_s=0.0 if choice is None else choice.request_s,
             price_per_h=sum(each.price_per_h for each in report.instances if each.state is not InstanceState.GONE),
             budget_per_h=self._policy.budget_per_h,
@@ -208,6 +207,14 @@ class FleetPlanning:
         self._numbers += 1
         order = m.FleetOrder(self._planner_id, self._term, self._numbers, decided.purchases, decided.releases)
         return [c.PublishFleetOrder(order)]
+
+
+def _instances_of(groups: Sequence[m.DeviceGroup], report: m.FleetReported) -> Counter[tuple[str, Market]]:
+    """Return how many instances of each type and market groups have devices on, those that are gone included."""
+    instances = {each.id: each for each in report.instances}
+    known = (instance_of(device_id, instances) for group in groups for device_id in group.device_ids)
+    found = dict.fromkeys(each for each in known if each is not None)
+    return Counter((instances[each].type_name, instances[each].market) for each in found)
 
 
 def config_of(groups: Sequence[m.DeviceGroup]) -> ParallelConfig | None:

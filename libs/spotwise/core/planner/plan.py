@@ -101,6 +101,16 @@ class PlannedDeployment:
         """The workers that are not to be any more."""
         return frozenset(group.worker_id for group in self.retiring)
 
+    @property
+    def is_forming(self) -> bool:
+        """Whether new groups do not serve yet."""
+        return self.stage is ReshapeStage.FORMING
+
+    @property
+    def leaving_ids(self) -> frozenset[str]:
+        """The workers that are to hand over what they have, now."""
+        return frozenset(self.left_ids) if self.is_forming else self.retiring_ids
+
     def with_move(self, pause_s: float) -> PlannedDeployment:
         """Return it with one more request that moved, after a pause."""
         moved = self.moved + 1

@@ -1,12 +1,11 @@
 """Changes which groups of devices serve: forms new groups beside the old ones, lets those retire, and keeps what is to be.
 
-Law: an ordered configuration becomes a deployment, which is in the store before any order of it is sent (`orders`).
-New groups are led again every `ORDER_EVERY_S` until all of them serve; only then old groups drain. A re-shape whose groups are
-not whole in time, or that is interrupted before, is abandoned: what was to be new retires, and the old groups are to be again.
-All else follows from the deployment and the members: a group that is to be and is missing is led again, and a worker that
-retires is drained whenever it is there. So a successor continues where a planner ended, and a lost order costs a second.
-A group that an operator or a cloud lets drain is dropped from the deployment, unless one of its devices has to leave: then it
-is formed anew where there are devices (`replacement.py`).
+Law: an ordered configuration becomes a deployment, which is in the store before any order of it is sent (`deployment_orders`).
+New groups are led until all of them serve; only then old groups drain. A re-shape whose groups are not whole in time, or that
+is interrupted before, is abandoned: what was to be new retires, and the old groups are to be again.
+All else follows from the deployment and the members, so that a successor continues where a planner ended.
+A group that an operator or a cloud lets drain is dropped from the deployment (`drained_groups`), unless one of its devices has
+to leave: then it is formed anew where there are devices (`replacement.py`).
 Source: reparallelization, SpotServe, section 3.2; new groups beside the old ones are ours (ADR 31).
 """
 
@@ -23,20 +22,15 @@ from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.deployments import abandoned, adopted, begun, led
+from spotwise.core.planner.deployment_orders import ABSENT_S, DeploymentOrders, serves
+from spotwise.core.planner.deployments import abandoned, adopted, begun
 from spotwise.core.planner.device_watch import DeviceWatch
+from spotwise.core.planner.drained_groups import without_drained
 from spotwise.core.planner.group_choice import GroupChoice
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.replacement import Replacement, Replacing, described
 from spotwise.core.planner.reshape_requests import ReshapeRequests
-
-#: An order is repeated after so long, until its effect shows.
-ORDER_EVERY_S = 1.0
-#: A worker of which a device leaves drains so much before the margin of its deadline, though new groups are not whole yet.
-LAST_CALL_S = 1.0
-#: A group without a worker is missing after so long, also for a planner that has just begun to listen.
-ABSENT_S = 1.5
 
 
 class Reshaping:
@@ -55,8 +49,6 @@ class Reshaping:
         now: float,
     ) -> None:
         self.deployment = deployment
-        self._planner_id = planner_id
-        self._term = term
         self._policy = policy
         self._membership = membership
         self._changes = changes
@@ -66,18 +58,14 @@ class Reshaping:
         numbers = partial(next, itertools.count(1))
         self._requests = ReshapeRequests(planner_id, membership, watch, cost, numbers)
         self._replacement = Replacement(planner_id, policy, membership, watch, cost, numbers)
+        self._orders = DeploymentOrders(planner_id, term, policy, membership, watch, self._replacement)
         self._before: PlannedDeployment | None = None  # of an order that is not stored yet
-        self._absent_since_s: dict[str, float] = {}
-        self._ordered_s: dict[str, float] = {}
         self._commands: list[c.PlannerCommand] = []
 
     @property
     def retiring(self) -> frozenset[str]:
         """The workers that are to hand over what they have."""
-        deployment = self.deployment
-        if deployment is None:
-            return frozenset()
-        return frozenset(deployment.left_ids) if self._is_forming else deployment.retiring_ids
+        return frozenset() if self.deployment is None else self.deployment.leaving_ids
 
     @property
     def groups(self) -> tuple[m.DeviceGroup, ...]:
@@ -100,7 +88,7 @@ class Reshaping:
 
     @property
     def _is_forming(self) -> bool:
-        return self.deployment is not None and self.deployment.stage is ReshapeStage.FORMING
+        return self.deployment is not None and self.deployment.is_forming
 
     def requested(self, event: c.ReshapeRequested) -> None:
         """Plan what an operator orders, or refuse it."""
@@ -196,12 +184,12 @@ class Reshaping:
         self._replace(now)
         deployment = self.deployment
         if deployment is not None:
-            self._note_absent(deployment, now)
-            if deployment.stage is ReshapeStage.FORMING:
+            self._orders.note_absent(deployment, now)
+            if deployment.is_forming:
                 deployment = self._formed(deployment, now)
             if deployment.stage is ReshapeStage.MOVING and self._is_over(deployment, now):
-                self._change_stage(replace(deployment, stage=ReshapeStage.DONE, ended_s=now), now)
-            self._drop_drained(now)
+                deployment = self._change_stage(replace(deployment, stage=ReshapeStage.DONE, ended_s=now), now)
+            self.deployment = without_drained(deployment, self._membership, self._watch, now)
         commands, self._commands = self._requests.commands() + self._commands, []
         return commands
 
@@ -251,7 +239,7 @@ class Reshaping:
 
     def _change_stage(self, deployment: PlannedDeployment, now: float) -> PlannedDeployment:
         self.deployment = deployment
-        self._ordered_s.clear()
+        self._orders.restart()
         self._report(deployment, now - deployment.began_s)
         return deployment
 
@@ -260,47 +248,13 @@ class Reshaping:
             c.ReportReshape(deployment.change, deployment.config, deployment.stage, seconds, deployment.reason)
         )
 
-    def _note_absent(self, deployment: PlannedDeployment, now: float) -> None:
-        absent = [group.worker_id for group in deployment.groups if self._membership.get(group.worker_id) is None]
-        self._absent_since_s = {worker_id: self._absent_since_s.get(worker_id, now) for worker_id in absent}
-
     def _is_over(self, deployment: PlannedDeployment, now: float) -> bool:
         """A planner that has just begun may not have heard of all workers."""
         gone = all(self._membership.get(group.worker_id) is None for group in deployment.retiring)
         return gone and now - self._began_s >= ABSENT_S
 
-    def _drop_drained(self, now: float) -> None:
-        deployment = self.deployment
-        if deployment is None:
-            return
-        groups = (*deployment.groups, *deployment.retiring)
-        missed = tuple(group.worker_id for group in groups if self._is_missed(group, deployment))
-        staying = tuple(
-            group
-            for group in deployment.groups
-            if self._is_forming or group.worker_id in missed or not self._drains(group, now)
-        )
-        if (staying, missed) != (deployment.groups, deployment.missed_ids):
-            self.deployment = replace(deployment, groups=staying, missed_ids=missed)
-
-    def _is_missed(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> bool:
-        """One whose device has to leave is formed anew as soon as there are devices for it."""
-        has_to_leave = self._watch.first_deadline_s(group) is not None
-        return has_to_leave or (group.worker_id in deployment.missed_ids and not self._serves(group))
-
     def _serves(self, group: m.DeviceGroup) -> bool:
-        member = self._membership.get(group.worker_id)
-        return member is not None and member.state is MemberState.READY
-
-    def _drains(self, group: m.DeviceGroup, now: float) -> bool:
-        """A worker whose engine failed drains as well, until now: that one is led again."""
-        member = self._membership.get(group.worker_id)
-        return (
-            member is not None
-            and member.state is MemberState.DRAINING
-            and member.leaves_at_s is not None
-            and member.leaves_at_s > now
-        )
+        return serves(group, self._membership)
 
     def orders(self, stored: PlannedDeployment | None, now: float) -> list[c.PlannerCommand]:
         """Return the orders that are due, where the store has the deployment that they follow from."""
@@ -308,53 +262,9 @@ class Reshaping:
         if deployment is None or not deployment.orders_the_same(stored):
             return []
         self._requests.stored()
-        self._commands += self._requests.commands()
-        for group in deployment.groups:
-            if self._is_to_be_led(group, deployment, now) and self._is_due(group.worker_id, now):
-                self._commands.append(m.Send(group.device_ids[0], self._lead(group, deployment)))
-        for group in (*deployment.groups, *deployment.retiring):
-            member = self._membership.get(group.worker_id)
-            if member is None or member.state is MemberState.DRAINING:
-                continue
-            drain = self._drain(member, group, now)
-            if drain is not None and self._is_due(group.worker_id, now):
-                self._commands.append(c.PublishDrain(drain))
+        self._commands += self._requests.commands() + self._orders.due(deployment, now)
         commands, self._commands = self._commands, []
         return commands
-
-    def _is_to_be_led(self, group: m.DeviceGroup, deployment: PlannedDeployment, now: float) -> bool:
-        if self._replacement.is_short(group, deployment.groups):
-            return False
-        if self._is_forming and group.worker_id in deployment.new_ids:
-            return not self._serves(group)
-        absent_since_s = self._absent_since_s.get(group.worker_id)
-        return absent_since_s is not None and now - absent_since_s >= ABSENT_S
-
-    def _is_due(self, worker_id: str, now: float) -> bool:
-        ordered_s = self._ordered_s.get(worker_id)
-        if ordered_s is not None and now - ordered_s < ORDER_EVERY_S:
-            return False
-        self._ordered_s[worker_id] = now
-        return True
-
-    def _lead(self, group: m.DeviceGroup, deployment: PlannedDeployment) -> m.LeadGroup:
-        others_serve = any(map(self._serves, (*deployment.groups, *deployment.retiring)))
-        return led(group, deployment, self._planner_id, self._term, serves_early=not others_serve)
-
-    def _drain(self, member: m.Member, group: m.DeviceGroup, now: float) -> m.Drain | None:
-        """Return the drain of a worker that is to leave now, with the deadline of the first of its devices that leaves."""
-        deadline_s = self._watch.first_deadline_s(group)
-        if group.worker_id in self.retiring:
-            # One that does not serve holds nothing, and leaves at once.
-            until_s = now + self._policy.reshape_drain_s * (member.state is MemberState.READY)
-            until_s = until_s if deadline_s is None else min(until_s, deadline_s)
-            return m.Drain(member.id, until_s, "re-shape", devices_stay=True)
-        if deadline_s is None:
-            return None
-        waits = self._replacement.is_due or self._is_forming
-        if waits and now < deadline_s - self._policy.margin_s - LAST_CALL_S:
-            return None
-        return m.Drain(member.id, deadline_s, "a device has to leave", devices_stay=True)
 
     def leaving_workers(self) -> dict[str, float]:
         """The Unix time by which each worker leaves of whose devices one does."""

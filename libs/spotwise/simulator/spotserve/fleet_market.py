@@ -22,12 +22,13 @@ from spotwise.core.fleet_messages import FleetOrder, FleetReported, Purchase
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import Tick
+from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.traced_nodes import TracedNodes
 from spotwise.simulator.spotserve.fleet import InstanceEvent, PaidLife, SpotInstance, Stage
-from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.pipelines import Job
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.world.events import EventQueue
 
 #: Between two advances of the market, and two listings of instances: as those of a mesh on one computer.
@@ -46,6 +47,7 @@ class FleetMarket:
     """Provider, keeper and decision.
 
     Args:
+        max_batch: B of all pipelines.
         nodes: of the spot instances.
         running: returns the requests that are computed now.
         happens: takes what happens to instances.
@@ -53,8 +55,9 @@ class FleetMarket:
 
     def __init__(
         self,
-        terms: MarketTerms,
+        terms: PurchaseTerms,
         model: ModelShape,
+        max_batch: int,
         nodes: TracedNodes,
         events: EventQueue,
         running: Callable[[], Collection[Job]],
@@ -62,6 +65,7 @@ class FleetMarket:
     ) -> None:
         self._terms = terms
         self._model = model
+        self._max_batch = max_batch
         self._nodes = nodes
         self._events = events
         self._running = running
@@ -80,7 +84,6 @@ class FleetMarket:
         self._report: FleetReported | None = None
         self._orders = 0
         self._was_ready = False
-        self._decide_at_s = 0.0
         #: Configurations that instances were bought for, each from its time on.
         self.chosen: list[tuple[float, ParallelConfig | None]] = []
 
@@ -102,13 +105,12 @@ class FleetMarket:
         here = [each.id for each in self._listed.values() if each.state is InstanceState.RUNNING]
         used = [instance_id for instance_id in here if system.uses(instance_id)]
         self._feed(*(_device(id_, left=id_ in self._noticed and id_ not in used) for id_ in here), Tick())
-        if self._report is None or self._now < self._decide_at_s:
+        if self._report is None or not self._decision.is_due(self._now):
             return False
-        self._decide_at_s = self._now + self._terms.policy.decide_s
         demand = self._demand.demand(self._now)
         model = self._model if self._was_ready else None  # a planner asks the first device
         decided = self._decision.decide(demand, self._report, model, self._now, serving=used)
-        config = None if decided.choice is None else decided.choice.config
+        config = self._full(decided.choice)
         if not self.chosen or self.chosen[-1][1] != config:
             self.chosen.append((self._now, config))
         if decided.purchases or decided.releases:
@@ -120,7 +122,7 @@ class FleetMarket:
         """Return the configuration to serve with on so many instances; `None` where they cannot have the model."""
         demand = self._demand.demand(self._now)
         choice = self._decision.config_on({self._terms.kind.name: instances}, demand, self._model, self._now)
-        return None if choice is None else choice.config
+        return self._full(choice)
 
     def lives(self, end_s: float) -> tuple[PaidLife, ...]:
         """Return the stays that are paid, up to the end of the simulation."""
@@ -143,6 +145,10 @@ class FleetMarket:
             for each in self._listed.values()
         )
         return sum(bills)
+
+    def _full(self, choice: ConfigChoice | None) -> ParallelConfig | None:
+        """Return a chosen configuration with the largest batches: it was chosen for those that the load needs."""
+        return None if choice is None else replace(choice.config, max_batch=self._max_batch)
 
     @property
     def _now(self) -> float:

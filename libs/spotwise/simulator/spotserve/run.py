@@ -12,7 +12,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet import PaidLife
-from spotwise.simulator.spotserve.market_terms import MarketTerms
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 
 #: From a trace's end to a run's bound: more than any fleet that serves its load needs.
@@ -42,7 +42,7 @@ class SpotRun:
     on_demand_nodes: tuple[str, ...] = ()
     drain_s: float = DRAIN_S
     keeps_rate: bool = False
-    market: MarketTerms | None = None
+    market: PurchaseTerms | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_s < inf:

@@ -70,7 +70,13 @@ class SpotWorld:
         if run.market is not None:
             nodes = TracedNodes(run.trace, grace_s=run.surroundings.grace_s)
             self._market = FleetMarket(
-                run.market, run.model.shape, nodes, self.events, self.dispatcher.running, self.fleet_happens
+                run.market,
+                run.model.shape,
+                run.model.max_batch,
+                nodes,
+                self.events,
+                self.dispatcher.running,
+                self.fleet_happens,
             )
         self.system = system(self)
         if artifact is not None:

@@ -217,7 +217,7 @@ def test_a_floor_above_the_budget_takes_another_type() -> None:
 
 
 def test_an_instance_of_the_floor_makes_room_for_its_successor() -> None:
-    """The mesh had a slow one as its floor, and takes a fast one; both are above the budget."""
+    """The mesh had a slow one as its floor, and takes a fast one, beside a spot instance; all three are above the budget."""
     cloud, decision = fleet(replace(FAST_ENOUGH, hold_s=5.0))
     cloud.sold["fast", SPOT, ""].refuses = cloud.sold["fast", ON_DEMAND, ""].refuses = True
     live(cloud, decision, 40, IDLE)
@@ -225,7 +225,7 @@ def test_an_instance_of_the_floor_makes_room_for_its_successor() -> None:
     cloud.sold["fast", SPOT, ""].refuses = cloud.sold["fast", ON_DEMAND, ""].refuses = False
     decided = live(cloud, decision, 200, replace(LOAD, arrival_rate=0.2))
     assert decided.choice is not None and {share.type.name for share in decided.choice.shares} == {"fast"}
-    assert cloud.counts() == {("fast", ON_DEMAND): 1}
+    assert cloud.counts() == {("fast", ON_DEMAND): 1, ("fast", SPOT): 1}
     assert cloud.price_per_h <= 4.0
 
 
@@ -302,9 +302,20 @@ def test_an_older_report_is_not_considered() -> None:
     assert decided.choice is not None
 
 
+def test_a_watcher_that_started_again_is_followed_whatever_its_clock_says() -> None:
+    """Its last report counts, though the one before it was made later by the clock of then."""
+    cloud, decision = fleet()
+    live(cloud, decision, 60)
+    assert decision.decide(LOAD, cloud.report(), SHAPE, cloud.now).reasons
+    again = replace(cloud.report(), incarnation=2, at_s=cloud.now - 1.0, instances=())
+    assert decision.decide(LOAD, again, SHAPE, cloud.now + 1.0).reasons == ()
+
+
 def test_decisions_are_made_at_most_so_often() -> None:
     cloud, decision = fleet()
+    assert decision.is_due(cloud.now)
     first = decision.decide(LOAD, cloud.report(), SHAPE, cloud.now)
+    assert [decision.is_due(cloud.now + after_s) for after_s in (0.0, 0.5, 1.0)] == [False, False, True]
     assert decision.decide(replace(LOAD, arrival_rate=50.0), cloud.report(), SHAPE, cloud.now + 0.5) is first
     assert decision.decide(replace(LOAD, arrival_rate=50.0), cloud.report(), SHAPE, cloud.now + 1.0) is not first
 

@@ -14,8 +14,8 @@ from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.market_terms import MarketTerms
 from spotwise.simulator.spotserve.own_fleet import COMPARED, RequestSize, own_model
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
@@ -28,17 +28,17 @@ AROUND = SpotSurroundings(grace_s=30.0, network_bytes_per_s=50e9, storage_bytes_
 
 def terms(
     policy: FleetPolicy, *, spot: int = 4, on_demand: int = 0, limit: int | None = None, per_h: float = 36.0
-) -> MarketTerms:
+) -> PurchaseTerms:
     """Offers of so many spot instances at `per_h`, and of on-demand ones at twice as much."""
     sold = ((Market.SPOT, spot, per_h), (Market.ON_DEMAND, on_demand, 2 * per_h))
     offers = tuple(
         PricedOffer(KIND.name, market, most, PriceSeries((0.0,), (price,))) for market, most, price in sold if most
     )
-    return MarketTerms(KIND, offers, policy, limit, refused_s=2.0)
+    return PurchaseTerms(KIND, offers, policy, limit, refused_s=2.0)
 
 
 def run(
-    trace: SpotTrace, times_s: Sequence[float], market: MarketTerms, system: str = "spotwise", drain_s: float = 600.0
+    trace: SpotTrace, times_s: Sequence[float], market: PurchaseTerms, system: str = "spotwise", drain_s: float = 600.0
 ) -> SpotRun:
     """A run of requests of one size."""
     arrivals = SpotArrivals("own", tuple(times_s), SIZE.input_tokens, SIZE.output_tokens)

@@ -11,7 +11,7 @@ from spotwise.core.fleet.refusals import SHORTEST_S
 
 
 @dataclass(frozen=True, slots=True)
-class MarketTerms:
+class PurchaseTerms:
     """What can be bought, and what for.
 
     Attributes:

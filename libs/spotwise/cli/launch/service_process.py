@@ -1,0 +1,79 @@
+"""One process of a mesh, as data: its command line, its environment, and when it stops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from spotwise.cli.options import MeshOptions
+
+
+class StopOrder(IntEnum):
+    """The order in which processes stop: gateway, workers, control plane, broker and store."""
+
+    GATEWAY = 0
+    WORKER = 1
+    CONTROL = 2
+    SERVER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    """One process to start.
+
+    Attributes:
+        service_id: unique in the mesh; its log's name.
+        env: variables to set on top of the supervisor's own.
+        member_ids: the members it registers as, where they differ from its own id.
+        is_essential: whether the mesh serves no request without it; for workers, without any of them.
+    """
+
+    service_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    stop_order: StopOrder
+    member_ids: tuple[str, ...] = ()
+    is_essential: bool = True
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The ids of the mesh's members in this process."""
+        return self.member_ids or (self.service_id,)
+
+
+def service(
+    options: MeshOptions,
+    module: str,
+    service_id: str,
+    env: Mapping[str, str],
+    stop_order: StopOrder,
+    member_ids: tuple[str, ...] = (),
+) -> ServiceProcess:
+    """Return a service's process; `module` is its name after `options.service_modules`."""
+    # -P: the user's working folder must not shadow an installed package.
+    argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
+    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order, member_ids)
+
+
+def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
+    """Return the environment of every service: the servers and the model."""
+    return {
+        "SPOTWISE_NATS_URL": nats_url,
+        "SPOTWISE_REDIS_URL": redis_url,
+        "SPOTWISE_MODEL_DIR": str(options.model_folder),
+        "SPOTWISE_MODEL_NAME": options.model_name,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def policy_env(options: MeshOptions) -> dict[str, str]:
+    """Return the environment of a worker's scheduling policy."""
+    given = {
+        "SPOTWISE_POLICY": options.policy,
+        "SPOTWISE_PROFILE": options.profile,
+        "SPOTWISE_KV_HOST_BYTES": options.kv_host_bytes,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,0 +1,139 @@
+"""The processes of workers that compute, and what they get of the machine.
+
+Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and uses an
+idle partner's cores. Where both compute, the token phase yields: a prompt is long and its user waits, while a token's
+iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels OpenMP's threads
+compute, and two teams on the same cores spin against one another: a worker then gets its share of threads and, where there is
+a core for each, cores of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import psutil
+
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, policy_env, service
+from spotwise.cli.options import POOLS, MeshOptions
+from spotwise.engine.native.build import NoKernelsError, ensure_library
+
+_DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
+_DEFAULT_KV_CACHE_SHARE = 0.25
+#: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.
+_TOKEN_NICENESS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHost:
+    """The machine's resources: the usable cores' numbers, ascending; memory, free or reclaimable; the native kernels."""
+
+    cores: tuple[int, ...]
+    available_memory_bytes: int
+    native_kernels: bool
+
+    @classmethod
+    def this(cls) -> Self:
+        """Inspect the machine this process runs on; compiles missing kernels."""
+        try:
+            ensure_library()
+            native_kernels = True
+        except NoKernelsError:
+            native_kernels = False
+        return cls(tuple(sorted(os.sched_getaffinity(0))), psutil.virtual_memory().available, native_kernels)
+
+
+def shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple[int, int]:
+    """Return the threads and the bytes of KV memory of each of so many workers that share the machine."""
+    share = max(1, len(machine.cores) // num_workers)
+    threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
+    kv_cache_bytes = options.kv_cache_bytes or min(
+        _DEFAULT_KV_CACHE_LIMIT_BYTES,
+        int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // num_workers,
+    )
+    return threads, kv_cache_bytes
+
+
+def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
+    return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
+
+
+def plan_workers(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
+    """Plan all workers, each of one process or several, and the spare devices."""
+    share = len(machine.cores) // options.num_devices
+    threads, kv_cache_bytes = shares(options, options.num_devices, machine)
+    workers: list[ServiceProcess] = []
+    pools = [(pool, worker_id) for pool in POOLS for worker_id in options.worker_ids(pool)]
+    for index, (pool, worker_id) in enumerate(pools):
+        # Pinned to fewer cores than it has threads, a worker would spin against itself.
+        own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
+        niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
+        shape = options.shape_of(pool)
+        if shape.size > 1 or options.reshapable:
+            group_threads = 1 if shape.size > 1 else threads
+            workers += _group(options, common, pool, worker_id, kv_cache_bytes, niceness, group_threads)
+            continue
+        workers.append(worker(options, common, pool, worker_id, threads, kv_cache_bytes, own_cores, niceness))
+    env = worker(options, common, "mixed", "", options.threads or 1, kv_cache_bytes).env
+    return (*workers, *(_device(options, f"device-{number}", env) for number in range(options.spare_devices)))
+
+
+def _group(
+    options: MeshOptions,
+    common: Mapping[str, str],
+    pool: str,
+    worker_id: str,
+    kv_cache_bytes: int,
+    niceness: int,
+    threads: int,
+) -> list[ServiceProcess]:
+    """Plan a leader and its devices: they wait for one another at every step, so that each has one thread, and all the same
+    niceness, unless the user says otherwise.
+    """
+    shape = options.shape_of(pool)
+    leader = worker(options, common, pool, worker_id, options.threads or threads, kv_cache_bytes, niceness=niceness)
+    shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
+    if options.reshapable:
+        shaped["SPOTWISE_RESHAPABLE"] = "true"
+    env = {**leader.env, "SPOTWISE_LEADER_ID": worker_id}
+    devices = [_device(options, f"{worker_id}-device-{number}", env) for number in range(1, shape.size)]
+    # Its device lives as long as the process; its worker as long as no re-shape ends it.
+    return [replace(leader, env={**leader.env, **shaped}, member_ids=(f"{worker_id}-device-0",)), *devices]
+
+
+def _device(options: MeshOptions, device_id: str, env: Mapping[str, str]) -> ServiceProcess:
+    return service(options, "worker.groups", device_id, env, StopOrder.WORKER)
+
+
+def worker(
+    options: MeshOptions,
+    common: Mapping[str, str],
+    pool: str,
+    worker_id: str,
+    threads: int,
+    kv_cache_bytes: int,
+    own_cores: tuple[int, ...] = (),
+    niceness: int = 0,
+) -> ServiceProcess:
+    """Plan a worker of one process; `own_cores`: it is pinned to them."""
+    env = {
+        **common,
+        "SPOTWISE_DTYPE": options.dtype,
+        "SPOTWISE_DEVICE": options.device,
+        "SPOTWISE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "SPOTWISE_NICENESS": str(niceness),
+        "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
+        "SPOTWISE_POOL": pool,
+        **policy_env(options),
+    }
+    if options.shared_weights is not None:
+        env["SPOTWISE_SHARED_WEIGHTS"] = str(options.shared_weights)
+    if options.cost_profiles is not None:
+        env["SPOTWISE_COST_PROFILES"] = str(options.cost_profiles)
+    if own_cores:
+        env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
+    module = "prompt_worker" if pool == "prompt" else "token_worker"
+    return service(options, module, worker_id, env, StopOrder.WORKER)
