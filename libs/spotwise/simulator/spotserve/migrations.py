@@ -116,7 +116,9 @@ class Migrating:
         for number in sorted(hit):
             if dispatcher.pipeline(number) is not None:
                 dispatcher.recompute(dispatcher.stop(number), keep_answer=self._recovers)
-        self._plan_again()
+        planned = self._planned
+        if planned is None or not planned.is_formed or instance in planned.staying:
+            self._plan_again()  # otherwise what forms goes on, and is mapped anew when it has its weights
 
     def _plan_again(self) -> None:
         if self._planned is not None:
