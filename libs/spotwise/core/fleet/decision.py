@@ -4,7 +4,8 @@ Law: the configuration is the cheapest that is fast enough for the load with hea
 it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
 too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
 Of the on-demand floor and the spares there is as much as the budget has room for (`budget_room`).
-Without a choice, or without a fleet that can be listed, nothing is bought or given back.
+Without a choice, or without a fleet that can be listed, nothing is bought or given back. While the load is not known, what the
+mesh had and has lost is bought again, and nothing is given back.
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
 """
 
@@ -15,7 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.budget_room import BudgetRoom
-from spotwise.core.fleet.fleet_delta import ROUNDING, ZonePurchase, is_shifting, wanted_purchases, within_budget
+from spotwise.core.fleet.fleet_delta import (
+    ROUNDING,
+    WantedPurchase,
+    ZonePurchase,
+    is_shifting,
+    wanted_purchases,
+    within_budget,
+)
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
 from spotwise.core.fleet.fleet_search import FleetSearch
@@ -107,17 +115,9 @@ class FleetDecision:
         """
         if not self.is_due(now):
             return self._last
-        self._decided_s = now
-        if self._report is None or not self._report.is_newer_than(report):
-            self._report = report
-        report = self._report
-        self._purchases.update(report)
-        self._releases.update(report)
-        age_s = now - report.at_s
-        if report.problem or age_s > REPORT_LASTS_S:
-            why = report.problem or f"the last report is {age_s:.0f} s old"
-            return self._repeat(f"nothing is bought or given back: the fleet cannot be listed ({why})")
-        self._state = self._room.state = state = self._listed(now)
+        if (problem := self._take(report, now)) is not None:
+            return self._repeat(f"nothing is bought or given back: {problem}")
+        state = self._state
         if model is None:
             return self._before_the_model(now, serving)
         if (problem := self._search.measure(model, demand)) is not None:
@@ -131,6 +131,22 @@ class FleetDecision:
         if self._room.floor < self._policy.on_demand_floor:
             why += f"; the budget has room for {self._room.floor} of {self._policy.on_demand_floor} instances on demand"
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)
+
+    def bring_back(self, had: Mapping[tuple[str, Market], int], report: FleetReported, now: float) -> Decided:
+        """Return the purchases of what a mesh had, by type and market, and has lost, while its load is not known; nothing is given
+        back. The last answer again within `decide_s`.
+        """
+        if not self.is_due(now):
+            return self._last
+        if (problem := self._take(report, now)) is not None:
+            return self._repeat(f"nothing is bought or given back: {problem}")
+        wanted = []
+        for name in (each.name for each in self._types):
+            spot, on_demand = (had.get((name, market), 0) for market in (Market.SPOT, Market.ON_DEMAND))
+            target = TypeTarget(name, spot + on_demand, 0, spot, on_demand)
+            wanted += wanted_purchases(target, self._state, meets_demand=True, shift_gain=None)
+        self._order(wanted, now)
+        return self._repeat("the load is measured first; what is lost meanwhile is bought again")
 
     def config_on(
         self, ready: Mapping[str, int], demand: ServiceDemand, model: ModelShape, now: float
@@ -147,6 +163,21 @@ class FleetDecision:
         new = self._search.choose(demand, supplies, None)
         current = self._serving.choice and self._search.again(self._serving.choice, demand, supplies, None)
         return self._serving.update(new, current, self._search.policy(demand, None), now)
+
+    def _take(self, report: FleetReported, now: float) -> str | None:
+        """Take what a report says of the fleet; return why that is not enough to decide, `None` where it is."""
+        self._decided_s = now
+        if self._report is None or not self._report.is_newer_than(report):
+            self._report = report
+        report = self._report
+        self._purchases.update(report)
+        self._releases.update(report)
+        age_s = now - report.at_s
+        if report.problem or age_s > REPORT_LASTS_S:
+            why = report.problem or f"the last report is {age_s:.0f} s old"
+            return f"the fleet cannot be listed ({why})"
+        self._state = self._room.state = self._listed(now)
+        return None
 
     def _listed(self, now: float) -> FleetState:
         assert self._report is not None
@@ -178,6 +209,10 @@ class FleetDecision:
             shifted_s = self._shifts.lasts_s(each.type_name, is_shifting(each, self._state), now)
             gain = self._policy.gain if shifted_s is not None and shifted_s >= self._policy.hold_s else None
             wanted += wanted_purchases(each, self._state, meets_demand=meets_demand, shift_gain=gain)
+        return self._order(wanted, now)
+
+    def _order(self, wanted: Sequence[WantedPurchase], now: float) -> tuple[list[ZonePurchase], float]:
+        """Buy what is within the budget; return that, and the dollars an hour that what serves lacks."""
         bought, lacking_per_h = within_budget(wanted, self._state, self._policy.budget_per_h)
         for purchase in bought:
             self._purchases.buy(purchase.type_name, purchase.market, purchase.count, purchase.zone, now)

@@ -1,8 +1,9 @@
 """The market in the planner: what the load and the prices ask for is bought, given back, and put to use.
 
 Law: while no watcher reports a fleet, nothing is ordered. A planner that finds a mesh that serves measures the load for a
-window before it decides: what it has not seen is not nothing. What is bought and given back follows from the last report and
-the load of the last seconds (`fleet/decision.py`); the order says all that is still to be done, and is repeated.
+window before it decides: what it has not seen is not nothing. Meanwhile it buys again what groups lose.
+What is bought and given back follows from the last report and the load of the last seconds (`fleet/decision.py`); the order says
+all that is still to be done, and is repeated.
 The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
 while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
@@ -10,6 +11,7 @@ Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from spotwise.core import messages as m
@@ -19,7 +21,7 @@ from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_state import stays
 from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import InstanceState
+from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
@@ -66,6 +68,7 @@ class FleetPlanning:
         self._asked_model_s = 0.0
         self._began_s: float | None = None
         self._has_measured = False
+        self._had: Counter[tuple[str, Market]] = Counter()
 
     def loaded(self, report: m.LoadReported, now: float) -> None:
         """Count a gateway's requests."""
@@ -88,6 +91,7 @@ class FleetPlanning:
         self._decided, self.wanted, self._reshaped_to = None, None, None
         self._rests_until_s, self._rest_s = 0.0, REST_S
         self._began_s, self._has_measured = None, False
+        self._had = Counter()
 
     def advance(self, groups: Sequence[m.DeviceGroup], now: float) -> list[c.PlannerCommand]:
         """Return the orders and questions that are due; `groups`: those that are to serve."""
@@ -96,7 +100,9 @@ class FleetPlanning:
             self.wanted = None
             return []
         if not self._may_decide(groups, now):
-            return [*self._ask_model(now)]
+            self._had |= _instances_of(groups, report)
+            self._decided = decision.bring_back(self._had, report, now)
+            return [*self._ask_model(now), *self._order(now)]
         is_due = decision.is_due(now)
         before, self._ready = self._ready, self._find_ready(report)
         if not is_due and before == self._ready:
@@ -201,6 +207,14 @@ class FleetPlanning:
         self._numbers += 1
         order = m.FleetOrder(self._planner_id, self._term, self._numbers, decided.purchases, decided.releases)
         return [c.PublishFleetOrder(order)]
+
+
+def _instances_of(groups: Sequence[m.DeviceGroup], report: m.FleetReported) -> Counter[tuple[str, Market]]:
+    """Return how many instances of each type and market groups have devices on, those that are gone included."""
+    instances = {each.id: each for each in report.instances}
+    known = (instance_of(device_id, instances) for group in groups for device_id in group.device_ids)
+    found = dict.fromkeys(each for each in known if each is not None)
+    return Counter((instances[each].type_name, instances[each].market) for each in found)
 
 
 def config_of(groups: Sequence[m.DeviceGroup]) -> ParallelConfig | None:
