@@ -52,10 +52,9 @@ class BudgetRoom:
 
     def targets(self, choice: ConfigChoice | None) -> tuple[TypeTarget, ...]:
         """Return the targets of a choice, with as many spares as the budget has room for."""
-        budget_per_h = self._policy.budget_per_h
         for spares in range(self._policy.spare_instances, 0, -1):
             targets = self._targets(choice, spares=spares)
-            if budget_per_h is None or self._price_per_h(targets) <= budget_per_h * (1 + ROUNDING):
+            if self._has_room_for(targets):
                 return targets
         return self._targets(choice, spares=0)
 
@@ -63,6 +62,19 @@ class BudgetRoom:
         """Return whether the budget has room for what serves of a choice beside what is held."""
         budget_per_h = self._policy.budget_per_h
         return budget_per_h is None or cost_beside(self._targets(choice), self.state) <= budget_per_h * (1 + ROUNDING)
+
+    def kept_floor(self, targets: Sequence[TypeTarget], *, makes_way: bool) -> int:
+        """Return how many on-demand instances are not given back.
+
+        Args:
+            targets: what the fleet should be.
+            makes_way: what serves waits for the budget's room: an instance of the floor must not keep its successor out.
+        """
+        if not makes_way or not self._has_room_for(targets):
+            return self.floor
+        return sum(
+            min(each.on_demand, len(self.state.market(each.type_name, Market.ON_DEMAND).running)) for each in targets
+        )
 
     def floor_per_h(self, choice: ConfigChoice) -> float:
         """Return the dollars an hour that the floor costs more than a choice."""
@@ -112,6 +124,10 @@ class BudgetRoom:
 
     def _cost_per_h(self, choice: ConfigChoice, *, spares: int | None = None, floor: int | None = None) -> float:
         return self._price_per_h(self._targets(choice, spares=spares, floor=floor))
+
+    def _has_room_for(self, targets: Sequence[TypeTarget]) -> bool:
+        budget_per_h = self._policy.budget_per_h
+        return budget_per_h is None or self._price_per_h(targets) <= budget_per_h * (1 + ROUNDING)
 
     def _price_per_h(self, targets: Sequence[TypeTarget]) -> float:
         return math.fsum(each.price_per_h(self.state) for each in targets)

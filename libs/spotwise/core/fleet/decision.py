@@ -11,19 +11,11 @@ Deterministic; every order is repeated until a report shows that it was carried 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.budget_room import BudgetRoom
-from spotwise.core.fleet.fleet_delta import (
-    ROUNDING,
-    WantedPurchase,
-    ZonePurchase,
-    is_shifting,
-    wanted_purchases,
-    within_budget,
-)
+from spotwise.core.fleet.fleet_delta import WantedPurchase, ZonePurchase, is_shifting, wanted_purchases, within_budget
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
 from spotwise.core.fleet.fleet_search import FleetSearch
@@ -34,7 +26,7 @@ from spotwise.core.fleet.kept_choice import KeptChoice
 from spotwise.core.fleet.lasting import Lasting
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
-from spotwise.core.fleet.surplus import first_given_back
+from spotwise.core.fleet.surplus import Surpluses, first_given_back
 from spotwise.core.fleet_messages import FleetReported, InstanceReason, InstanceRelease, Purchase, WantedInstances
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.model_shape import ModelShape
@@ -84,8 +76,7 @@ class FleetDecision:
         self._purchases = OpenPurchases(planner_id, term)
         self._releases = OpenReleases(policy.release_notice_s)
         self._shifts = Lasting()
-        self._surpluses = Lasting()
-        self._blocked = Lasting()
+        self._surpluses = Surpluses([each.name for each in types], policy)
         self._avoided_s: dict[tuple[str, Market], float] = {}
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
@@ -133,8 +124,9 @@ class FleetDecision:
         return self._answer(choice, targets, surplus_s, why, demand, now, serving)
 
     def bring_back(self, had: Mapping[tuple[str, Market], int], report: FleetReported, now: float) -> Decided:
-        """Return the purchases of what a mesh had, by type and market, and has lost, while its load is not known; nothing is given
-        back. The last answer again within `decide_s`.
+        """Return the purchases of what a mesh had, by type and market, and has lost, while its load is not known.
+
+        Nothing is given back. The last answer again within `decide_s`.
         """
         if not self.is_due(now):
             return self._last
@@ -229,39 +221,16 @@ class FleetDecision:
         """Release what has been too many for long enough; return the seconds until the rest of each type's surplus is.
         `lacking_per_h`: dollars an hour of what serves that the budget does not have beside what is held.
         """
-        state, policy, by_name = self._state, self._policy, {each.type_name: each for each in targets}
-        is_covered = bool(targets) and all(state.running(each.type_name) >= each.serving for each in targets)
-        budget_per_h = math.inf if policy.budget_per_h is None else policy.budget_per_h
-        over_per_h = max(0.0, state.price_per_h - budget_per_h * (1 + ROUNDING))
-        blocked_s = self._blocked.lasts_s("", lacking_per_h > 0, now)
-        makes_room = over_per_h > 0 or (blocked_s is not None and blocked_s >= policy.hold_s)
-        due: dict[str, int] = {}
-        waiting_s: dict[str, float] = {}
-        for name in (each.name for each in self._types):
-            target = by_name.get(name)
-            wanted = {} if target is None else {Market.SPOT: target.spot, Market.ON_DEMAND: target.on_demand}
-            surplus = state.surplus(name, wanted, in_all=not makes_room)
-            is_free = (is_covered or makes_room) and not any(purchase.type_name == name for purchase in bought)
-            lasted_s = self._surpluses.lasts_s(name, surplus > 0 and is_free, now)
-            if lasted_s is not None and (makes_room or lasted_s >= policy.hold_s):
-                due[name] = surplus
-            elif lasted_s is not None:
-                waiting_s[name] = policy.hold_s - lasted_s
-        needed_per_h = max(over_per_h, lacking_per_h) if makes_room else math.inf
-        reason = "the budget has no room for it" if makes_room else "more than the load needs"
         assert self._report is not None
-        lives, floor = self._report.lives, self._room.floor
-        fits = math.fsum(each.price_per_h(state) for each in targets) <= budget_per_h * (1 + ROUNDING)
-        if makes_room and lacking_per_h > 0 and fits:  # an instance of the floor must not keep its successor out
-            floor = sum(
-                min(each.on_demand, len(state.market(each.type_name, Market.ON_DEMAND).running)) for each in targets
-            )
-        for instance in first_given_back(due, state, lives, serving, floor, now):
+        surplus = self._surpluses.update(self._state, targets, bought, lacking_per_h, now)
+        due, needed_per_h = dict(surplus.due), surplus.needed_per_h
+        floor = self._room.kept_floor(targets, makes_way=surplus.makes_room and lacking_per_h > 0)
+        for instance in first_given_back(due, self._state, self._report.lives, serving, floor, now):
             if due[instance.type_name] > 0 and needed_per_h > 0:
                 due[instance.type_name] -= 1
                 needed_per_h -= instance.price_per_h
-                self._releases.release(instance.id, reason, now)
-        return waiting_s
+                self._releases.release(instance.id, surplus.reason, now)
+        return surplus.waiting_s
 
     def _before_the_model(self, now: float, serving: Collection[str]) -> Decided:
         """Have the instances from which the model is learned."""

@@ -2,8 +2,8 @@
 
 Law: while no watcher reports a fleet, nothing is ordered. A planner that finds a mesh that serves measures the load for a
 window before it decides: what it has not seen is not nothing. Meanwhile it buys again what groups lose.
-What is bought and given back follows from the last report and the load of the last seconds (`fleet/decision.py`); the order says
-all that is still to be done, and is repeated.
+What is bought and given back follows from the last report and the load of the last seconds (`fleet/decision.py`); the order
+says all that is still to be done, and is repeated.
 The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
 while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
