@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ from spotwise.core.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetReported
+from spotwise.core.fleet_messages import FleetInstance, FleetReported
 from spotwise.core.parallel.model_shape import ModelShape
 from tests.unit.core.fleet.fake_cloud import LOAD, FakeCloud, fleet_type
 
@@ -49,13 +49,12 @@ class World:
         assert {each.instance_id for each in decided.releases} <= staying
         if not loses_order:
             bought = len(cloud.instances)
-            released = {each.instance_id for each in decided.releases}
             cloud.carry_out(decided)
-            self._check(decided, len(cloud.instances) > bought, released)
+            self._check(decided, len(cloud.instances) > bought)
         cloud.step(STEP_S)
         return decided
 
-    def _check(self, decided: Decided, is_bought: bool, released: set[str]) -> None:
+    def _check(self, decided: Decided, is_bought: bool) -> None:
         cloud, policy = self.cloud, self.policy
         for key, sold in cloud.sold.items():
             assert cloud.present(key) <= sold.most
@@ -63,15 +62,20 @@ class World:
         assert all(count <= counts[token] for token, count in cloud.bought.items())
         if is_bought and policy.budget_per_h is not None and self.last.at_s == cloud.now and not self.is_jumping:
             assert cloud.price_per_h <= policy.budget_per_h * (1 + 1e-6)
-        running = [
-            each
-            for each in cloud.instances.values()
-            if each.market is Market.ON_DEMAND and each.state is InstanceState.RUNNING
-        ]
-        if any(cloud.instances[each].market is Market.ON_DEMAND for each in released - self.given_back):
-            late = any(sold.late for sold in cloud.sold.values())
-            assert late or len(running) >= policy.on_demand_floor
-        self.given_back |= released
+        if self.last.at_s == cloud.now:
+            self._check_floor(decided)
+        self.given_back |= {each.instance_id for each in decided.releases}
+
+    def _check_floor(self, decided: Decided) -> None:
+        """An instance that is late goes whatever the floor, and so does one that the budget has no room for."""
+
+        def of_the_floor(instances: Iterable[FleetInstance]) -> set[str]:
+            running = [each for each in instances if each.state is InstanceState.RUNNING]
+            return {each.id for each in running if each.market is Market.ON_DEMAND}
+
+        surplus = {each.instance_id for each in decided.releases if "budget" not in each.reason} - self.given_back
+        if surplus & of_the_floor(self.last.instances):
+            assert len(of_the_floor(self.cloud.instances.values())) >= self.policy.on_demand_floor
 
     def settle(self) -> None:
         """Let the fleet become what it should be."""

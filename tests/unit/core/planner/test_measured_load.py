@@ -105,19 +105,19 @@ def test_a_planner_that_starts_beside_a_mesh_that_serves_measures_the_load_first
 
 
 def test_what_is_lost_while_the_load_is_measured_is_bought_again() -> None:
-    """At once and not twice, as many as groups had, of their markets; nothing else is bought or given back."""
+    """At once and not twice, as many as groups had; nothing else is bought or given back, also once the load is known."""
     cloud = served_fleet()
     second = StartingPlanner(cloud, "planner-1")
     second.planning.begin(2)
-    second.live(3, requests=0)
+    second.live(3, requests=RATE)
     before = cloud.counts()
     for each in cloud.staying()[:2]:
         cloud.interrupt(each.id)
-    second.live(2, requests=0)
+    second.live(2, requests=RATE)
     assert sum(purchase.count for purchase in second.orders[0].purchases) == 2
     assert cloud.counts() == before
     assert "the load is measured first" in second.planning.view((), cloud.now).why
-    second.live(20, requests=0)
+    second.live(60, requests=RATE)
     assert cloud.counts() == before
     assert all(order.releases == () for order in second.orders)
 
