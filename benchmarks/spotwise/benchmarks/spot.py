@@ -18,7 +18,7 @@ import uvloop
 from spotwise.benchmarks.group_faults import undisturbed
 from spotwise.benchmarks.moved_streams import Stream, run_stream
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, figures_table, plot_runs
-from spotwise.benchmarks.spot_run import SEED, SpotRequest, SpotRunResult, run_load
+from spotwise.benchmarks.spot_run import FIRST_TOKENS, SEED, SpotRequest, SpotRunResult, run_load, trace_start
 from spotwise.benchmarks.spot_simulated import agreement_rows, simulate_run
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.progress import progress_bar
@@ -43,8 +43,8 @@ _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
 #: Each request as fast as can be (SpotServe's objective), without spares: of the few instances that serve by default, the trace
 #: would take few.
-_POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
-_ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in _POLICY.items()} | {
+POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
+_ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in POLICY.items()} | {
     "SPOTWISE_RECOVERY_S": "300",
     "SPOTWISE_MAX_UNREADY_S": "300",
 }
@@ -77,7 +77,7 @@ def spot(
     require_writable(plot, "--plot")
     names = parse_systems(systems)
     events, on_demand_per_h = _read(trace, fleet)
-    terms = purchase_terms(fleet, _POLICY, {}) if simulate else None
+    terms = purchase_terms(fleet, POLICY, {}) if simulate else None
     model: ModelShape | None = None
     extra = tuple(up_arguments(up_args))
     seconds = events.end_s / compress
@@ -103,9 +103,11 @@ def spot(
                 str(grace),
             )
             with running_mesh((*arguments, *extra), _ENV | {"SPOTWISE_FLEET_REACTION": SYSTEMS[name]}) as endpoint:
+                first_unix_s = time.time()
                 uvloop.run(_first_answer(endpoint, prompts[0]))
                 model = model or _model_of(endpoint)
                 runs.append(uvloop.run(run_load(endpoint, name, load, prompts, lambda: progress.advance(task))))
+                runs[-1].first_s = first_unix_s - trace_start(endpoint.name)
     figures = [SpotFigures.of(run, alone, objective) for run in runs]
     most = max((sample.instances for sample in runs[0].samples), default=0)
     on_demand = 1000 * most * on_demand_per_h * runs[0].seconds / 3600 / max(1, len(load))
@@ -212,4 +214,4 @@ async def _first_answer(endpoint: MeshEndpoint, prompt: list[int]) -> None:
     """Wait until the mesh, which begins without an instance, serves."""
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
-            await run_stream(client, endpoint.model, Stream(prompt), 4)
+            await run_stream(client, endpoint.model, Stream(prompt), FIRST_TOKENS)

@@ -28,6 +28,8 @@ from spotwise.mesh.redis_store import RedisStore
 _SAMPLE_S = 0.5
 #: Of all requests: the words of a simulated engine follow from it.
 SEED = 1
+#: Of the request that waits for a mesh's first instance, of the first prompt.
+FIRST_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class SpotRunResult:
     """One system's run.
 
     Attributes:
-        trace_s: seconds of the mesh since its trace began, at the load's beginning.
+        first_s, trace_s: seconds of the mesh since its trace began: when its first request was sent, and the load began.
         starting_s: from an instance's purchase until it runs, median.
         forming_s, least_forming_s: until new groups had their weights, median and shortest of the re-shapes.
         changes, abandoned: re-shapes, by their end; `weights_bytes`: that devices of new groups got.
@@ -103,6 +105,7 @@ class SpotRunResult:
     answers: list[SpotAnswer] = field(default_factory=list)
     samples: list[FleetSample] = field(default_factory=list)
     losses: list[LostInstance] = field(default_factory=list)
+    first_s: float = 0.0
     trace_s: float = 0.0
     starting_s: float = 0.0
     forming_s: float = 0.0
@@ -213,7 +216,7 @@ class _FleetWatch:
     async def run(self, began_s: float, store: RedisStore) -> None:
         """Watch until `ends`; one sample more is taken then."""
         self.began_unix_s = time.time() - (time.perf_counter() - began_s)
-        self._result.trace_s = self.began_unix_s - _trace_start(self._name)
+        self._result.trace_s = self.began_unix_s - trace_start(self._name)
         is_last = False
         while not is_last:
             is_last = self.ends
@@ -258,7 +261,7 @@ class _FleetWatch:
                 self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))
 
 
-def _trace_start(mesh: str) -> float:
+def trace_start(mesh: str) -> float:
     """Return the Unix time at which a mesh's trace began."""
     (started,) = run_folder(mesh).path.glob("instances/*.started")
     return float(started.read_text())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from spotwise.benchmarks.spot_run import SpotRunResult
+from spotwise.benchmarks.spot_run import FIRST_TOKENS, SpotRunResult
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
@@ -40,7 +40,7 @@ class SimulatedRun:
     @property
     def latencies_s(self) -> list[float]:
         """E2E seconds of the load's requests, ascending."""
-        return sorted(each.latency_s for each in self.outcome.requests)
+        return sorted(each.latency_s for each in self.outcome.requests if each.arrived_s >= self.began_s)
 
 
 def simulate_run(
@@ -57,7 +57,11 @@ def simulate_run(
     sizes = tuple((len(prompts[each.prompt]), each.tokens) for each in load)
     usual = RequestSize(*(round(statistics.fmean(column)) for column in zip(*sizes, strict=True)))
     arrivals = SpotArrivals(
-        "load", tuple(run.trace_s + each.at_s for each in load), usual.input_tokens, usual.output_tokens, sizes
+        "load",
+        (max(0.0, run.first_s), *(run.trace_s + each.at_s for each in load)),
+        usual.input_tokens,
+        usual.output_tokens,
+        ((len(prompts[0]), FIRST_TOKENS), *sizes),
     )
     moves_s = [each.move_s for each in run.answers if each.moves]
     around = SpotSurroundings(

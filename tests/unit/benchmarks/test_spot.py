@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.benchmarks.spot import SYSTEMS, parse_systems, poisson_load
+from spotwise.benchmarks.spot import POLICY, SYSTEMS, parse_systems, poisson_load
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, plot_runs
 from spotwise.benchmarks.spot_run import FleetSample, LostInstance, SpotAnswer, SpotRequest, SpotRunResult
+from spotwise.benchmarks.spot_simulated import agreeing_share, agreement_rows, simulate_run
 from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.market_options import purchase_terms
+from spotwise.core.planner.group_choice import written
 from spotwise.files.fleet_file import read_fleet
-from spotwise.files.spot_traces import SpotEventKind, read_spot_trace
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.worker.simulated.groups.part import simulated_model
 
 BUILT_IN = Path(__file__).parents[3] / "benchmarks" / "spotwise" / "benchmarks" / "spot_fleet"
 #: Four tokens, the first after a second, then one each half second.
@@ -104,3 +108,25 @@ def test_systems_are_compared_with_the_first_one(tmp_path: Path) -> None:
     assert rows["answers in time per dollar against restart"].ours == pytest.approx(2.0)
     plot_runs([ours, theirs], tmp_path / "runs.png")
     assert (tmp_path / "runs.png").stat().st_size > 10_000
+
+
+def test_the_simulated_world_has_the_runs_load_trace_and_first_request() -> None:
+    """It chooses as the run's planner did, and serves what clients requested; the request before the load is not measured."""
+    trace = SpotTrace("steady", (SpotEvent(0.0, SpotEventKind.ADD, ("a", "b")), SpotEvent(60.0, SpotEventKind.DONE)))
+    terms = purchase_terms(BUILT_IN / "fleet.toml", POLICY, {})
+    assert terms is not None
+    load = [SpotAnswer(SpotRequest(5.0 * n, 0, 40), 5.0 * n + 0.4) for n in range(12)]
+    live = run(*load)
+    live.first_s, live.trace_s, live.starting_s = 1.0, 10.0, 2.0
+    model = simulated_model("a model", terms.kind.profile.kv_bytes_per_token)
+    simulated = simulate_run(live, [[1] * 50], trace, 1.0, 5.0, terms, model)
+    assert len(simulated.outcome.requests) == 13 and len(simulated.latencies_s) == 12
+    (first,) = [each for each in simulated.outcome.requests if each.arrived_s < 10.0]
+    assert 2.0 < first.finished_s < 10.0
+    chosen = simulated.outcome.chosen[-1][1]
+    assert chosen is not None
+    live.samples = [FleetSample(at_s, 2, "", written(chosen), 0, 0.0) for at_s in (50.0, 60.0)]
+    assert agreeing_share(live, simulated) == 1.0
+    rows = {row.name: row for row in agreement_rows(live, simulated)}
+    assert rows["simulated p50, s"].reference == pytest.approx(0.4)
+    assert 0.2 < rows["simulated p50, s"].ours < 1.0
