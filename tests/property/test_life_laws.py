@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.answer_times import AnswerTimes
+from spotwise.core.cluster.cheapest_worker import AnswerLengths, cheapest_worker, place
 from spotwise.core.cluster.lives import REPORT_COUNTS_S, Lives
-from spotwise.core.cluster.placement import Placement, Placer, RequestDemand
+from spotwise.core.cluster.placement import BATCH_SHARE, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.ranking import LifeRankings, Need
+from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
 from spotwise.core.cluster.views import WorkerView
 from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.fleet.market import Market
-from spotwise.core.lifetimes import Place, expected_cost_s
+from spotwise.core.lifetimes import Place, cheapest, expected_cost_s
 from spotwise.core.members import Member, Pool
 from spotwise.core.scheduler import SchedulerRole
 from spotwise.core.survival import PiecewiseHazard
@@ -107,33 +108,97 @@ def test_a_token_worker_costs_at_most_twice_the_cheapest(
     assert found.by_life is (chosen is not shortest)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), st.integers(0, 300), NEEDS)
-def test_rankings_by_life_answer_like_a_scan_of_each_class(seed: int, changes: int, need: Need) -> None:
-    """After any entries, changes of queue or life, and departures."""
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 1000), st.sampled_from([0.1, 10.0]), st.booleans())
+def test_a_token_worker_is_the_one_that_a_scan_of_each_class_finds(
+    seed: int, workers: int, new_tokens: int, interruption_s: float, are_measured: bool
+) -> None:
+    """The first of each class by a look at all workers, and of these the cheapest by a look at each; any ages and loads."""
+    rng, policy = random.Random(seed), PoolPolicy(interruption_s=interruption_s)
+    pools = Pools()
+    pools.join(worker_member("p", Pool.PROMPT))
+    for number in range(workers):
+        token_s = rng.choice([0.0001, 0.001]) if are_measured else None
+        owed, free = rng.choice([0, 20, rng.randrange(2000)]), rng.choice([1, 1000])
+        pools.join(worker_member(f"w{number}", owed=owed, blocks=1000, free=free, prompt_token_s=token_s))
+        if rng.random() < 0.8:
+            hazard = PiecewiseHazard((0.0, 30.0, 600.0), tuple(10.0 ** rng.uniform(-9, 0) for _ in range(3)))
+            pools.set_life(f"w{number}", WorkerLife.of(hazard, rng.choice([0.0, 1000.0 * rng.random()])))
+    demand = RequestDemand(16, new_tokens)
+    need = Need(16, new_tokens, reserves=True)
+    queued = sorted(pools, key=lambda view: (view.remaining_tokens, view.id))
+    firsts: dict[int | None, WorkerView] = {}
+    for view in queued:
+        if view.home_pool is Pool.TOKEN and need.is_met_by(view):
+            firsts.setdefault(view.life_class, view)
+    found = Placer(pools, policy).place(demand)
+    if found is None or not firsts:
+        assert not firsts
+        return
+    measured = [view.load.prompt_token_s for view in firsts.values() if view.load.prompt_token_s is not None]
+    token_s = max(measured, default=policy.token_s * BATCH_SHARE)
+
+    def cost_s(view: WorkerView) -> float:
+        likely_s = AnswerTimes(policy.token_s).likely_s(new_tokens)
+        return expected_cost_s(place(view, view.remaining_tokens * token_s), likely_s, interruption_s)
+
+    assert found.token_worker is min(firsts.values(), key=cost_s)  # the firsts are in order of their queues
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 14), st.sampled_from([0.0, 0.1, 10.0, 1e6]), st.integers(1, 8))
+def test_bounds_of_chances_change_no_choice(seed: int, workers: int, interruption_s: float, spans: int) -> None:
+    """Any hazards, ages, lengths and loads, near ones too: as by the exact cost of each."""
     rng = random.Random(seed)
-    rankings = LifeRankings(lambda view: view.remaining_tokens)
+    seconds = tuple(sorted(rng.choice([0.0, 1.0, 10.0 ** rng.uniform(-6, 5)]) for _ in range(spans)))
+    by_load = []
+    for number in range(workers):
+        view = view_of(f"w{number}", rng)
+        per_s = rng.choice([0.0, 0.001, 0.001 * (1 + rng.uniform(-1e-9, 1e-9)), 10.0 ** rng.uniform(-9, 0.5)])
+        age_s = rng.choice([0.0, 10.0, 10.0 ** rng.uniform(-3, 8)])
+        hazard = rng.choice([constant(per_s), PiecewiseHazard((0.0, 5.0, 600.0), (per_s, per_s / 7, 2 * per_s))])
+        view.life = rng.choice([None, *[WorkerLife.of(hazard, age_s)] * 9])
+        by_load.append((rng.choice([0.0, 0.01, rng.uniform(0, 1e-6), rng.uniform(0, 20)]), view))
+    by_load.sort(key=lambda loaded: loaded[0])
+    exact = cheapest([place(view, load_s) for load_s, view in by_load], seconds, interruption_s)
+    assert cheapest_worker(by_load, AnswerLengths.of(seconds), interruption_s).id == exact.name
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 12 * RUN_LENGTH), st.lists(NEEDS, min_size=1, max_size=4))
+def test_a_ranking_by_life_answers_like_a_scan_of_each_class(seed: int, changes: int, needs: list[Need]) -> None:
+    """After any entries, changes of queue, memory or life, and departures, whatever searches came before."""
+    rng = random.Random(seed)
+    ranking = Ranking(lambda view: view.remaining_tokens)
     here: dict[str, WorkerView] = {}
-    for _ in range(changes):
-        worker_id = f"w{rng.randrange(60)}"
+    for change in range(changes):
+        worker_id = f"w{rng.randrange(3 * RUN_LENGTH)}"
         if rng.random() < 0.2:
-            rankings.remove(worker_id)
+            ranking.remove(worker_id)
             here.pop(worker_id, None)
         else:
             here[worker_id] = view = view_of(worker_id, rng)
             per_s = rng.choice([None, 0.001, 0.01, 0.1])
             view.life = None if per_s is None else WorkerLife.of(constant(per_s), 0.0)
-            rankings.put(view)
+            ranking.put(view)
+        if change % 10 == 0:
+            check_against_a_scan(ranking, here, rng.choice(needs))
+    for need in needs:
+        check_against_a_scan(ranking, here, need)
+
+
+def check_against_a_scan(ranking: Ranking, here: Mapping[str, WorkerView], need: Need) -> None:
+    """The ranking has those workers, and answers as a look at each."""
     expected: dict[int | None, WorkerView] = {}
     for view in sorted(here.values(), key=lambda view: (view.remaining_tokens, view.id)):
         if need.is_met_by(view):
             expected.setdefault(view.life_class, view)
-    found = rankings.firsts(need)
+    found = ranking.firsts(need)
     assert {view.life_class: view for view in found} == expected
     assert len(found) == len(expected)
-    assert rankings.have(need) is bool(expected)
-    assert sorted(view.id for view in rankings) == sorted(here)
-    assert rankings.most_capacity() == max((view.kv_tokens for view in here.values()), default=0)
+    assert ranking.have(need) is bool(expected)
+    assert sorted(view.id for view in ranking) == sorted(here)
+    assert ranking.most_capacity() == max((view.kv_tokens for view in here.values()), default=0)
 
 
 # --- what is known of lives -------------------------------------------------------------------------------------------

@@ -28,10 +28,7 @@ def interruption_chance(place: Place, remaining_s: Sequence[float]) -> float:
     """Return the chance of an interruption over equally likely remaining seconds; `ValueError` where `remaining_s` is empty."""
     if not remaining_s:
         raise ValueError("give at least one length that the request may have")
-    hazard, age_s = place.hazard, place.age_s
-    if hazard is None:
-        return 0.0
-    return sum([hazard.ends(age_s, seconds) for seconds in remaining_s]) / len(remaining_s)
+    return 0.0 if place.hazard is None else place.hazard.mean_ends(place.age_s, remaining_s)
 
 
 def expected_cost_s(place: Place, remaining_s: Sequence[float], interruption_s: float) -> float:

@@ -47,6 +47,24 @@ class PiecewiseHazard:
         """Return the chance that an instance of that age ends within so many seconds."""
         return -math.expm1(-self.expected_ends(age_s, seconds))
 
+    def at(self, age_s: float) -> tuple[float, float]:
+        """Return the hazard at an age, and the seconds from it until the next bound; infinite behind the last."""
+        if age_s < 0:
+            raise ValueError(f"an age ({age_s}) is at least 0")
+        after = bisect_right(self.from_s, age_s)
+        return self.per_s[after - 1], self.from_s[after] - age_s if after < len(self.from_s) else math.inf
+
+    def mean_ends(self, age_s: float, seconds: Sequence[float]) -> float:
+        """Return the chance that an instance of that age ends within one of some equally likely spans of seconds."""
+        after = bisect_right(self.from_s, age_s)
+        until_s = self.from_s[after] if after < len(self.from_s) else math.inf
+        if after and min(seconds) >= 0 and age_s + max(seconds) <= until_s:  # nearly always: one search for all
+            per_s, expm1 = -self.per_s[after - 1], math.expm1
+            chances = [-expm1(per_s * (age_s + span_s - age_s)) for span_s in seconds]
+        else:
+            chances = [self.ends(age_s, span_s) for span_s in seconds]
+        return sum(chances) / len(chances)
+
     def expected_s(self, age_s: float) -> float:
         """Return the expected remaining seconds at an age; infinite where the last hazard is 0."""
         if self.per_s[-1] == 0:

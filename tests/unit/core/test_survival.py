@@ -113,6 +113,14 @@ class TestHazard:
         assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
         assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
 
+    @settings(deadline=None)
+    @given(HAZARDS, st.floats(0, 600), st.lists(st.floats(0, 300), min_size=1, max_size=5))
+    def test_the_mean_chance_is_that_of_each_span(
+        self, hazard: PiecewiseHazard, age: float, spans: list[float]
+    ) -> None:
+        """To the last bit, within a piece and over bounds: who is chosen must not depend on which of the two was called."""
+        assert hazard.mean_ends(age, spans) == sum([hazard.ends(age, span) for span in spans]) / len(spans)
+
     def test_what_makes_no_sense_is_refused(self) -> None:
         """Malformed bounds, hazards and lives raise an error with the reason."""
         with pytest.raises(ValueError, match="first bound is 0"):
@@ -121,6 +129,10 @@ class TestHazard:
             PiecewiseHazard((0.0, 0.0), (0.1, 0.1))
         with pytest.raises(ValueError, match="at least 0"):
             self.HAZARD.ends(-1.0, 1.0)
+        with pytest.raises(ValueError, match="at least 0"):
+            self.HAZARD.mean_ends(-1.0, [1.0])
+        with pytest.raises(ValueError, match="at least 0"):
+            self.HAZARD.mean_ends(1.0, [1.0, -1.0])
         with pytest.raises(ValueError, match="observed from an age"):
             Life(1.0, True, 2.0)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from spotwise.core.cluster.cheapest_worker import AnswerLengths
+
 #: Answers of a class that are remembered, and how many of them are enough.
 REMEMBERED, ENOUGH = 64, 16
 #: Equally likely lengths stand for all: the middles of so many equal shares.
@@ -18,19 +20,19 @@ SHARES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
 class _Ended:
     """The last times of a class; what stands for them is chosen anew every `ENOUGH` answers."""
 
-    __slots__ = ("_ended", "_times_s", "likely_s")
+    __slots__ = ("_ended", "_times_s", "likely")
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=REMEMBERED)
         self._ended = 0
-        self.likely_s: tuple[float, ...] = ()
+        self.likely: AnswerLengths | None = None
 
     def add(self, seconds: float) -> None:
         self._times_s.append(seconds)
         self._ended += 1
         if self._ended % ENOUGH == 0:
             in_order = sorted(self._times_s)
-            self.likely_s = tuple(in_order[int(share * len(in_order))] for share in SHARES)
+            self.likely = AnswerLengths.of(tuple(in_order[int(share * len(in_order))] for share in SHARES))
 
 
 class AnswerTimes:
@@ -44,10 +46,14 @@ class AnswerTimes:
         """Note an answer that ended in order, so many seconds after its assignment."""
         self._classes.setdefault(max_new_tokens.bit_length(), _Ended()).add(max(0.0, seconds))
 
+    def lengths(self, max_new_tokens: int) -> AnswerLengths:
+        """Return equally likely seconds of an answer, summed up."""
+        known = self._classes.get(max_new_tokens.bit_length())
+        if known is not None and known.likely is not None:
+            return known.likely
+        longest_s = max_new_tokens * self._token_s
+        return AnswerLengths.of(tuple([share * longest_s for share in SHARES]))
+
     def likely_s(self, max_new_tokens: int) -> tuple[float, ...]:
         """Return equally likely seconds of an answer."""
-        known = self._classes.get(max_new_tokens.bit_length())
-        if known is not None and known.likely_s:
-            return known.likely_s
-        longest_s = max_new_tokens * self._token_s
-        return tuple([share * longest_s for share in SHARES])
+        return self.lengths(max_new_tokens).seconds

@@ -6,7 +6,7 @@ home pools within their thresholds; for a side that is over, the mixed pool and 
 best of the opposite pool; home pools whatever their queues; any worker with free blocks.
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
-Of the workers that a rule finds for an answer, the one of the least expected cost is chosen (`core/lifetimes.py`): the first of
+Of the workers that a rule finds for an answer, that of the least expected cost is chosen (`cheapest_worker.py`): the first of
 each class of life is compared, so that it costs at most twice the least where hazards are constant. A worker that stays, or of
 whose life nothing is known, is chosen where its queue is the shortest.
 """
@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from spotwise.core.cluster.answer_times import AnswerTimes
+from spotwise.core.cluster.cheapest_worker import cheapest_worker
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import (
     ALL_GROUPS,
@@ -32,7 +34,6 @@ from spotwise.core.cluster.pools import (
 )
 from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.views import WorkerView
-from spotwise.core.lifetimes import Place, cheapest
 from spotwise.core.members import Pool
 
 #: What a token of another sequence in the batch adds to a token's seconds, as a share of them; until a worker has measured it.
@@ -81,12 +82,7 @@ class Placement:
     by_life: bool = False
 
 
-def _remaining_tokens(view: WorkerView) -> int:
-    return view.remaining_tokens
-
-
-def _queue_and_id(candidate: tuple[int, str, WorkerView]) -> tuple[int, str]:
-    return candidate[0], candidate[1]
+_remaining_tokens = attrgetter("remaining_tokens")
 
 
 class Placer:
@@ -137,12 +133,12 @@ class Placer:
         off_pool = self._token_worker(demand, TOKEN_OFF_POOL)
         short = () if off_pool is not None else (Pool.TOKEN,)
         partners = [view for view in (off_pool, self._token_worker(demand, MIXED)) if view is not None]
-        plans = [self._split(demand, prompt_worker, view, PlacedBy.MIXED_POOL, short) for view in partners]
-        if here := self._in_place(demand, (PROMPT_OFF_POOL,), PlacedBy.MIXED_POOL, short):
-            plans.append(here)
-        if plans:
-            chosen = self._cheapest(demand, [plan.token_worker for plan in plans], _remaining_tokens)
-            return next(plan for plan in plans if plan.token_worker is chosen)
+        here = self._in_place(demand, (PROMPT_OFF_POOL,), PlacedBy.MIXED_POOL, short)
+        chosen = self._cheapest(demand, partners if here is None else [*partners, here.token_worker], _remaining_tokens)
+        if here is not None and here.token_worker is chosen:
+            return here
+        if chosen is not None:
+            return self._split(demand, prompt_worker, chosen, PlacedBy.MIXED_POOL, short)
         converted = self._in_place(demand, (PROMPT_ON_POOL,), PlacedBy.CONVERSION, short)
         return converted or self._all_over(demand, short)
 
@@ -218,8 +214,8 @@ class Placer:
         bounded: bool = True,
     ) -> Placement | None:
         found = self._first(Queue.BOTH, demand, groups, reserves=True, bounded=bounded)
-        length = self._pools.decode_length
-        worker = self._cheapest(demand, found, lambda view: self._prompt_queue(demand, view) + length(view))
+        length, queue = self._pools.decode_length, self._prompt_queue
+        worker = self._cheapest(demand, found, lambda view: queue(demand, view) + length(view))
         return None if worker is None else Placement(worker, worker, by, tuple(short))
 
     def _cheapest(
@@ -228,25 +224,20 @@ class Placer:
         """Return the worker of the least expected cost: what its queue adds to the answer, and an interruption's chance."""
         if len(workers) < 2:
             return workers[0] if workers else None
-        in_order = sorted([(queue(view), view.id, view) for view in workers], key=_queue_and_id)
-        shortest = in_order[0][2]
+        # Their numbers, since one worker may be among them twice, and views have no order.
+        in_order = sorted([(queue(view), view.id, number) for number, view in enumerate(workers)])
+        shortest = workers[in_order[0][2]]
         if shortest.life is None:
             return shortest
         # One rate for all, so that loads compare as queues do.
-        measured = [view.load.prompt_token_s for view in workers if view.load.prompt_token_s is not None]
+        measured = [token_s for view in workers if (token_s := view.load.prompt_token_s) is not None]
         token_s = max(measured, default=self._policy.token_s * BATCH_SHARE)
-        places = [
-            Place(id_, 0.0, None, length * token_s)
-            if view.life is None
-            else Place(id_, view.life.age_s, view.life.hazard, length * token_s)
-            for length, id_, view in in_order
-        ]
-        likely_s = self._times.likely_s(demand.max_new_tokens)
-        best = cheapest(places, likely_s, self._policy.interruption_s).name
-        if best == shortest.id:
-            return shortest
-        self._by_life.add(best)
-        return next(view for _, id_, view in in_order if id_ == best)
+        by_load = [(length * token_s, workers[number]) for length, _, number in in_order]
+        lengths = self._times.lengths(demand.max_new_tokens)
+        best = cheapest_worker(by_load, lengths, self._policy.interruption_s)
+        if best is not shortest:
+            self._by_life.add(best.id)
+        return best
 
     def _prompt_queue(self, demand: RequestDemand, worker: WorkerView) -> int:
         """Tokens to compute there until this prompt is done."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from operator import attrgetter
 
 from spotwise.core.cluster.policy import DecodeQueue
-from spotwise.core.cluster.ranking import LifeRankings, Need
+from spotwise.core.cluster.ranking import Need, Ranking
 from spotwise.core.cluster.served_model import ServedModel
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.cluster.worker_life import WorkerLife
@@ -74,12 +74,10 @@ class Pools:
         self._home_pools: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
         self._by_home = {
-            group: LifeRankings(_pending, by_life=False) if group.home_pool is Pool.PROMPT else LifeRankings(_remaining)
+            group: Ranking(_pending, by_life=False) if group.home_pool is Pool.PROMPT else Ranking(_remaining)
             for group in ALL_GROUPS
         }
-        self._by_both = {
-            group: LifeRankings(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS
-        }
+        self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())
@@ -165,9 +163,10 @@ class Pools:
             self._place(view)
 
     def _place(self, view: WorkerView) -> None:
-        if view.is_ready and not self.served_model.is_final:
+        is_ready = view.is_ready
+        if is_ready and not self.served_model.is_final:
             self.served_model.decide(each.member for each in self._views.values())
-        if not view.is_ready or not self.served_model.admits(view.member):
+        if not is_ready or not self.served_model.admits(view.member):
             self._displace(view.id)
             self._most_kv_tokens = None
             return
@@ -209,10 +208,11 @@ class Pools:
 
     def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""
-        return any(rankings.have(need) for rankings in self._by_both.values())
+        # The last first: where the others have some, a placement has found it before it comes to ask.
+        return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
         if self._most_kv_tokens is None:
-            self._most_kv_tokens = max(rankings.most_capacity() for rankings in self._by_both.values())
+            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
         return self._most_kv_tokens

@@ -1,9 +1,10 @@
-"""Workers sorted by queue length, with a search for the first that meets a need.
+"""Workers sorted by class of life and queue length, with a search for the first of each class that meets a need.
 
-Law: members are in order of (queue length, id); `first` returns what a scan in that order would. `LifeRankings` keeps a ranking
-for each class of life, so that the first of each is found without a scan.
-The list is kept in runs of at most `RUN_LENGTH`; each run knows its members' best values, so that a search skips whole runs.
-A move costs O(log n) comparisons and a copy of one run; a search reads at most n / `RUN_LENGTH` runs and scans into one.
+Law: members are in order of (class, queue length, id); `firsts` returns those that a scan in that order finds first, by class.
+The list is kept in runs of at most `RUN_LENGTH`, across classes: many small ones cost a search no more than a few large ones.
+Each run has bounds of its members' values, so that a search skips whole runs. After a change a bound may be better than any
+member; a search that finds nothing in a run corrects its bounds.
+A move costs O(log n) comparisons and a copy of one run; a search reads all n / `RUN_LENGTH` runs, and scans one for a class.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from spotwise.core.cluster.views import WorkerView
 
 #: Members of a run at most; it is split in two beyond.
 RUN_LENGTH = 48
+
+#: A worker's class of life, the length of its queue, and its id.
+_Key = tuple[int, int, str]
+#: Stands behind all classes of life (`worker_life.py`): workers that stay, or of which nothing is known.
+_UNCLASSED = 1
+_NO_MEMBERS: tuple[float, float, float, float, float] = (-math.inf, -math.inf, math.inf, math.inf, math.inf)
 
 
 @dataclass(slots=True)
@@ -44,7 +51,9 @@ class Need:
 
     def is_met_by(self, view: WorkerView) -> bool:
         """Tell whether the worker meets the need."""
-        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.remaining_tokens > _bound(self.max_remaining):
+        if self.max_pending is not None and view.tokens_to_wait_behind > _bound(self.max_pending):
+            return False
+        if self.max_remaining is not None and view.remaining_tokens > _bound(self.max_remaining):
             return False
         if self.without and view.id in self.without:
             return False
@@ -60,80 +69,100 @@ def _bound(most: int | None) -> float:
 
 
 class _Run:
-    """Some members in order, as columns of one quantity each, with the best value of each column."""
+    """Some members in order, with columns of what most searches compare, and a bound of each quantity."""
 
-    __slots__ = ("_ahead", "_capacity", "_pending", "_remaining", "free", "keys", "most", "views")
+    __slots__ = ("_pending", "best", "free", "is_exact", "keys", "views")
 
     def __init__(self) -> None:
-        self.keys: list[tuple[int, str]] = []
+        self.keys: list[_Key] = []
         self.views: list[WorkerView] = []
-        self._capacity: list[int] = []
         self.free: list[int] = []
         self._pending: list[int] = []
-        self._remaining: list[int] = []
-        self._ahead: list[int] = []
-        #: Best capacity, free tokens, pending, remaining and ahead; `None` since a change.
-        self.most: tuple[int, int, int, int, int] | None = None
+        #: No member has more capacity or free tokens, nor less pending, remaining or ahead; `is_exact`: some has as much.
+        self.best = _NO_MEMBERS
+        self.is_exact = True
 
-    def _columns(self) -> tuple[list[Any], ...]:
-        return self.keys, self.views, self._capacity, self.free, self._pending, self._remaining, self._ahead
-
-    def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
+    def insert(self, at: int, key: _Key, view: WorkerView) -> None:
+        pending = view.tokens_to_wait_behind
         self.keys.insert(at, key)
         self.views.insert(at, view)
-        self._capacity.insert(at, view.kv_tokens)
         self.free.insert(at, view.free_tokens)
-        self._pending.insert(at, view.tokens_to_wait_behind)
-        self._remaining.insert(at, view.remaining_tokens)
-        self._ahead.insert(at, view.reserves_ahead)
-        self.most = None
+        self._pending.insert(at, pending)
+        self._widen(view, pending)
 
     def change(self, at: int, view: WorkerView) -> None:
+        pending = view.tokens_to_wait_behind
         self.views[at] = view
-        self._capacity[at] = view.kv_tokens
         self.free[at] = view.free_tokens
-        self._pending[at] = view.tokens_to_wait_behind
-        self._remaining[at] = view.remaining_tokens
-        self._ahead[at] = view.reserves_ahead
-        self.most = None
+        self._pending[at] = pending
+        self.is_exact = False
+        self._widen(view, pending)
 
     def delete(self, at: int) -> None:
-        del self.keys[at], self.views[at], self._capacity[at], self.free[at]
-        del self._pending[at], self._remaining[at], self._ahead[at]
-        self.most = None
+        del self.keys[at], self.views[at], self.free[at], self._pending[at]
+        self.is_exact = False
 
     def split(self) -> _Run:
         half, other = len(self.keys) // 2, _Run()
-        for column, rest in zip(self._columns(), other._columns(), strict=True):
+        columns: list[tuple[list[Any], list[Any]]] = [
+            (self.keys, other.keys),
+            (self.views, other.views),
+            (self.free, other.free),
+            (self._pending, other._pending),
+        ]
+        for column, rest in columns:
             rest.extend(column[half:])
             del column[half:]
-        self.most = None
+        self.correct()
+        other.correct()
         return other
 
-    def sum_up(self) -> tuple[int, int, int, int, int]:
-        pending, remaining, ahead = min(self._pending), min(self._remaining), min(self._ahead)
-        self.most = most = max(self._capacity), max(self.free), pending, remaining, ahead
-        return most
+    def _widen(self, view: WorkerView, pending: int) -> None:
+        capacity, free, least_pending, remaining, ahead = self.best
+        if (
+            view.free_tokens > free
+            or pending < least_pending
+            or view.remaining_tokens < remaining
+            or view.kv_tokens > capacity
+            or view.reserves_ahead < ahead
+        ):
+            self.best = (
+                max(capacity, view.kv_tokens),
+                max(free, view.free_tokens),
+                min(least_pending, pending),
+                min(remaining, view.remaining_tokens),
+                min(ahead, view.reserves_ahead),
+            )
+
+    def correct(self) -> None:
+        """Make the bounds those of the members."""
+        views = self.views
+        self.best = (
+            max([view.kv_tokens for view in views]),
+            max(self.free),
+            min(self._pending),
+            min([view.remaining_tokens for view in views]),
+            min([view.reserves_ahead for view in views]),
+        )
+        self.is_exact = True
 
 
 class Ranking:
-    """Workers in order of one queue, by its `length` in tokens."""
+    """Workers in order of one queue, by its `length` in tokens, apart by their class of life, or all in one class."""
 
-    def __init__(self, length: Callable[[WorkerView], int]) -> None:
-        self._length = length
+    def __init__(self, length: Callable[[WorkerView], int], *, by_life: bool = True) -> None:
+        self._length, self._by_life = length, by_life
         self._runs: list[_Run] = []
-        self._last: list[tuple[int, str]] = []  # key of each run's last member
-        self._keys: dict[str, tuple[int, str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self._last: list[_Key] = []  # key of each run's last member
+        self._keys: dict[str, _Key] = {}
 
     def __iter__(self) -> Iterator[WorkerView]:
         return (view for run in self._runs for view in run.views)
 
     def put(self, view: WorkerView) -> None:
         """Insert a worker, or update its place."""
-        key = (self._length(view), view.id)
+        life = view.life if self._by_life else None
+        key = (_UNCLASSED if life is None else life.life_class, self._length(view), view.id)
         if self._keys.get(view.id) == key:
             run = self._runs[bisect_left(self._last, key)]
             run.change(bisect_left(run.keys, key), view)
@@ -164,67 +193,60 @@ class Ranking:
         else:
             del self._runs[at], self._last[at]
 
-    def first(self, need: Need) -> WorkerView | None:
-        """Return the first worker that meets the need."""
-        # Unrolled, since most of a placement's time is spent here, on workers that cannot serve.
-        prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
-        max_pending, max_remaining = _bound(need.max_pending), _bound(need.max_remaining)
-        least: float = -math.inf
-        for run in self._runs:
-            capacity, free, pending, remaining, ahead = run.most or run.sum_up()
-            if need.reserves:
-                least = prompt_tokens + (new_tokens if new_tokens < ahead else ahead)
-            if kv_tokens > capacity or least > free or pending > max_pending or remaining > max_remaining:
-                continue
-            for at, free_tokens in enumerate(run.free):
-                if free_tokens >= least and need.is_met_by(run.views[at]):
-                    return run.views[at]
-        return None
-
-    def most_capacity(self) -> int:
-        """Tokens that the largest KV cache here holds."""
-        return max(((run.most or run.sum_up())[0] for run in self._runs), default=0)
-
-
-class LifeRankings:
-    """Workers in order of one queue, apart by their class of life, or all in one class."""
-
-    def __init__(self, length: Callable[[WorkerView], int], *, by_life: bool = True) -> None:
-        self._length, self._by_life = length, by_life
-        self._rankings: dict[int | None, Ranking] = {}
-        self._classes: dict[str, int | None] = {}
-
-    def __iter__(self) -> Iterator[WorkerView]:
-        return (view for ranking in self._rankings.values() for view in ranking)
-
-    def put(self, view: WorkerView) -> None:
-        """Insert a worker, or update its place."""
-        life_class = view.life_class if self._by_life else None
-        if self._classes.get(view.id, life_class) != life_class:
-            self.remove(view.id)
-        self._classes[view.id] = life_class
-        ranking = self._rankings.get(life_class)
-        if ranking is None:
-            ranking = self._rankings[life_class] = Ranking(self._length)
-        ranking.put(view)
-
-    def remove(self, worker_id: str) -> None:
-        """Remove a worker, if it is here."""
-        if worker_id in self._classes:
-            life_class = self._classes.pop(worker_id)
-            ranking = self._rankings[life_class]
-            ranking.remove(worker_id)
-            if not len(ranking):
-                del self._rankings[life_class]
-
     def firsts(self, need: Need) -> list[WorkerView]:
         """Return the first worker of each class that meets the need."""
-        return [view for ranking in self._rankings.values() if (view := ranking.first(need)) is not None]
+        return self._search(need, each_class=True)
 
     def have(self, need: Need) -> bool:
         """Tell whether a worker meets the need."""
-        return any(ranking.first(need) is not None for ranking in self._rankings.values())
+        return bool(self._search(need, each_class=False))
+
+    def _search(self, need: Need, *, each_class: bool) -> list[WorkerView]:
+        # Unrolled, since much of a placement's time is spent here, on workers that cannot serve.
+        prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
+        max_pending, max_remaining = _bound(need.max_pending), _bound(need.max_remaining)
+        reserves = need.reserves
+        is_bounded = need.max_pending is not None or need.max_remaining is not None or bool(need.without)
+        least: float = -math.inf
+        found: list[WorkerView] = []
+        found_class: int | None = None
+        for run in self._runs:
+            keys = run.keys
+            if keys[-1][0] == found_class:
+                continue
+            capacity, free, pending, remaining, ahead = run.best
+            if reserves:
+                least = prompt_tokens + (new_tokens if new_tokens < ahead else ahead)
+            if kv_tokens > capacity or least > free or pending > max_pending or remaining > max_remaining:
+                continue
+            at, end, free_tokens, found_before = 0, len(keys), run.free, len(found)
+            if found_class is not None and keys[0][0] == found_class:
+                at = bisect_left(keys, (found_class + 1,))
+            while at < end:
+                if free_tokens[at] < least:
+                    at += 1
+                    continue
+                view = run.views[at]
+                # `Need.is_met_by`, which is called only where more than memory is bounded
+                ahead = view.reserves_ahead
+                if (
+                    kv_tokens > view.kv_tokens
+                    or (reserves and prompt_tokens + (new_tokens if new_tokens < ahead else ahead) > view.free_tokens)
+                    or (is_bounded and not need.is_met_by(view))
+                ):
+                    at += 1
+                    continue
+                found.append(view)
+                found_class = keys[at][0]
+                if not each_class:
+                    return found
+                if keys[-1][0] == found_class:
+                    break
+                at = bisect_left(keys, (found_class + 1,), at)
+            if len(found) == found_before and not run.is_exact:
+                run.correct()
+        return found
 
     def most_capacity(self) -> int:
         """Tokens that the largest KV cache here holds."""
-        return max((ranking.most_capacity() for ranking in self._rankings.values()), default=0)
+        return max((view.kv_tokens for view in self), default=0)

@@ -169,7 +169,8 @@ class WorkerView:
         """Tell whether it can reserve a request's blocks now, and could hold all of the request."""
         if prompt_tokens + max_new_tokens > self.kv_tokens:
             return False
-        return self._tokens_to_reserve(prompt_tokens, max_new_tokens) <= self.free_tokens
+        ahead = self.reserves_ahead  # `_tokens_to_reserve`, which a search has no time to call
+        return prompt_tokens + (max_new_tokens if max_new_tokens < ahead else ahead) <= self.free_tokens
 
     def _tokens_to_reserve(self, prompt_tokens: int, max_new_tokens: int) -> int:
         ahead = self.reserves_ahead

@@ -18,15 +18,22 @@ _RAREST, _SOONEST = -26, 0
 
 @dataclass(slots=True)
 class WorkerLife:
-    """A worker's hazard, its age in it at the last report, and its class: ends a second to a power of two; never changed."""
+    """A worker's hazard, and its age in it at the last report; never changed.
+
+    Attributes:
+        life_class: ends a second to a power of two.
+        per_s, steady_s: its hazard at that age, and for how many seconds it stays that.
+    """
 
     hazard: PiecewiseHazard
     age_s: float
     life_class: int
+    per_s: float
+    steady_s: float
 
     @classmethod
     def of(cls, hazard: PiecewiseHazard, age_s: float) -> WorkerLife:
         """Return the life at an age in seconds."""
         per_s = hazard.expected_ends(age_s, CLASS_HORIZON_S) / CLASS_HORIZON_S
         life_class = math.frexp(per_s)[1] if per_s else _RAREST
-        return cls(hazard, age_s, min(max(life_class, _RAREST), _SOONEST))
+        return cls(hazard, age_s, min(max(life_class, _RAREST), _SOONEST), *hazard.at(age_s))
