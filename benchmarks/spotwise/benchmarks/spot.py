@@ -41,10 +41,9 @@ _FLEET = Path(__file__).parent / "spot_fleet"
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
 _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
-#: Each request as fast as can be (SpotServe's objective), without spares: of the few instances that serve by default, the trace
-#: would take few.
-POLICY = {"hold_s": 15.0, "spare_instances": 0, "latency_target_s": 0.0}
-_ENV = {f"SPOTWISE_{name.upper()}": str(value) for name, value in POLICY.items()} | {
+#: Without spares, of which few losses would hit one that serves.
+POLICY = {"hold_s": 15.0, "spare_instances": 0}
+_ENV = {
     "SPOTWISE_RECOVERY_S": "300",
     "SPOTWISE_MAX_UNREADY_S": "300",
 }
@@ -64,6 +63,9 @@ def spot(
     objective: Annotated[
         float, typer.Option(min=1, help="An answer is in time within so often its latency alone.")
     ] = 5.0,
+    latency_target: Annotated[
+        float, typer.Option(min=0, help="Seconds of a request that are fast enough for the fleet; 0: as few as can be.")
+    ] = 0.0,
     up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _UP_ARGS,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, sizes and arrivals.")] = 1,
     simulate: Annotated[bool, typer.Option(help="Put the simulated world beside the first system's run.")] = True,
@@ -77,7 +79,8 @@ def spot(
     require_writable(plot, "--plot")
     names = parse_systems(systems)
     events, on_demand_per_h = _read(trace, fleet)
-    terms = purchase_terms(fleet, POLICY, {}) if simulate else None
+    policy = POLICY | {"latency_target_s": latency_target}
+    terms = purchase_terms(fleet, policy, {}) if simulate else None
     model: ModelShape | None = None
     extra = tuple(up_arguments(up_args))
     seconds = events.end_s / compress
@@ -102,7 +105,9 @@ def spot(
                 "--grace",
                 str(grace),
             )
-            with running_mesh((*arguments, *extra), _ENV | {"SPOTWISE_FLEET_REACTION": SYSTEMS[name]}) as endpoint:
+            settings = _ENV | {"SPOTWISE_FLEET_REACTION": SYSTEMS[name]}
+            settings |= {f"SPOTWISE_{field.upper()}": str(value) for field, value in policy.items()}
+            with running_mesh((*arguments, *extra), settings) as endpoint:
                 first_unix_s = time.time()
                 uvloop.run(_first_answer(endpoint, prompts[0]))
                 model = model or _model_of(endpoint)
@@ -130,6 +135,7 @@ def spot(
             input_tokens=input_tokens,
             tokens=tokens,
             objective=objective,
+            latency_target=latency_target,
             up_args=up_args,
             seed=seed,
         ),
