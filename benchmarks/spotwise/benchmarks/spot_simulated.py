@@ -73,8 +73,12 @@ def simulate_run(
         storage_bytes_per_s=STORAGE_BYTES_PER_S,
     )
     market = replace(terms, kind=replace(terms.kind, start_s=run.starting_s or terms.kind.start_s))
+    measured = terms.kind.measured
+    links = replace(
+        around, network_bytes_per_s=measured.network_bytes_per_s, local_bytes_per_s=measured.local_bytes_per_s
+    )
     served = own_model(
-        terms.kind.profile, model, usual, around, devices=terms.kind.devices, device_bytes=terms.kind.memory_bytes
+        measured.profile, model, usual, links, devices=measured.devices, device_bytes=measured.device_bytes
     )
     system = COMPARED["spotwise"]
     return SimulatedRun(

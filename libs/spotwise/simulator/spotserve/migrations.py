@@ -15,6 +15,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.pipelines import Job
+from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.serving_state import Planned, ServingState, lacking
 from spotwise.simulator.spotserve.spot_world import SpotWorld
@@ -45,6 +46,7 @@ class Migrating:
             if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
                 self._report(e.InstanceAcquired(machine.id, machine.ready_s))
             elif event.stage is Stage.NOTICED and machine.deadline_s is not None:
+                self._move_away(machine.id)
                 self._report(e.InstanceNoticed(machine.id, machine.deadline_s))
             elif event.stage is Stage.GONE:
                 self._members.pop(machine.id, None)
@@ -80,7 +82,8 @@ class Migrating:
 
     def uses(self, instance: str) -> bool:
         """Return whether a pipeline has devices of an instance, or data still leaves it."""
-        leaving = () if self._change is None else self._change.leaving
+        waits = self._change is not None and not self._world.run_.system.forms_ahead
+        leaving = self._change.leaving if self._change is not None and waits else ()
         sending = () if self._plan is None else self._plan.transfers
         return (
             any(device.instance == instance for device in self._serving_state.positions)
@@ -119,6 +122,27 @@ class Migrating:
         planned = self._planned
         if planned is None or not planned.is_formed or instance in planned.staying:
             self._plan_again()  # otherwise what forms goes on, and is mapped anew when it has its weights
+
+    def _move_away(self, instance: str) -> None:
+        """Let the requests of pipelines under notice go on in those that stay, where these have room: the mesh does that before
+        a new configuration forms.
+        """
+        world, state = self._world, self._serving_state
+        dispatcher, config = world.dispatcher, state.config
+        if not isinstance(dispatcher, RoleDispatcher) or not world.run_.system.forms_ahead or self._plan is not None:
+            return
+        hit = {position.pipeline for device, position in state.positions.items() if device.instance == instance}
+        lines = dispatcher.pipelines
+        staying = [line for line in lines if line.number not in state.deadlines_s and line.serves_from_s <= world.now]
+        room = sum(line.config.max_batch - len(line.batch) for line in staying)
+        if config is None or config.is_split or sum(len(line.batch) for line in lines if line.number in hit) > room:
+            return
+        for number in sorted(hit):
+            jobs = dispatcher.stop(number) if dispatcher.pipeline(number) is not None else []
+            for job in jobs:
+                target = min(staying, key=lambda line: (len(line.batch), line.number))
+                dispatcher.hand_over(job, target.number, world.now + world.run_.surroundings.move_s)
+            state.forget([device for device, position in state.positions.items() if position.pipeline == number])
 
     def _plan_again(self) -> None:
         if self._planned is not None:

@@ -167,6 +167,18 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
             job.interruptions += 1
         return jobs
 
+    def hand_over(self, job: Job, number: int, at_s: float) -> None:
+        """Let a request that was stopped go on in a pipeline that serves, once its KV is there."""
+        pipeline = self._pipelines[number]
+        pipeline.moved.append(job)
+        self._events.at(at_s, self._handed_over, (pipeline, job))
+
+    def _handed_over(self, arrival: tuple[RolePipeline, Job]) -> None:
+        pipeline, job = arrival
+        if job in pipeline.moved:  # otherwise the pipeline was stopped meanwhile
+            pipeline.moved.remove(job)
+            self._world.go_on(self._numbers[job], pipeline.id)
+
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
         """Submit requests again whose KV is lost."""
         for job in jobs:

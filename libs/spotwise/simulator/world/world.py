@@ -196,6 +196,10 @@ class World:
         self._start_ticks()
         return machine
 
+    def go_on(self, number: int, machine_id: str) -> None:
+        """Let a request that was taken off go on, with its KV, on a machine that is here; computed again where that has no room."""
+        self._place(number, self._machines[machine_id])
+
     def leave(self, machine_id: str) -> tuple[HeldSequence, ...]:
         """Remove a machine at once. Returns its sequences in the token phase with computed KV, which the caller resumes; all
         other requests that lost a worker are submitted again."""
