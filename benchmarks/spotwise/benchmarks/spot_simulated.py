@@ -94,12 +94,10 @@ def agreement_rows(run: SpotRunResult, simulated: SimulatedRun) -> list[ReportRo
         ReportRow(f"simulated p{percent}, s", percentile(theirs, percent), percentile(live, percent), target)
         for percent, target in ((50, _WITHIN), (90, None), (99, _WITHIN))
     ]
-    outcome = simulated.outcome
     return [
         *rows,
         ReportRow("simulated dollars", _spent(simulated, run), run.spent),
         ReportRow("share of the time in which both chose the same configuration", agreeing_share(run, simulated)),
-        ReportRow("simulated changes of the configuration", len(outcome.changes), run.changes + run.abandoned),
     ]
 
 

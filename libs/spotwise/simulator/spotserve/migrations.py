@@ -137,12 +137,17 @@ class Migrating:
         room = sum(line.config.max_batch - len(line.batch) for line in staying)
         if config is None or config.is_split or sum(len(line.batch) for line in lines if line.number in hit) > room:
             return
+        moved_bytes, pause_s, around = 0, 0.0, world.run_.surroundings
         for number in sorted(hit):
-            jobs = dispatcher.stop(number) if dispatcher.pipeline(number) is not None else []
-            for job in jobs:
+            for job in dispatcher.stop(number) if dispatcher.pipeline(number) is not None else ():
                 target = min(staying, key=lambda line: (len(line.batch), line.number))
-                dispatcher.hand_over(job, target.number, world.now + world.run_.surroundings.move_s)
+                moved_bytes += job.kv_tokens * world.run_.model.shape.kv_token_bytes
+                pause_s = around.move_s + moved_bytes / around.network_bytes_per_s  # one after another
+                dispatcher.hand_over(job, target.number, world.now + pause_s)
             state.forget([device for device, position in state.positions.items() if position.pipeline == number])
+        if hit:
+            left = replace(config, data=len(dispatcher.pipelines)) if dispatcher.pipelines else None
+            world.changes.append(ConfigChange(world.now, left, len(world.fleet.here()), pause_s, moved_bytes))
 
     def _plan_again(self) -> None:
         if self._planned is not None:

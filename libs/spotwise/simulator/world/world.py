@@ -197,7 +197,7 @@ class World:
         return machine
 
     def go_on(self, number: int, machine_id: str) -> None:
-        """Let a request that was taken off go on, with its KV, on a machine that is here; computed again where that has no room."""
+        """Let a request that was taken off go on, with its KV, on a machine that is here and has room for it."""
         self._place(number, self._machines[machine_id])
 
     def leave(self, machine_id: str) -> tuple[HeldSequence, ...]:
