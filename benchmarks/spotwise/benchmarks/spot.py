@@ -43,7 +43,9 @@ _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
 #: Without spares, of which few losses would hit one that serves.
 POLICY = {"hold_s": 15.0, "spare_instances": 0}
+#: Prompts repeat only because each has to be compared with its answer alone: their prefixes are computed each time.
 _ENV = {
+    "SPOTWISE_PREFIX_CACHING": "false",
     "SPOTWISE_RECOVERY_S": "300",
     "SPOTWISE_MAX_UNREADY_S": "300",
 }

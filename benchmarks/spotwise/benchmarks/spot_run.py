@@ -22,6 +22,7 @@ from spotwise.cli.mesh_access import running_state
 from spotwise.cloud.traced_instances import TRACED_NOTICE
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported
+from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.mesh.redis_store import RedisStore
 
@@ -96,7 +97,8 @@ class SpotRunResult:
     Attributes:
         first_s, trace_s: seconds of the mesh since its trace began: when its first request was sent, and the load began.
         starting_s: from an instance's purchase until it runs, median.
-        forming_s, least_forming_s: until new groups had their weights, median and shortest of the re-shapes.
+        forming_s: until new groups had their weights, median of the re-shapes.
+        joining_s: the same without what their weights take at the planner's rate, shortest of the re-shapes.
         changes, abandoned: re-shapes, by their end; `weights_bytes`: that devices of new groups got.
     """
 
@@ -109,7 +111,7 @@ class SpotRunResult:
     trace_s: float = 0.0
     starting_s: float = 0.0
     forming_s: float = 0.0
-    least_forming_s: float = 0.0
+    joining_s: float = 0.0
     changes: int = 0
     abandoned: int = 0
     weights_bytes: int = 0
@@ -224,12 +226,10 @@ class _FleetWatch:
                 await self._sample(time.perf_counter() - began_s, store)
             await asyncio.sleep(_SAMPLE_S)
         ended = [each.stage for each in self._deployments.values()]
-        forming_s = [
-            each.served_s - each.began_s for each in self._deployments.values() if each.new_ids and each.served_s
-        ]
+        formed = [each for each in self._deployments.values() if each.new_ids and each.served_s]
         self._result.starting_s = statistics.median(self._starts_s.values() or [0.0])
-        self._result.forming_s = statistics.median(forming_s or [0.0])
-        self._result.least_forming_s = min(forming_s, default=0.0)
+        self._result.forming_s = statistics.median([_forming_s(each) for each in formed] or [0.0])
+        self._result.joining_s = max(0.0, min((_forming_s(each) - _weights_s(each) for each in formed), default=0.0))
         self._result.changes = ended.count(ReshapeStage.DONE)
         self._result.abandoned = ended.count(ReshapeStage.ABANDONED)
         self._result.weights_bytes = sum(each.fetched_bytes + each.read_bytes for each in self._deployments.values())
@@ -265,3 +265,13 @@ def trace_start(mesh: str) -> float:
     """Return the Unix time at which a mesh's trace began."""
     (started,) = run_folder(mesh).path.glob("instances/*.started")
     return float(started.read_text())
+
+
+def _forming_s(deployment: PlannedDeployment) -> float:
+    return (deployment.served_s or 0.0) - deployment.began_s
+
+
+def _weights_s(deployment: PlannedDeployment) -> float:
+    """Return what the weights of new groups' devices take, if they come side by side."""
+    devices = sum(len(each.device_ids) for each in deployment.groups if each.worker_id in deployment.new_ids)
+    return (deployment.fetched_bytes + deployment.read_bytes) / max(1, devices) / STORAGE_BYTES_PER_S

@@ -1,8 +1,8 @@
 """A run of `spotwise bench spot` beside the simulated world: the same trace, load, fleet file and policy.
 
-What the simulation takes from the run are three times: from an instance's purchase until it runs; of the new group that formed
-fastest, one whose devices had the weights; and of a request's move. All else is as predicted: what iterations take by the
-file's profile, weights at the planner's 1 GB/s, and what is bought, lost and chosen when.
+What the simulation takes from the run are three times: from an instance's purchase until it runs; of a new group's forming, but
+for its weights; and of a request's move. All else is as predicted: what iterations take by the file's profile, weights at the
+planner's 1 GB/s, and what is bought, lost and chosen when.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
+#: Bytes a second within an instance, whose devices read and receive at the planner's rate.
+_AT_ONCE = 1e15
 _WITHIN = Target(at_most=1.15, at_least=0.85)
 
 
@@ -66,10 +68,10 @@ def simulate_run(
     moves_s = [each.move_s for each in run.answers if each.moves]
     around = SpotSurroundings(
         grace_s=grace_s,
-        switch_s=run.least_forming_s,
+        switch_s=run.joining_s,
         move_s=statistics.median(moves_s) if moves_s else 0.0,
         network_bytes_per_s=STORAGE_BYTES_PER_S,
-        local_bytes_per_s=STORAGE_BYTES_PER_S,
+        local_bytes_per_s=_AT_ONCE,
         storage_bytes_per_s=STORAGE_BYTES_PER_S,
     )
     market = replace(terms, kind=replace(terms.kind, start_s=run.starting_s or terms.kind.start_s))

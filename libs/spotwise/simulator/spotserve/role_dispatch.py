@@ -7,11 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.cost_model import BatchShape, IterationCost
 from spotwise.core.members import Pool
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
@@ -216,11 +217,20 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         instances = -(-config.pipeline_devices // run.model.devices)
         kind = MachineType(
             "pipeline",
-            PipelineCost(times, replace(config, data=1, prompt_data=0)),
+            _iteration_cost(run, times, replace(config, data=1, prompt_data=0)),
             kv_tokens * self._model.kv_token_bytes,
             instances * run.surroundings.network_bytes_per_s,
         )
         return SimulatedMachine(kind, pipeline.home_pool)
+
+
+def _iteration_cost(run: SpotRun, times: BatchTimes, config: ParallelConfig) -> IterationCost:
+    """Return what iterations of a pipeline cost: as a worker's scaled to its shape, or where only whole batches are known, as
+    their parts.
+    """
+    if isinstance(run.model.cost, ScaledCost):
+        return GroupCost(run.model.cost, config, 1 / run.surroundings.slowdown)
+    return PipelineCost(times, config)
 
 
 def _widest(run: SpotRun) -> int:
