@@ -117,7 +117,9 @@ def spot(
                 runs[-1].first_s = first_unix_s - trace_start(endpoint.name)
     figures = [SpotFigures.of(run, alone, objective) for run in runs]
     most = max((sample.instances for sample in runs[0].samples), default=0)
-    on_demand = 1000 * most * on_demand_per_h * runs[0].seconds / 3600 / max(1, len(load))
+    on_demand = None
+    if on_demand_per_h is not None:
+        on_demand = 1000 * most * on_demand_per_h * runs[0].seconds / 3600 / max(1, len(load))
     console.print(figures_table(figures, on_demand))
     console.print(
         f"in time: within {objective:g} times the latency alone; all on demand: as many instances as {names[0]} had at most "
@@ -172,8 +174,8 @@ def poisson_load(rng: random.Random, rate: float, seconds: float, tokens: int) -
     return load
 
 
-def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float]:
-    """Return the trace, and dollars an hour of the cheapest instance on demand."""
+def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float | None]:
+    """Return the trace, and dollars an hour of the cheapest instance on demand; `None` where none is sold."""
     try:
         events, types = read_spot_trace(trace), read_fleet(fleet).types
     except TraceError as error:
@@ -181,7 +183,7 @@ def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float]:
     except FleetFileError as error:
         raise OptionError(f"--fleet: {error}") from error
     prices = [terms.price_per_h for each in types if (terms := each.terms(Market.ON_DEMAND)) is not None]
-    return events, min(prices, default=0.0)
+    return events, min(prices, default=None)
 
 
 async def _alone(

@@ -153,19 +153,20 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def figures_table(figures: Sequence[SpotFigures], on_demand_per_1000: float) -> Table:
-    """Return all figures, a column for each system; the last line is all on-demand, on paper."""
+def figures_table(figures: Sequence[SpotFigures], on_demand_per_1000: float | None) -> Table:
+    """Return all figures, a column for each system; the last line is all on-demand, on paper, where that is sold."""
     table = Table(header_style="bold")
     table.add_column("figure")
     for each in figures:
         table.add_column(each.system, justify="right")
     for name, field, form in _ROWS:
         table.add_row(name, *(format(getattr(each, field), form) for each in figures))
-    table.add_row("the same, all on demand (on paper)", f"{on_demand_per_1000:,.3f}", *[""] * (len(figures) - 1))
+    if on_demand_per_1000 is not None:
+        table.add_row("the same, all on demand (on paper)", f"{on_demand_per_1000:,.3f}", *[""] * (len(figures) - 1))
     return table
 
 
-def compared_rows(figures: Sequence[SpotFigures], on_demand_per_1000: float) -> list[ReportRow]:
+def compared_rows(figures: Sequence[SpotFigures], on_demand_per_1000: float | None) -> list[ReportRow]:
     """Return what the first system promises, and how it compares with each of the others."""
     ours, *others = figures
     rows = [
@@ -190,7 +191,8 @@ def compared_rows(figures: Sequence[SpotFigures], on_demand_per_1000: float) -> 
                 other.pause_max_s,
             )
         )
-    rows.append(ReportRow("dollars per 1,000 in time against all on demand", ours.per_1000, on_demand_per_1000))
+    if on_demand_per_1000 is not None:
+        rows.append(ReportRow("dollars per 1,000 in time against all on demand", ours.per_1000, on_demand_per_1000))
     return rows
 
 
