@@ -43,8 +43,8 @@ class SpotFigures:
 
     Attributes:
         in_time: answers within `objective` times their latency alone.
-        recomputed_other: tokens computed again where an instance was lost whose notice was too short; `recomputed_noticed`: all
-            others.
+        recomputed_other: tokens computed again where an instance was lost whose notice was too short, or the last one;
+            `recomputed_noticed`: all others.
         pause_median_s, pause_max_s: of the longest gap of each stream that moved or was computed again.
         per_1000: dollars for 1,000 answers in time.
     """
@@ -84,7 +84,7 @@ class SpotFigures:
         noticed, other = 0, 0
         for answer in run.answers:
             for at_s, tokens in answer.recomputed:
-                short = any(loss.notice_s < enough_s and _is_of(at_s, loss) for loss in run.losses)
+                short = any(not _is_enough(loss, enough_s) and _is_of(at_s, loss) for loss in run.losses)
                 noticed, other = (noticed, other + tokens) if short else (noticed + tokens, other)
         hit = [each.gap_s for each in whole if each.moves or each.recomputed]
         return cls(
@@ -100,7 +100,7 @@ class SpotFigures:
             noticed,
             other,
             len(run.losses),
-            sum(loss.notice_s >= enough_s for loss in run.losses),
+            sum(_is_enough(loss, enough_s) for loss in run.losses),
             sum(each.moves for each in run.answers),
             run.forming_s + longest_move_s,
             statistics.median(hit or [0.0]),
@@ -112,6 +112,11 @@ class SpotFigures:
             run.spent,
             1000 * run.spent / in_time if in_time else 0.0,
         )
+
+
+def _is_enough(loss: LostInstance, enough_s: float) -> bool:
+    """Tell whether nothing need be computed again: there was time to move, and an instance to move to."""
+    return loss.notice_s >= enough_s and loss.left > 0
 
 
 def _is_of(at_s: float, loss: LostInstance) -> bool:

@@ -83,11 +83,12 @@ class FleetSample:
 
 @dataclass(frozen=True, slots=True)
 class LostInstance:
-    """An instance that the cloud took at a time, so many seconds after its notice; 0: without."""
+    """An instance that the cloud took at a time, so many seconds after its notice; 0: without. `left`: those that ran on."""
 
     at_s: float
     instance_id: str
     notice_s: float
+    left: int = 1
 
 
 @dataclass(slots=True)
@@ -247,6 +248,7 @@ class _FleetWatch:
         self._result.samples.append(sample)
 
     def _note_losses(self, report: FleetReported, at_s: float) -> None:
+        left = sum(each.state is InstanceState.RUNNING for each in report.instances)
         for each in report.instances:
             if each.state is InstanceState.RUNNING:
                 self._starts_s.setdefault(each.id, report.at_s - each.launched_s)
@@ -258,7 +260,8 @@ class _FleetWatch:
                 self._here.remove(each.id)
                 if each.why_leaving and not each.why_leaving.startswith(TRACED_NOTICE):
                     continue  # given back
-                self._result.losses.append(LostInstance(at_s, each.id, max(0.0, self._noticed_s.get(each.id, 0.0))))
+                notice_s = max(0.0, self._noticed_s.get(each.id, 0.0))
+                self._result.losses.append(LostInstance(at_s, each.id, notice_s, left))
 
 
 def trace_start(mesh: str) -> float:

@@ -81,6 +81,16 @@ def test_figures_count_what_was_lost_wrong_and_late() -> None:
     assert figures.per_1000 == pytest.approx(250.0)
 
 
+def test_the_last_instance_has_nowhere_to_move_to() -> None:
+    """What is computed again after its loss is not held against the notice, however long that was."""
+    hit = answer(1.0, 9.0, 7, 8, 9, 10)
+    hit.recomputed = [(5.0, 30)]
+    for left, noticed in ((1, 30), (0, 0)):
+        figures = SpotFigures.of(run(hit, losses=(LostInstance(4.0, "a", 60.0, left),)), ALONE, objective=2.0)
+        assert (figures.recomputed_noticed, figures.recomputed_other) == (noticed, 30 - noticed)
+        assert figures.losses_noticed == left
+
+
 def test_tokens_computed_again_belong_to_the_losses_before_them() -> None:
     """A loss whose notice was less than five pauses of a move excuses them; one with more does not, nor does none at all."""
     moved = answer(0.0, 5.0, 7, 8, 9, 10)
