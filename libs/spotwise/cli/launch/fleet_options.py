@@ -49,8 +49,6 @@ def fleet_options(
         if names := [name for name, value in given.items() if value is not None]:
             raise OptionError(f"{', '.join(names)}: only a mesh whose machines are bought has that; add --fleet FILE")
         return None
-    if budget_per_h == 0:
-        raise OptionError("--budget 0: nothing could be bought; leave it out for no limit")
     if trace is None and (compress is not None or grace_s is not None):
         raise OptionError("--compress and --grace are about a trace; add --trace FILE")
     file = (file or _LOCAL_FLEET).absolute()
@@ -67,9 +65,9 @@ def fleet_options(
             f"--fleet {file}: types.{unprofiled[0]} has no profile, by which configurations are chosen; make one with "
             "spotwise profile FILE"
         )
-    _refuse_what_cannot_be_bought(
-        file, fleet, is_traced=trace is not None, budget_per_h=budget_per_h, floor=on_demand_floor
-    )
+    if trace is not None:
+        _refuse_what_no_trace_takes(file, fleet)
+    refuse_what_cannot_be_bought(file, fleet, budget_per_h=budget_per_h, floor=on_demand_floor)
     if is_simulated and (wide := [each.name for each in fleet.types if each.devices > 1]):
         raise OptionError(f"--engine simulated: its instances have one device; {file}: types.{wide[0]}.devices is more")
     devices = max(each.devices for each in fleet.types)
@@ -92,15 +90,21 @@ def fleet_options(
     )
 
 
-def _refuse_what_cannot_be_bought(
-    file: Path, fleet: FleetFile, *, is_traced: bool, budget_per_h: float | None, floor: int | None
-) -> None:
-    if is_traced and fleet.provider != "local":
+def _refuse_what_no_trace_takes(file: Path, fleet: FleetFile) -> None:
+    if fleet.provider != "local":
         raise OptionError(
             f"--trace takes instances of this computer away; --fleet {file} has the provider {fleet.provider}"
         )
-    if is_traced and all(each.spot is None for each in fleet.types):
+    if all(each.spot is None for each in fleet.types):
         raise OptionError(f"--trace takes spot instances away; give a type of {file} a spot price")
+
+
+def refuse_what_cannot_be_bought(
+    file: Path, fleet: FleetFile, *, budget_per_h: float | None, floor: int | None
+) -> None:
+    """Raise `OptionError` where a fleet file has nothing within a budget, or fewer instances on demand than a floor."""
+    if budget_per_h == 0:
+        raise OptionError("--budget 0: nothing could be bought; leave it out for no limit")
     if fleet.local is not None and fleet.local.limit == 0:
         raise OptionError(f"--fleet {file}: local.limit is 0, so that nothing can be bought; set at least 1")
     if floor and floor > (sold := sum(each.on_demand.most for each in fleet.types if each.on_demand is not None)):
