@@ -100,7 +100,8 @@ class FleetPlanning:
             self.wanted = None
             return []
         if not self._may_decide(groups, now):
-            self._had |= _instances_of(groups, report)
+            had = _instances_of(groups, report)
+            self._had |= Counter((each.type_name, each.market) for each in had)
             self._decided = decision.bring_back(self._had, report, now)
             return [*self._ask_model(now), *self._order(now)]
         is_due = decision.is_due(now)
@@ -109,10 +110,8 @@ class FleetPlanning:
             return [*self._ask_model(now), *self._order(now)]
         demand = self._demand.demand(now)
         if is_due:
-            serving = {each for group in groups for each in group.device_ids}
-            instances = {each.id for each in report.instances}
-            on = {known for each in serving if (known := instance_of(each, instances)) is not None}
-            self._decided = decision.decide(demand, report, self._model, now, serving=on)
+            serving = {each.id for each in _instances_of(groups, report)}
+            self._decided = decision.decide(demand, report, self._model, now, serving=serving)
         if self._model is not None:
             counts = {name: len(instances) for name, instances in self._ready.items()}
             choice = decision.config_on(counts, demand, self._model, now)
@@ -209,12 +208,11 @@ class FleetPlanning:
         return [c.PublishFleetOrder(order)]
 
 
-def _instances_of(groups: Sequence[m.DeviceGroup], report: m.FleetReported) -> Counter[tuple[str, Market]]:
-    """Return how many instances of each type and market groups have devices on, those that are gone included."""
+def _instances_of(groups: Sequence[m.DeviceGroup], report: m.FleetReported) -> list[m.FleetInstance]:
+    """Return the instances that groups have devices on, those that are gone included."""
     instances = {each.id: each for each in report.instances}
     known = (instance_of(device_id, instances) for group in groups for device_id in group.device_ids)
-    found = dict.fromkeys(each for each in known if each is not None)
-    return Counter((instances[each].type_name, instances[each].market) for each in found)
+    return [instances[each] for each in dict.fromkeys(known) if each is not None]
 
 
 def config_of(groups: Sequence[m.DeviceGroup]) -> ParallelConfig | None:

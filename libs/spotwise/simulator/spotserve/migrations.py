@@ -82,8 +82,9 @@ class Migrating:
 
     def uses(self, instance: str) -> bool:
         """Return whether a pipeline has devices of an instance, or data still leaves it."""
-        waits = self._change is not None and not self._world.run_.system.forms_ahead
-        leaving = self._change.leaving if self._change is not None and waits else ()
+        # Where pipelines are formed ahead, those under notice hand their requests over: nothing waits for the change.
+        change = None if self._world.run_.system.forms_ahead else self._change
+        leaving = () if change is None else change.leaving
         sending = () if self._plan is None else self._plan.transfers
         return (
             any(device.instance == instance for device in self._serving_state.positions)

@@ -89,18 +89,20 @@ class SpotWorld:
 
     def run(self) -> SpotOutcome:
         """Run all events up to the bound."""
-        for job in self._jobs:
-            self.events.at(job.arrived_s, self._arrived, job)
         if self._market is None:
             self._foresee()
-        else:
+        for job in self._jobs:
+            self.events.at(job.arrived_s, self._arrived, job)
+        if self._market is not None:
             self._market.begin()
             self.events.at(0.0, self._market_advances, self._market)
+        elif self._rate is None and not any(change.required_rate for change in self.run_.trace.events):
+            self.events.at(self.run_.surroundings.window_s, self._load_measured)
         self.events.run(self.run_.bound_s)
         return self._outcome()
 
     def _foresee(self) -> None:
-        """Schedule what happens without a market: instances come and go, and the load changes."""
+        """Schedule what happens without a market: instances come and go, and the load is told."""
         run, surroundings = self.run_, self.run_.surroundings
         for event in fleet_events(
             run.trace, surroundings.grace_s, surroundings.announced_s, frozenset(run.on_demand_nodes)
@@ -109,8 +111,6 @@ class SpotWorld:
         for change in run.trace.events:
             if change.required_rate is not None:
                 self.events.at(change.time_s, self._load_given, change.required_rate)
-        if run.required_rate is None and not any(change.required_rate for change in run.trace.events):
-            self.events.at(surroundings.window_s, self._load_measured)
 
     def _outcome(self) -> SpotOutcome:
         trace_end_s, bound_s = self.run_.trace.end_s, self.run_.bound_s
