@@ -34,11 +34,14 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
+from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
 from spotwise.worker.simulated.groups.part import simulated_model
 
 _FLEET = Path(__file__).parent / "spot_fleet"
 #: What the trace's events do, by system.
 SYSTEMS = {"spotwise": "notice", "rerouting": "no_notice", "restart": "restart"}
+#: The one whose instances get the notices that the simulated world's get.
+_SIMULATED = "spotwise"
 _PROMPTS = 16
 _UP_ARGS = "--dtype bfloat16 --kv-cache 256MiB --threads 1"
 #: Without spares, of which few losses would hit one that serves.
@@ -70,7 +73,7 @@ def spot(
     ] = 0.0,
     up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _UP_ARGS,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, sizes and arrivals.")] = 1,
-    simulate: Annotated[bool, typer.Option(help="Put the simulated world beside the first system's run.")] = True,
+    simulate: Annotated[bool, typer.Option(help="Put the simulated world beside spotwise's run.")] = True,
     plot: Annotated[
         Path | None, typer.Option(help="Draw instances, shapes and open requests over time there (PNG).")
     ] = None,
@@ -82,7 +85,7 @@ def spot(
     names = parse_systems(systems)
     events, on_demand_per_h = _read(trace, fleet)
     policy = POLICY | {"latency_target_s": latency_target}
-    terms = purchase_terms(fleet, policy, {}) if simulate else None
+    terms = _simulated_terms(fleet, policy) if simulate and _SIMULATED in names else None
     model: ModelShape | None = None
     extra = tuple(up_arguments(up_args))
     seconds = events.end_s / compress
@@ -128,12 +131,16 @@ def spot(
     )
     rows = compared_rows(figures, on_demand)
     if terms is not None and model is not None:
-        simulated = simulate_run(runs[0], prompts, events, compress, grace, terms, model)
-        rows += agreement_rows(runs[0], simulated)
+        live = runs[names.index(_SIMULATED)]
+        try:
+            rows += agreement_rows(live, simulate_run(live, prompts, events, compress, grace, terms, model))
+        except ValueError as error:
+            console.print(f"not simulated: {error}", style="yellow")
     write_report(
         rows,
         environment(
             trace=events.name,
+            fleet=fleet.name,
             compress=compress,
             rate=rate,
             input_tokens=input_tokens,
@@ -184,6 +191,13 @@ def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float | None]:
         raise OptionError(f"--fleet: {error}") from error
     prices = [terms.price_per_h for each in types if (terms := each.terms(Market.ON_DEMAND)) is not None]
     return events, min(prices, default=None)
+
+
+def _simulated_terms(fleet: Path, policy: dict[str, float]) -> PurchaseTerms | None:
+    try:
+        return purchase_terms(fleet, policy, {})
+    except OptionError as error:
+        raise OptionError(f"{error}; --no-simulate leaves the simulated world out") from error
 
 
 async def _alone(
