@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from spotwise.cli.mesh_access import MeshAddresses
-from spotwise.cli.move import move_request, running_choices
+from spotwise.cli.move import choices_to_move, move_request
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streamed import Streamed, stream
 
-NEW_TOKENS = 64
+#: Long enough for a move, which waits for the ledger, to begin well before the end.
+NEW_TOKENS = 160
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveE
     """Move the first choice to the worker that it is not on, and the others along."""
     store = await RedisStore.connect(addresses.redis_url)
     try:
-        holders = running_choices(await store.get_ledger(request_id))
+        holders = await choices_to_move(store, request_id)
     finally:
         await store.close()
     _, holder = holders[min(holders)]
@@ -117,7 +118,7 @@ def test_a_drain_in_the_midst_of_streams_changes_none_of_them(mesh: LiveMesh) ->
     ]
 
     async def all_streams(drained: str | None) -> list[Streamed]:
-        running = [asyncio.create_task(moved_stream(mesh, (), max_tokens=160, **body)) for body in bodies]
+        running = [asyncio.create_task(moved_stream(mesh, (), max_tokens=NEW_TOKENS, **body)) for body in bodies]
         if drained is not None:
             await asyncio.sleep(1.5)
             await asyncio.to_thread(mesh.drain, drained, 2.5)

@@ -16,13 +16,15 @@ from spotwise.cli.mesh_access import MeshAddresses, find_mesh
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.ports import BusMessage, MeshError, MeshStore
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
 #: The source has answered by then, whatever becomes of the move: a reservation, a copy, an acknowledgement.
 _ANSWER_TIMEOUT_S = 60.0
+#: Members write ledgers once a heartbeat: a request that has just begun, or lost its attempt, is in them after so long.
+_LEDGER_DELAY_S = 1.0
 
 
 def move(
@@ -55,7 +57,7 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
             stack.push_async_callback(store.close)
             if worker not in {member.id for member in await store.members() if member.pool is not None}:
                 raise CommandError(f"no worker {worker!r} is in the mesh; `spotwise status` shows them")
-            holders = running_choices(await store.get_ledger(request_id))
+            holders = await choices_to_move(store, request_id)
             if not holders:
                 raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
             bus = await NatsBus.connect(mesh.nats_url, "spotwise-move")
@@ -63,6 +65,19 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
             return await _order(bus, holders, worker)
     except MeshError as error:
         raise CommandError(str(error)) from error
+
+
+async def choices_to_move(store: MeshStore, request_id: str) -> dict[str, tuple[int, str]]:
+    """Return `running_choices` of a request, once its ledger has any, or says that it ended; empty where it never does."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LEDGER_DELAY_S):
+            while True:
+                ledger = await store.get_ledger(request_id)
+                holders = running_choices(ledger)
+                if holders or any(entry.stage == "completed" for entry in ledger):
+                    return holders
+                await asyncio.sleep(0.05)
+    return {}
 
 
 def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:

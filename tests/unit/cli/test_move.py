@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.cli.move import running_choices
+import asyncio
+
+from spotwise.cli.move import choices_to_move, running_choices
 from spotwise.core.messages import LedgerEntry
+from spotwise.mesh.memory import MemoryStore
 
 
 def entry(stage: str, member: str = "gateway-0", choice: str = "r", epoch: int = 1, **facts: str) -> LedgerEntry:
@@ -32,3 +35,27 @@ def test_what_has_ended_or_lost_its_attempt_runs_nowhere() -> None:
 def test_each_choice_runs_by_itself() -> None:
     other = entry("assigned", "scheduler-0", "r#1", prompt_worker="prompt-0", token_worker="token-1")
     assert running_choices([ASSIGNED, other]) == {"r": (1, "token-0"), "r#1": (1, "token-1")}
+
+
+def test_a_request_that_has_just_begun_is_found_once_its_ledger_is_written() -> None:
+    """Members write ledgers once a heartbeat, after the request's first tokens."""
+
+    async def found() -> dict[str, tuple[int, str]]:
+        store = MemoryStore()
+        search = asyncio.create_task(choices_to_move(store, "r"))
+        await asyncio.sleep(0.1)
+        await store.append_ledger(ASSIGNED)
+        return await search
+
+    assert asyncio.run(found()) == {"r": (1, "token-0")}
+
+
+def test_a_request_that_has_ended_is_not_waited_for() -> None:
+    """Its ledger says so."""
+
+    async def found() -> dict[str, tuple[int, str]]:
+        store = MemoryStore()
+        await store.append_ledger(ASSIGNED, entry("completed"))
+        return await asyncio.wait_for(choices_to_move(store, "r"), timeout=0.5)
+
+    assert asyncio.run(found()) == {}
