@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.report import CaseResult, as_text
+from tests.faults.request_matrix import MatrixRow, as_table
 from tests.live.conftest import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.live.marks import mark_live
 
 _RESULTS = pytest.StashKey[list[CaseResult]]()
+_ROWS = pytest.StashKey[list[MatrixRow]]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,12 +31,33 @@ def record(request: pytest.FixtureRequest) -> Callable[[CaseResult], None]:
 
     def take(result: CaseResult) -> None:
         results.append(result)
-        if (path := os.environ.get("SPOTWISE_FAULTS_REPORT")) is not None:
-            Path(path).write_text(as_text(results))
+        _write_report(request.config)
 
     return take
 
 
+@pytest.fixture
+def record_row(request: pytest.FixtureRequest) -> Callable[[MatrixRow], None]:
+    """Takes the row of a cell."""
+    rows = request.config.stash.setdefault(_ROWS, [])
+
+    def take(row: MatrixRow) -> None:
+        rows.append(row)
+        _write_report(request.config)
+
+    return take
+
+
+def _write_report(config: pytest.Config) -> None:
+    if (path := os.environ.get("SPOTWISE_FAULTS_REPORT")) is not None:
+        Path(path).write_text(_report(config))
+
+
+def _report(config: pytest.Config) -> str:
+    results, rows = config.stash.get(_RESULTS, []), config.stash.get(_ROWS, [])
+    return "\n".join([*([as_text(results)] if results else []), *([as_table(rows)] if rows else [])])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if results := config.stash.get(_RESULTS, []):
-        terminalreporter.write_line(as_text(results))
+    if report := _report(config):
+        terminalreporter.write_line(report)

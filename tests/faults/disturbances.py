@@ -1,0 +1,128 @@
+"""What is done to a process of a mesh, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from tests.faults.packet_loss import Direction, losing_packets
+
+#: Longer than the mesh of the tests lets a process be silent.
+FOREVER_S = 3600.0
+_SHORT_S, _LONG_S = 3.0, 30.0
+#: A slow process runs for so long, and stands still for nine times as long.
+_RUNS_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """One kind of fault.
+
+    Attributes:
+        apply: does it to a process, and returns when it is over.
+        ends_process: the process is another one afterwards.
+        needs_packet_loss: it is impossible where packets cannot be lost.
+    """
+
+    name: str
+    apply: Callable[[int], None]
+    ends_process: bool = False
+    needs_packet_loss: bool = False
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _end_in_order(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+def _stop_for(seconds: float) -> Callable[[int], None]:
+    def stop(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return stop
+
+
+def _stop_for_ever(pid: int) -> None:
+    """Until its supervisor replaces it."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        process.wait(timeout=FOREVER_S)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _slow_for(seconds: float) -> Callable[[int], None]:
+    def slow(pid: int) -> None:
+        ends_s = time.monotonic() + seconds
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < ends_s:
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    time.sleep(9 * _RUNS_S)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                time.sleep(_RUNS_S)
+
+    return slow
+
+
+def _lose(direction: Direction, percent: int, seconds: float) -> Callable[[int], None]:
+    def lose(pid: int) -> None:
+        with losing_packets(pid, direction, percent):
+            time.sleep(seconds)
+
+    return lose
+
+
+def _without_more(limit: int, in_use: Callable[[psutil.Process], int], seconds: float) -> Callable[[int], None]:
+    """Let a process have no more of a resource than it has."""
+
+    def limited(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess), _limited(pid, limit, in_use):
+            time.sleep(seconds)
+
+    return limited
+
+
+@contextlib.contextmanager
+def _limited(pid: int, limit: int, in_use: Callable[[psutil.Process], int]) -> Iterator[None]:
+    before = resource.prlimit(pid, limit)
+    resource.prlimit(pid, limit, (in_use(psutil.Process(pid)), before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, limit, before)
+
+
+DISTURBANCES = (
+    Disturbance("killed", _kill, ends_process=True),
+    Disturbance("ended in order", _end_in_order, ends_process=True),
+    Disturbance("stopped for 3 s", _stop_for(_SHORT_S)),
+    Disturbance("stopped for 30 s", _stop_for(_LONG_S)),
+    Disturbance("stopped for ever", _stop_for_ever, ends_process=True),
+    Disturbance("slow for 5 s", _slow_for(5.0)),
+    Disturbance("cut off for 5 s", _lose(Direction.BOTH, 100, 5.0), needs_packet_loss=True),
+    Disturbance("cut off for 20 s", _lose(Direction.BOTH, 100, 20.0), needs_packet_loss=True),
+    Disturbance("mute for 5 s", _lose(Direction.SENT, 100, 5.0), needs_packet_loss=True),
+    Disturbance("deaf for 5 s", _lose(Direction.RECEIVED, 100, 5.0), needs_packet_loss=True),
+    Disturbance("loses 30 % for 5 s", _lose(Direction.BOTH, 30, 5.0), needs_packet_loss=True),
+    Disturbance("no more memory for 5 s", _without_more(resource.RLIMIT_AS, lambda each: each.memory_info().vms, 5.0)),
+    Disturbance("no more files for 5 s", _without_more(resource.RLIMIT_NOFILE, lambda each: each.num_fds(), 5.0)),
+)

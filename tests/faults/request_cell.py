@@ -1,0 +1,83 @@
+"""One cell of the matrix: a load, what is done to processes while requests are in every phase, and what clients got."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from spotwise.core.messages import MoveRequest
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+from tests.faults.fault_mesh import FaultMesh
+from tests.faults.request_phases import PASSING, PhaseWatch, RequestPhase
+from tests.faults.seeded_load import LoadShape, SeededAnswer, SeededLoad
+
+#: A load has requests in each phase after so long.
+_ALL_PHASES_S = 10.0
+#: Requests go on arriving for so long after the disturbance.
+_AFTERWARDS_S = 2.0
+#: An operator moves a request so often, to and fro between the two workers that decode.
+_MOVE_S = 0.4
+
+
+async def run_cell(
+    mesh: FaultMesh,
+    disturb: Callable[[], None],
+    shape: LoadShape,
+    seed: int,
+) -> tuple[Counter[RequestPhase], list[SeededAnswer]]:
+    """Run a load, and `disturb` once requests are in every phase, or in as many as there ever are at once, at the moment at
+    which one comes to a passing phase; return the phases, and what all clients got.
+    """
+    load = SeededLoad(lambda: mesh.urls, shape, seed)
+    async with _watching(mesh) as (bus, watch):
+        running = asyncio.create_task(load.run())
+        moving = asyncio.create_task(_move_now_and_then(bus, watch, mesh.DECODERS))
+        try:
+            phases = await _all_phases(watch, PASSING[seed % len(PASSING)])
+            await asyncio.to_thread(disturb)
+            await asyncio.sleep(_AFTERWARDS_S)
+            load.stop()
+            await running
+        finally:
+            load.stop()
+            moving.cancel()
+            running.cancel()
+            await asyncio.gather(moving, running, return_exceptions=True)
+    return phases, load.answers
+
+
+async def _all_phases(watch: PhaseWatch, passing: RequestPhase) -> Counter[RequestPhase]:
+    lasting = frozenset(RequestPhase) - frozenset(PASSING)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ALL_PHASES_S):
+            await watch.until_in_all(lasting)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ALL_PHASES_S):
+            await watch.next_in(passing)
+    return watch.present()
+
+
+@contextlib.asynccontextmanager
+async def _watching(mesh: FaultMesh) -> AsyncIterator[tuple[NatsBus, PhaseWatch]]:
+    bus = await NatsBus.connect(mesh.state.nats_url, "phase-watch")
+    try:
+        watch = PhaseWatch()
+        await watch.start(bus)
+        yield bus, watch
+    finally:
+        await bus.close()
+
+
+async def _move_now_and_then(bus: NatsBus, watch: PhaseWatch, workers: Sequence[str]) -> None:
+    """Order moves of running requests; a worker that does not have the request says so, and nothing happens."""
+    while True:
+        await asyncio.sleep(_MOVE_S)
+        for choice_id, epoch in watch.movable()[:1]:
+            for source, target in zip(workers, reversed(workers), strict=True):
+                with contextlib.suppress(Exception):
+                    order = MoveRequest(choice_id, epoch, "phase-watch", target)
+                    await bus.publish(subjects.inbox(source), encode(order))

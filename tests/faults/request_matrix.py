@@ -1,0 +1,105 @@
+"""The table of requests under faults: a row for each disturbance of each process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.request_phases import RequestPhase
+from tests.faults.seeded_load import SeededAnswer
+
+_WIDTH = 220
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """What clients got of one cell.
+
+    Attributes:
+        disturbance, victims: what was done to which processes.
+        phases: how many requests were in each when it began.
+        requests, tokens: that clients got.
+        lost, doubled, wrong: tokens that are missing, too many, or others than those that were due.
+        errors: accepted requests that ended with one.
+        refused: times that requests were not accepted, and sent again.
+        broken: connections that broke within an answer.
+        again: attempts beyond the first, of all requests.
+        pause_s: the longest wait for the next token of an answer.
+    """
+
+    disturbance: str
+    victims: str
+    phases: Counter[RequestPhase]
+    requests: int
+    tokens: int
+    lost: int
+    doubled: int
+    wrong: int
+    errors: int
+    refused: int
+    broken: int
+    again: int
+    pause_s: float
+
+    @property
+    def is_clean(self) -> bool:
+        """Tell whether each client got its tokens, and no others."""
+        return not (self.lost or self.doubled or self.wrong or self.errors)
+
+
+def row_of(
+    disturbance: str,
+    victims: str,
+    phases: Counter[RequestPhase],
+    answers: Sequence[SeededAnswer],
+    words: Sequence[int],
+    again: int,
+) -> MatrixRow:
+    """Compare what clients got with what they have to get."""
+    lost = doubled = wrong = 0
+    for answer in answers:
+        due = answer.expected(words)
+        lost += max(0, len(due) - len(answer.tokens))
+        doubled += max(0, len(answer.tokens) - len(due))
+        wrong += sum(one != other for one, other in zip(answer.tokens, due, strict=False))
+    return MatrixRow(
+        disturbance,
+        victims,
+        phases,
+        len(answers),
+        sum(len(answer.tokens) for answer in answers),
+        lost,
+        doubled,
+        wrong,
+        sum(bool(answer.errors) for answer in answers),
+        sum(answer.refused for answer in answers),
+        sum(answer.broken for answer in answers),
+        again,
+        max((answer.longest_gap_s for answer in answers), default=0.0),
+    )
+
+
+def as_table(rows: Sequence[MatrixRow]) -> str:
+    """Return the table, with a row of sums and longest waits."""
+    table = Table(title="requests under faults")
+    for name in ("disturbance", "victims", "in each phase when it began"):
+        table.add_column(name, overflow="fold")
+    counted = ("requests", "tokens", "lost", "doubled", "wrong", "errors", "refused", "broken", "again")
+    for name in (*counted, "pause_s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        phases = ", ".join(f"{phase} {count}" for phase, count in sorted(row.phases.items()))
+        counts = [str(getattr(row, name)) for name in counted]
+        table.add_row(row.disturbance, row.victims, phases, *counts, f"{row.pause_s:.2f}")
+    table.add_section()
+    sums = [str(sum(getattr(row, name) for row in rows)) for name in counted]
+    longest_s = max((row.pause_s for row in rows), default=0.0)
+    table.add_row(f"{len(rows)} cells", "", "", *sums, f"{longest_s:.2f}")
+    console = Console(width=_WIDTH, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()

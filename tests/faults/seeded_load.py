@@ -1,0 +1,175 @@
+"""Requests of all sizes that arrive without end, on simulated workers, whose every token is known beforehand.
+
+A simulated token is a function of the request's seed and the token's index: what a client got is compared with what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from spotwise.core.sampling import counter_uniform
+from tests.live.mesh import MODEL
+
+#: A client repeats what was refused, as OpenAI's does, for so long.
+_PATIENCE_S = 60.0
+#: Between two tries where the answer says nothing.
+_RETRY_S = 0.25
+_REFUSED = (429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShape:
+    """What arrives: requests per second, and bounds of their sizes in tokens."""
+
+    requests_per_s: float = 3.0
+    prompt_tokens: tuple[int, int] = (100, 900)
+    new_tokens: tuple[int, int] = (20, 160)
+
+
+@dataclass(slots=True)
+class SeededAnswer:
+    """One request, and what its client got.
+
+    Attributes:
+        tokens: of its only choice.
+        refused: times that it was not accepted.
+        broken: times that its connection broke, once it had been accepted.
+        errors: that ended it, once it had been accepted.
+        longest_gap_s: the longest wait for the next token after the first, and `last_s` when that came.
+        done: it got its finish reason.
+    """
+
+    seed: int
+    prompt_tokens: int
+    new_tokens: int
+    request_id: str = ""
+    tokens: list[int] = field(default_factory=list)
+    refused: int = 0
+    broken: int = 0
+    errors: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+    last_s: float | None = None
+    done: bool = False
+
+    def expected(self, words: Sequence[int]) -> list[int]:
+        """Return the tokens that it has to get, of a vocabulary."""
+        return [words[int(counter_uniform(self.seed, index) * len(words))] for index in range(self.new_tokens)]
+
+    def begin_again(self) -> None:
+        """Forget what came, to send the request once more."""
+        self.tokens.clear()
+        self.last_s = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the request."""
+        rng = random.Random(self.seed)
+        prompt = [rng.randrange(1000, 40000) for _ in range(self.prompt_tokens)]
+        return {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": self.new_tokens,
+            "seed": self.seed,
+            "stream": True,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+
+
+class SeededLoad:
+    """Clients of a mesh's gateways; `run` starts them, `stop` lets no further one start."""
+
+    def __init__(self, urls: Callable[[], Sequence[str]], shape: LoadShape, seed: int) -> None:
+        """`urls`: of the gateways, without `/v1`."""
+        self.answers: list[SeededAnswer] = []
+        self._urls = urls
+        self._shape = shape
+        self._rng = random.Random(seed)
+        self._gateways = itertools.count()
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let those that run end, and no further one start."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Start clients until `stop`; return when all have ended."""
+        async with (
+            httpx.AsyncClient(
+                timeout=httpx.Timeout(120.0, connect=5.0), limits=httpx.Limits(max_connections=None)
+            ) as http,
+            asyncio.TaskGroup() as clients,
+        ):
+            while not self._stopped.is_set():
+                answer = self._next()
+                self.answers.append(answer)
+                clients.create_task(self._client(http, answer))
+                pause_s = self._rng.expovariate(self._shape.requests_per_s)
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._stopped.wait()
+                except TimeoutError:
+                    continue
+
+    def _next(self) -> SeededAnswer:
+        shape = self._shape
+        seed = self._rng.randrange(1 << 40)
+        return SeededAnswer(seed, self._rng.randint(*shape.prompt_tokens), self._rng.randint(*shape.new_tokens))
+
+    async def _client(self, http: httpx.AsyncClient, answer: SeededAnswer) -> None:
+        """Send a request until it was accepted; what broke off is sent once more."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not answer.done and not answer.errors:
+            urls = self._urls()
+            url = urls[next(self._gateways) % len(urls)]
+            try:
+                retry_s = await self._stream(http, url, answer)
+            except httpx.TransportError:
+                retry_s = _RETRY_S
+                if answer.tokens:
+                    answer.broken += 1
+                    answer.begin_again()
+                else:
+                    answer.refused += 1
+            if answer.done or answer.errors:
+                return
+            if time.monotonic() > deadline_s:
+                answer.errors.append("not served in time")
+                return
+            await asyncio.sleep(retry_s)
+
+    async def _stream(self, http: httpx.AsyncClient, url: str, answer: SeededAnswer) -> float:
+        """Return the seconds after which to try again, where it has not ended."""
+        async with http.stream("POST", f"{url}/v1/completions", json=answer.body()) as response:
+            if response.status_code in _REFUSED and not answer.tokens:
+                answer.refused += 1
+                return float(response.headers.get("retry-after", _RETRY_S))
+            if response.status_code != 200:
+                answer.errors.append(f"{response.status_code}: {(await response.aread())[:300]!r}")
+                return 0.0
+            async for line in response.aiter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    self._event(json.loads(line.removeprefix("data: ")), answer)
+        return _RETRY_S
+
+    def _event(self, event: dict[str, Any], answer: SeededAnswer) -> None:
+        if "error" in event:
+            answer.errors.append(str(event["error"]))
+            return
+        answer.request_id = event["id"]
+        for choice in event["choices"]:
+            if token_ids := choice.get("token_ids"):
+                now_s = time.monotonic()
+                if answer.last_s is not None:
+                    answer.longest_gap_s = max(answer.longest_gap_s, now_s - answer.last_s)
+                answer.last_s = now_s
+                answer.tokens.extend(token_ids)
+            answer.done = answer.done or choice.get("finish_reason") is not None

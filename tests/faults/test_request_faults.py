@@ -1,0 +1,92 @@
+"""Each kind of fault in each process of a mesh, while requests are in every phase: every client gets its tokens, each once.
+
+A simulated mesh: all services, broker and store are real, and tokens are known beforehand. What a request was refused before it
+was accepted, its client sends again; what was accepted ends as it should.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tests.faults.disturbances import DISTURBANCES, Disturbance
+from tests.faults.fault_mesh import FaultMesh
+from tests.faults.packet_loss import why_impossible
+from tests.faults.request_cell import run_cell
+from tests.faults.request_matrix import MatrixRow, row_of
+from tests.faults.seeded_load import LoadShape
+
+_WORKERS = ("prompt-0", "token-0", "mixed-0")
+_CONTROL = ("gateway-0", "scheduler-0", "planner-0", "watcher-0")
+_SERVERS = ("nats-server", "redis-server")
+PROCESSES = (*_WORKERS, *_CONTROL, *_SERVERS)
+#: A worker that ends in order has drained, and stays away: tests/live/test_drains.py.
+CELLS = [
+    (disturbance, victim)
+    for disturbance in DISTURBANCES
+    for victim in PROCESSES
+    if not (disturbance.name == "ended in order" and victim in _WORKERS)
+]
+#: Two at once: what either would have repaired.
+PAIRS = [(one, other) for at, one in enumerate(PROCESSES) for other in PROCESSES[at + 1 :]]
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultMesh]:
+    """All cells happen to one mesh, which has to be whole after each."""
+    with FaultMesh(tmp_path_factory.mktemp("faults")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def impossible() -> str | None:
+    """Why packets cannot be lost here."""
+    return why_impossible()
+
+
+@pytest.mark.parametrize(("disturbance", "victim"), CELLS, ids=lambda each: getattr(each, "name", each))
+def test_one_process(
+    mesh: FaultMesh,
+    impossible: str | None,
+    record_row: Callable[[MatrixRow], None],
+    disturbance: Disturbance,
+    victim: str,
+) -> None:
+    """Nothing accepted is lost, doubled or wrong, and the mesh is whole and idle afterwards."""
+    if disturbance.needs_packet_loss and impossible is not None:
+        pytest.skip(f"packets cannot be lost here: {impossible}")
+    row = disturbed(mesh, disturbance, (victim,))
+    record_row(row)
+    assert row.is_clean, row
+
+
+@pytest.mark.parametrize("victims", PAIRS, ids=" and ".join)
+def test_two_processes_are_killed_at_once(
+    mesh: FaultMesh, record_row: Callable[[MatrixRow], None], victims: tuple[str, str]
+) -> None:
+    """The same."""
+    row = disturbed(mesh, DISTURBANCES[0], victims)
+    record_row(row)
+    assert row.is_clean, row
+
+
+def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str]) -> MatrixRow:
+    """Run one cell, and wait until the mesh is whole again."""
+    name = f"{disturbance.name}: {' and '.join(victims)}"
+    pids = [mesh.pid(victim) for victim in victims]
+
+    def disturb() -> None:
+        threads = [threading.Thread(target=disturbance.apply, args=(pid,)) for pid in pids]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), zlib.crc32(name.encode())))
+    mesh.wait_until_whole()
+    again = sum(mesh.attempts_of(answer.request_id) - 1 for answer in answers if answer.done)
+    return row_of(disturbance.name, " and ".join(victims), phases, answers, mesh.words(), again)
