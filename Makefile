@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-faults test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,10 +102,13 @@ endif
 test-long: setup ## Every change between two shapes, under requests; takes forty minutes, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)
 
-# Long: each case has a mesh take another shape, and waits until what it broke is whole again.
-test-faults: setup ## Processes die, stand still and leave in each state of a re-shape: an hour; a choice in ARGS
+# Long: each case breaks something of a mesh, and waits until it is whole again.
+test-faults: setup ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS
 	@mkdir -p build
 	SPOTWISE_FAULTS_REPORT=$${SPOTWISE_FAULTS_REPORT:-build/fault-results.txt} $(BIN)/pytest tests/faults $(ARGS)
+
+soak: setup ## Faults drawn from a seed while a mesh serves, for two hours; ARGS="--hours 8 --seed 1"
+	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
 	scripts/compose-test.sh $(ARGS)

@@ -27,13 +27,13 @@ class Disturbance:
 
     Attributes:
         apply: does it to a process, and returns when it is over.
-        ends_process: the process is another one afterwards.
+        drains_workers: a worker that it strikes has drained, and stays away.
         needs_packet_loss: it is impossible where packets cannot be lost.
     """
 
     name: str
     apply: Callable[[int], None]
-    ends_process: bool = False
+    drains_workers: bool = False
     needs_packet_loss: bool = False
 
 
@@ -112,11 +112,11 @@ def _limited(pid: int, limit: int, in_use: Callable[[psutil.Process], int]) -> I
 
 
 DISTURBANCES = (
-    Disturbance("killed", _kill, ends_process=True),
-    Disturbance("ended in order", _end_in_order, ends_process=True),
+    Disturbance("killed", _kill),
+    Disturbance("ended in order", _end_in_order, drains_workers=True),
     Disturbance("stopped for 3 s", _stop_for(_SHORT_S)),
     Disturbance("stopped for 30 s", _stop_for(_LONG_S)),
-    Disturbance("stopped for ever", _stop_for_ever, ends_process=True),
+    Disturbance("stopped for ever", _stop_for_ever),
     Disturbance("slow for 5 s", _slow_for(5.0)),
     Disturbance("cut off for 5 s", _lose(Direction.BOTH, 100, 5.0), needs_packet_loss=True),
     Disturbance("cut off for 20 s", _lose(Direction.BOTH, 100, 20.0), needs_packet_loss=True),

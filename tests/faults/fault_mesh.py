@@ -41,6 +41,7 @@ class FaultMesh(SimulatedMesh):
 
     #: Workers that decode; a request can move from one to the other.
     DECODERS = ("token-0", "mixed-0")
+    WORKERS = frozenset({"prompt-0", *DECODERS})
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
         profile = home / "profile.json"

@@ -13,6 +13,7 @@ from tests.faults.request_phases import RequestPhase
 from tests.faults.seeded_load import SeededAnswer
 
 _WIDTH = 220
+_COUNTED = ("requests", "tokens", "lost", "doubled", "wrong", "errors", "refused", "broken", "again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +84,30 @@ def row_of(
     )
 
 
+def sum_of(rows: Sequence[MatrixRow], name: str) -> MatrixRow:
+    """Return a row of the sums and longest waits of some."""
+    counts = {name: sum(getattr(row, name) for row in rows) for name in _COUNTED}
+    longest_s = max((row.pause_s for row in rows), default=0.0)
+    return MatrixRow(name, "", Counter(), **counts, pause_s=longest_s)
+
+
 def as_table(rows: Sequence[MatrixRow]) -> str:
     """Return the table, with a row of sums and longest waits."""
     table = Table(title="requests under faults")
     for name in ("disturbance", "victims", "in each phase when it began"):
         table.add_column(name, overflow="fold")
-    counted = ("requests", "tokens", "lost", "doubled", "wrong", "errors", "refused", "broken", "again")
-    for name in (*counted, "pause_s"):
+    for name in (*_COUNTED, "pause_s"):
         table.add_column(name, justify="right")
     for row in rows:
         phases = ", ".join(f"{phase} {count}" for phase, count in sorted(row.phases.items()))
-        counts = [str(getattr(row, name)) for name in counted]
-        table.add_row(row.disturbance, row.victims, phases, *counts, f"{row.pause_s:.2f}")
+        table.add_row(row.disturbance, row.victims, phases, *_figures(row))
     table.add_section()
-    sums = [str(sum(getattr(row, name) for row in rows)) for name in counted]
-    longest_s = max((row.pause_s for row in rows), default=0.0)
-    table.add_row(f"{len(rows)} cells", "", "", *sums, f"{longest_s:.2f}")
+    table.add_row(f"{len(rows)} cells", "", "", *_figures(sum_of(rows, "")))
     console = Console(width=_WIDTH, color_system=None)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def _figures(row: MatrixRow) -> list[str]:
+    return [*(str(getattr(row, name)) for name in _COUNTED), f"{row.pause_s:.2f}"]

@@ -60,6 +60,11 @@ class SeededAnswer:
     last_s: float | None = None
     done: bool = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether its client has its answer, or an error."""
+        return self.done or bool(self.errors)
+
     def expected(self, words: Sequence[int]) -> list[int]:
         """Return the tokens that it has to get, of a vocabulary."""
         return [words[int(counter_uniform(self.seed, index) * len(words))] for index in range(self.new_tokens)]
@@ -96,6 +101,12 @@ class SeededLoad:
         self._gateways = itertools.count()
         self._stopped = asyncio.Event()
 
+    def take_ended(self) -> list[SeededAnswer]:
+        """Return the answers that have ended, and forget them."""
+        ended = [answer for answer in self.answers if answer.has_ended]
+        self.answers = [answer for answer in self.answers if not answer.has_ended]
+        return ended
+
     def stop(self) -> None:
         """Let those that run end, and no further one start."""
         self._stopped.set()
@@ -127,7 +138,7 @@ class SeededLoad:
     async def _client(self, http: httpx.AsyncClient, answer: SeededAnswer) -> None:
         """Send a request until it was accepted; what broke off is sent once more."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        while not answer.done and not answer.errors:
+        while not answer.has_ended:
             urls = self._urls()
             url = urls[next(self._gateways) % len(urls)]
             try:
@@ -139,7 +150,7 @@ class SeededLoad:
                     answer.begin_again()
                 else:
                     answer.refused += 1
-            if answer.done or answer.errors:
+            if answer.has_ended:
                 return
             if time.monotonic() > deadline_s:
                 answer.errors.append("not served in time")

@@ -20,16 +20,15 @@ from tests.faults.request_cell import run_cell
 from tests.faults.request_matrix import MatrixRow, row_of
 from tests.faults.seeded_load import LoadShape
 
-_WORKERS = ("prompt-0", "token-0", "mixed-0")
 _CONTROL = ("gateway-0", "scheduler-0", "planner-0", "watcher-0")
 _SERVERS = ("nats-server", "redis-server")
-PROCESSES = (*_WORKERS, *_CONTROL, *_SERVERS)
+PROCESSES = (*sorted(FaultMesh.WORKERS), *_CONTROL, *_SERVERS)
 #: A worker that ends in order has drained, and stays away: tests/live/test_drains.py.
 CELLS = [
     (disturbance, victim)
     for disturbance in DISTURBANCES
     for victim in PROCESSES
-    if not (disturbance.name == "ended in order" and victim in _WORKERS)
+    if not (disturbance.drains_workers and victim in FaultMesh.WORKERS)
 ]
 #: Two at once: what either would have repaired.
 PAIRS = [(one, other) for at, one in enumerate(PROCESSES) for other in PROCESSES[at + 1 :]]
