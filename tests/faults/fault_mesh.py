@@ -23,7 +23,8 @@ HANG_S = 8.0
 #: Longer than a process takes to be found, ended and started anew on a busy machine.
 _WHOLE_AGAIN_S = 90.0
 
-#: A prompt takes up to a second, its hand-off a third, a token some 15 ms; a dozen requests fill a worker.
+#: A prompt takes up to half a second, its hand-off a third, a token some 15 ms; half a dozen requests fill a worker. One worker
+#: for each phase is enough for the load, with little room.
 _PROFILE = CostProfile(
     name="slow and small",
     iteration=LinearIterationCost(
@@ -31,7 +32,7 @@ _PROFILE = CostProfile(
     ),
     link=LinkCost(latency_s=0.3, bytes_per_s=1e9),
     kv_bytes_per_token=1000,
-    kv_tokens=4096,
+    kv_tokens=3072,
     host_link=LinkCost(latency_s=0.05, bytes_per_s=1e9),
 )
 

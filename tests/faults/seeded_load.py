@@ -30,8 +30,8 @@ _REFUSED = (429, 503)
 class LoadShape:
     """What arrives: requests per second, and bounds of their sizes in tokens."""
 
-    requests_per_s: float = 3.0
-    prompt_tokens: tuple[int, int] = (100, 900)
+    requests_per_s: float = 1.6
+    prompt_tokens: tuple[int, int] = (100, 600)
     new_tokens: tuple[int, int] = (20, 160)
 
 

@@ -30,6 +30,8 @@ CELLS = [
     for victim in PROCESSES
     if not (disturbance.drains_workers and victim in FaultMesh.WORKERS)
 ]
+#: A process that stands still for long, and a machine that is slow to start another one.
+pytestmark = pytest.mark.timeout(400)
 #: Two at once: what either would have repaired.
 PAIRS = [(one, other) for at, one in enumerate(PROCESSES) for other in PROCESSES[at + 1 :]]
 

@@ -20,5 +20,6 @@ COMMANDS = {
     "scheduler": "spotwise.benchmarks.scheduler:scheduler",
     "planning": "spotwise.benchmarks.planning:planning",
     "control-plane": "spotwise.benchmarks.control_plane:control_plane",
+    "crowd": "spotwise.benchmarks.crowd:crowd",
     "simulator": "spotwise.benchmarks.simulator:simulator",
 }

@@ -35,6 +35,7 @@ class StreamOutcome:
         sent_s, first_s, ended_s: on the monotonic clock; `first_s` is `None` without a token.
         tokens: output tokens, from the answer's usage.
         failure: why the answer is incomplete; `None` for a whole one.
+        longest_gap_s: between two arrivals of data, from the first token on.
     """
 
     sent_s: float
@@ -42,6 +43,7 @@ class StreamOutcome:
     ended_s: float
     tokens: int
     failure: str | None
+    longest_gap_s: float = 0.0
 
     @property
     def tpot_s(self) -> float | None:
@@ -66,13 +68,14 @@ class StreamConnection(asyncio.Protocol):
         self._status = b""
         self._tail = b""
         self._first_s: float | None = None
+        self._last_s = self._longest_gap_s = 0.0
         self._failed = False
 
     async def stream_completion(self, prompt: list[int], output_tokens: int) -> StreamOutcome:
         """Stream one completion to its end."""
         sent_s = time.monotonic()
         self._status = self._tail = b""
-        self._first_s, self._failed = None, False
+        self._first_s, self._failed, self._longest_gap_s = None, False, 0.0
         failure = await self._exchange(self._request(prompt, output_tokens))
         if self._first_s is not None:
             self._opened(-1)
@@ -80,7 +83,7 @@ class StreamConnection(asyncio.Protocol):
         tokens = int(usage[1]) if usage else 0
         if failure is None and tokens != output_tokens:
             failure = f"{tokens} tokens where {output_tokens} were requested"
-        return StreamOutcome(sent_s, self._first_s, time.monotonic(), tokens, failure)
+        return StreamOutcome(sent_s, self._first_s, time.monotonic(), tokens, failure, self._longest_gap_s)
 
     def close(self) -> None:
         """Close the connection; idempotent."""
@@ -122,9 +125,13 @@ class StreamConnection(asyncio.Protocol):
         """Scan for the first token and for the end."""
         if not self._status:
             self._status = data[:15]
-        if self._first_s is None and _FIRST in data:
-            self._first_s = time.monotonic()
+        now_s = time.monotonic()
+        if self._first_s is not None:
+            self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_s)
+        elif _FIRST in data:
+            self._first_s = now_s
             self._opened(1)
+        self._last_s = now_s
         self._failed = self._failed or _FAILED in data
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if not self._status.startswith(b"HTTP/1.1 200"):

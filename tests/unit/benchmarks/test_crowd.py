@@ -1,0 +1,33 @@
+"""What the crowd's benchmark makes of its streams."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from spotwise.benchmarks.crowd import result_rows
+from spotwise.benchmarks.stream_client import StreamOutcome
+from spotwise.benchmarks.stream_load import StreamResult
+
+MIB = 2**20
+
+
+def result(tpot_s: float, *gaps_s: float) -> StreamResult:
+    """A load whose streams had these longest gaps."""
+    outcomes = [StreamOutcome(0.0, 1.0, 1.0 + 10 * tpot_s, 11, None, gap_s) for gap_s in gaps_s]
+    return StreamResult(outcomes, 10.0, {}, Counter({"gateway-0": 200 * MIB}), most_open=len(gaps_s))
+
+
+def test_situations_are_compared_with_the_streams_alone_and_pauses_are_counted() -> None:
+    """Ratios are of one round; a pause is far longer than a token of that load."""
+    alone = [result(0.3, 0.4, 0.5), result(0.2, 0.4, 0.4)]
+    slow = [result(0.33, 0.6, 0.6), result(0.24, 0.4, 0.4)]
+    rows = {
+        row.name: row
+        for row in result_rows({"alone": alone, "slow clients": slow, "worker killed": [result(0.3, 0.4, 2.5)]})
+    }
+    assert round(rows["slow clients: TPOT p50, ms (beside: alone)"].ours) == 285
+    assert rows["gateway memory, MiB"].holds
+    assert rows["streams open at once"].ours == 2
+    assert rows["worker killed: streams that paused"].ours == 1
+    assert rows["worker killed: their pause, longest, ms"].ours == 2500.0
+    assert rows["worker killed: streams that did not"].ours == 1
