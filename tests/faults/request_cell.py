@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from spotwise.core.messages import MoveRequest
+from spotwise.core.worker_messages import MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
