@@ -42,7 +42,7 @@ class RawPeer:
         self.receiver = receiver
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
-        me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
+        me = LinkHello("raw", 9, layout_fingerprint(receiver.memory.layout))
         self.links = UcxLinks(me, KV_LINKS, PayloadBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
 
     def _heard(self, link: UcxLink[KvFrame], frame: KvFrame, payload: object, arrived: object) -> None:
@@ -178,7 +178,7 @@ async def test_a_malformed_header_ends_the_link_and_frees_the_window(header: byt
     async with running(sender, receiver), raw.linked() as link:
         receiver.transport.expect("r", 1, (1, 2))
         link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
-        link._reactor.send_tagged(link._endpoint, link.peer.receive_tag, header)
+        link._reactor.send_tagged(link._endpoint, link._terms.sends.header_tag, header)
         await until(lambda: raw.lost)
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
     assert receiver.handoffs == [handoff()]
