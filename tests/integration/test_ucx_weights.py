@@ -179,6 +179,10 @@ async def test_a_holder_that_says_nothing_is_lost() -> None:
             return SKETCH
 
     async with ends(Silent(), Source("asking"), patience_s=0.5) as (holder, asking):
+        for _ in range(20):  # until they are connected, which may take longer on a busy machine
+            with contextlib.suppress(WeightTransferError):
+                await asking.inventory(holder.address)
+                break
         with pytest.raises(WeightTransferError, match="said nothing") as caught:
             await asking.sketch(holder.address)
         assert caught.value.holder_is_lost

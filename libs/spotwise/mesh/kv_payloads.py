@@ -50,7 +50,7 @@ class PayloadBuffers:
 
     def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
         self._payloads = payloads
-        self._buffer_bytes = buffer_bytes + SEALED_BYTES
+        self._buffer_bytes = buffer_bytes + (SEALED_BYTES if payloads.on_host else 0)
         self._keep = keep
         self._free: list[Any] = []
 

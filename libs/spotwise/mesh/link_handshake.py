@@ -134,7 +134,7 @@ class Handshake:
         self._private = X25519PrivateKey.generate()
         wish, public_key = security.wish(peer_host), self._private.public_key().public_bytes_raw()
         if not can_seal:
-            _is_sealed(wish, SealWish.NEVER)
+            must_seal(wish, SealWish.NEVER)
             wish = SealWish.NEVER
         self._hello = replace(hello, wish=wish, public_key=public_key)
         self._offer = LinkOffer(public_key, wish)
@@ -151,7 +151,7 @@ class Handshake:
             offered = decode_offer(offer)
         except FrameError as error:
             raise LinkRefusedError(HelloRefusal.MALFORMED, str(error)) from None
-        _is_sealed(self._hello.wish, offered.wish)
+        must_seal(self._hello.wish, offered.wish)
         self._offer = offered
         self._transcript = offer
         return self._proven(b"connects")
@@ -159,7 +159,7 @@ class Handshake:
     def accept(self, answer: bytes) -> tuple[bytes, LinkTerms]:
         """Return the listener's hello and proof, and the terms; raises `LinkRefusedError`."""
         theirs = self._verified(answer, b"connects")
-        _is_sealed(self._hello.wish, theirs.wish)
+        must_seal(self._hello.wish, theirs.wish)
         reply = self._proven(b"listens")
         return reply, self._terms(theirs, connects=False)
 
@@ -201,14 +201,15 @@ class Handshake:
             raise LinkRefusedError(HelloRefusal.MALFORMED, "the peer's public key is none") from None
         salt = sha256(self._transcript).digest()
         keys = HKDF(SHA256(), 2 * _DIRECTION_BYTES, salt=salt, info=b"link").derive(self._key + shared)
-        is_sealed = _is_sealed(self._hello.wish, theirs.wish)
+        is_sealed = must_seal(self._hello.wish, theirs.wish)
         there, back = (
             _direction(keys[start : start + _DIRECTION_BYTES], is_sealed=is_sealed) for start in (0, _DIRECTION_BYTES)
         )
         return LinkTerms(theirs, there, back) if connects else LinkTerms(theirs, back, there)
 
 
-def _is_sealed(mine: SealWish, theirs: SealWish) -> bool:
+def must_seal(mine: SealWish, theirs: SealWish) -> bool:
+    """Whether ends with these wishes encrypt; raises `LinkRefusedError` where one must and the other must not."""
     if {mine, theirs} == {SealWish.ALWAYS, SealWish.NEVER}:
         raise LinkRefusedError(HelloRefusal.ENCRYPTION_DIFFERS)
     return SealWish.ALWAYS in (mine, theirs)

@@ -76,6 +76,8 @@ class FrameBuffers(Protocol[F_in]):
         """Take back a buffer that is not read or written any more."""
 
 
+#: Bytes of a stream, and the future of their arrival.
+_StreamBytes = tuple[bytearray, asyncio.Future[None]]
 #: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
 FrameHandler = Callable[["UcxLink[F]", F, Any, "asyncio.Future[None]"], "asyncio.Task[None] | None"]
 
@@ -179,28 +181,39 @@ class UcxLink(Generic[F]):
         self._reading = asyncio.create_task(self._read(), name="link-read")
 
     async def _listened(self, handshake: Handshake, admit: Callable[[LinkHello], HelloRefusal | None]) -> LinkTerms:
+        answer = self._stream_of(HELLO_BYTES + PROOF_BYTES)
         await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.offer()))
-        answer = await self._received_stream(HELLO_BYTES + PROOF_BYTES)
         try:
-            reply, terms = handshake.accept(answer)
+            reply, terms = handshake.accept(await self._whole(answer))
             if (refusal := admit(terms.peer)) is not None:
                 raise LinkRefusedError(refusal)
         except LinkRefusedError as error:
-            refused = encode_refusal(error.refusal) + bytes(PROOF_BYTES)
-            await self._or_lost(self._reactor.send_stream(self._endpoint, refused))
+            if error.refusal is not HelloRefusal.LOST:
+                refused = encode_refusal(error.refusal) + bytes(PROOF_BYTES)
+                await self._or_lost(self._reactor.send_stream(self._endpoint, refused))
             raise
         await self._or_lost(self._reactor.send_stream(self._endpoint, reply))
         return terms
 
     async def _called(self, handshake: Handshake) -> LinkTerms:
         # The listener sends first, as in ucxx's own handshake.
-        offer = await self._received_stream(OFFER_BYTES)
-        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.answer(offer)))
-        return handshake.finish(await self._received_stream(HELLO_BYTES + PROOF_BYTES))
+        offer, reply = self._stream_of(OFFER_BYTES), self._stream_of(HELLO_BYTES + PROOF_BYTES)
+        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.answer(await self._whole(offer))))
+        return handshake.finish(await self._whole(reply))
 
-    async def _received_stream(self, size: int) -> bytes:
+    def _stream_of(self, size: int) -> _StreamBytes:
+        """Begin to receive the next bytes of the stream. Called before they can have arrived: ucxx takes those that are there
+        already for none.
+        """
         into = bytearray(size)
-        await self._or_lost(self._reactor.receive_stream(self._endpoint, into))
+        received = self._reactor.receive_stream(self._endpoint, into)
+        # Where the handshake ends before, nothing waits for it.
+        received.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return into, received
+
+    async def _whole(self, stream: _StreamBytes) -> bytes:
+        into, received = stream
+        await self._or_lost(received)
         return bytes(into)
 
     @property
