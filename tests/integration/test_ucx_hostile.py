@@ -140,6 +140,7 @@ async def test_who_does_not_know_the_secret_gets_nothing() -> None:
             assert refused(receiver)[name] == before + 1
         await hands_over(sender, receiver)
         assert refused(receiver) == {"wrong_secret": 3, "malformed": 2}
+        assert receiver.transport.refused_connections == 5
 
 
 async def test_a_worker_with_another_secret_learns_why() -> None:

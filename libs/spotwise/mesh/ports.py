@@ -260,6 +260,10 @@ class KvTransport(Protocol):
     def shares(self) -> tuple[KvShare, ...]:
         """The processes of this worker that keep a part of its KV; none where it keeps all itself."""
 
+    @property
+    def refused_connections(self) -> int:
+        """Connections that its listener has refused so far."""
+
     async def start(self) -> None:
         """Listen."""
 

@@ -122,6 +122,11 @@ class UcxKvTransport:
         return self._links.refusals
 
     @property
+    def refused_connections(self) -> int:
+        """See `KvTransport`."""
+        return self.refusals.total
+
+    @property
     def shares(self) -> tuple[KvShare, ...]:
         """None: to its own worker, the transport of a group is another one."""
         return ()
