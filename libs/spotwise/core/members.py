@@ -63,6 +63,7 @@ class WorkerLoad:
         prompts_to_hand_off: sequences whose prompt is computed for another worker, until that one has the KV.
         swapped: sequences with KV in host memory, or on its way there or back.
         preemptions: recomputed sequences; like `kv_blocks_swapped_out` and `kv_blocks_swapped_in` since the start.
+        refused_connections: at its KV port, since the start.
         prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
         kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
@@ -90,6 +91,7 @@ class WorkerLoad:
     preemptions: int = 0
     kv_blocks_swapped_out: int = 0
     kv_blocks_swapped_in: int = 0
+    refused_connections: int = 0
     prompt_token_s: float | None = None
     kv_push_token_s: float | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()

@@ -180,7 +180,8 @@ class SocketExchange(Exchange):
             return
         for connection in (data, pulse):
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:  # that of an encrypted one
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._kernels.exchange_connect(self.handle, member, data.detach(), pulse.detach())
 
     def lost(self, member: int) -> None:

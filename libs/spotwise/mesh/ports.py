@@ -190,7 +190,14 @@ class KvMemory(KvSection, Protocol):
 class PayloadMemory(Protocol):
     """Allocates and checksums the payloads of a transfer, on the host or on a device. A payload is what `KvMemory` exports and
     imports: an array that UCX can read, with `nbytes`; so is a slice of it.
+
+    Attributes:
+        on_host: whether payloads are numpy arrays, which can be encrypted.
     """
+
+    @property
+    def on_host(self) -> bool:
+        """See above."""
 
     def allocate(self, size: int) -> Any:
         """Return uninitialized memory for a payload of `size` bytes. Called on the loop: it does not wait."""
@@ -252,6 +259,10 @@ class KvTransport(Protocol):
     @property
     def shares(self) -> tuple[KvShare, ...]:
         """The processes of this worker that keep a part of its KV; none where it keeps all itself."""
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that its listener has refused so far."""
 
     async def start(self) -> None:
         """Listen."""

@@ -32,6 +32,7 @@ _LOAD = codec_of(
     "preemptions",
     "kv_blocks_swapped_out",
     "kv_blocks_swapped_in",
+    "refused_connections",
     optional=("reserved_new_tokens", "prompt_token_s", "kv_push_token_s"),
     assignments_seen=(dict, lambda seen: tuple(sorted(seen.items()))),
     gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),

@@ -103,7 +103,8 @@ class WorkerRuntime:
         self._loop.feed(message)
 
     def _describe(self, member: Member) -> Member:
-        return replace(member, state=self.role.state, load=self.role.load(), leaves_at_s=self.role.leaves_at_s)
+        load = replace(self.role.load(), refused_connections=self._transport.refused_connections)
+        return replace(member, state=self.role.state, load=load, leaves_at_s=self.role.leaves_at_s)
 
     def handoff_arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
         """Feed the role a hand-off that the transport has verified and stored."""

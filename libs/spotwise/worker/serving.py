@@ -39,7 +39,8 @@ async def started_worker(
     runtime: WorkerRuntime | None = None
     host.introduce(model_digest=engine.engine.model_digest)
     await warn_of_other_weights(host)
-    memory, payloads = transfer_memory(engine.engine.kv)
+    security = settings.link_security()
+    memory, payloads = transfer_memory(engine.engine.kv, is_encrypted=security.encrypts_from(settings.peer_host))
 
     def of_this_process(on_arrival: HandoffHandler) -> UcxKvTransport:
         return UcxKvTransport(
@@ -52,6 +53,7 @@ async def started_worker(
             push_timeout_s=settings.push_timeout_s,
             payloads=payloads,
             model_digest=engine.engine.model_digest,
+            security=security,
         )
 
     transport = make_transport(

@@ -19,6 +19,7 @@ from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.settings import ModelServiceSettings
 from spotwise.wire.cost_profile import profile_from_json
 
@@ -134,6 +135,11 @@ class WorkerSettings(ModelServiceSettings):
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
+    link_encryption: LinkEncryption = Field(
+        LinkEncryption.AUTO,
+        description="whether KV, weights and the exchange of groups are encrypted: auto (between hosts, where the mesh has a "
+        "secret), on or off",
+    )
     push_timeout_s: float = Field(
         10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
     )
@@ -188,6 +194,12 @@ class WorkerSettings(ModelServiceSettings):
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
     )
+
+    @model_validator(mode="after")
+    def _encryption_has_a_secret(self) -> Self:
+        if self.link_encryption is LinkEncryption.ON and self.mesh_secret_file is None:
+            raise ValueError(NO_SECRET_TO_ENCRYPT_BY)
+        return self
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
@@ -262,6 +274,10 @@ class WorkerSettings(ModelServiceSettings):
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
             confirm_every_s=CONFIRM_EVERY_S,
         )
+
+    def link_security(self) -> LinkSecurity:
+        """Return what the process does about the security of its links; raises `MeshError` where the secret cannot be read."""
+        return LinkSecurity(self.mesh_secret(), self.link_encryption)
 
     @property
     def group_size(self) -> int:

@@ -76,6 +76,9 @@ class GatewayMetrics:
             "kv_blocks_swapped_out": counter(
                 "spotwise_kv_blocks_swapped_out", "KV blocks copied to the hosts' memory."
             ),
+            "refused_connections": counter(
+                "spotwise_transfer_refused", "Connections that the KV ports of workers refused."
+            ),
             "kv_blocks_swapped_in": counter("spotwise_kv_blocks_swapped_in", "KV blocks copied back to the devices."),
         }
         self._last_seen: dict[str, Member] = {}

@@ -33,7 +33,8 @@ class PartTransfers:
         self, host: ServiceHost, settings: WorkerSettings, engine: EngineThread, report: Callable[[g.GroupReport], None]
     ) -> None:
         """Create them; nothing is opened before `start`."""
-        memory, payloads = transfer_memory(engine.engine.kv)
+        security = settings.link_security()
+        memory, payloads = transfer_memory(engine.engine.kv, is_encrypted=security.encrypts_from(settings.peer_host))
         self._host = host
         self._report = report
         self._part = memory.part
@@ -48,6 +49,7 @@ class PartTransfers:
             payloads=payloads,
             model_digest=engine.engine.model_digest,
             window_wait_s=WINDOW_WAIT_S,
+            security=security,
         )
         self.pushes = KvPushes(self._transport, memory.num_layers, engine.block_size, host.spawn, self._ended)
 

@@ -48,7 +48,7 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
 
     async with contextlib.AsyncExitStack() as stack:
         sockets = await stack.enter_async_context(
-            GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host)
+            GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host, settings.link_security())
         )
         members = await stack.enter_async_context(ServiceGroup.open(settings, view, device_handler(follow)))
         if not has_folder:

@@ -94,6 +94,7 @@ def _transport(
             on_handoff=on_handoff,
             host=settings.peer_host,
             push_timeout_s=settings.push_timeout_s,
+            security=settings.link_security(),
         )
     return TimedKvTransport(
         bus=host.bus,
