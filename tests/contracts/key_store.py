@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.access.keys import KeyRecord, KeySecret, Scope
-from spotwise.core.access.quotas import Ask, KeyLimits, Limit, Settlement
+from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret
+from spotwise.core.access.quotas import Ask, KeyLimit, KeyLimits, Settlement
 from spotwise.mesh.key_ports import KeyRing, KeyStore
 from spotwise.mesh.memory import FakeClock
 
@@ -13,12 +13,12 @@ LIMITS = KeyLimits(requests_per_minute=60, tokens_per_minute=6000, tokens_per_da
 KEY = KeyRecord(
     "acme",
     (KeySecret("a" * 64), KeySecret("b" * 64, 1_700_000_500.25)),
-    (Scope.GENERATE, Scope.METRICS),
+    (KeyScope.GENERATE, KeyScope.METRICS),
     created_unix_s=1_700_000_000.125,
     expires_unix_s=1_800_000_000.0,
     limits=LIMITS,
 )
-OTHER = KeyRecord("zeta", (KeySecret("c" * 64),), (Scope.READ,), 1.0)
+OTHER = KeyRecord("zeta", (KeySecret("c" * 64),), (KeyScope.READ,), 1.0)
 NOTHING = Settlement()
 
 
@@ -83,30 +83,30 @@ class KeyStoreContract:
             assert (admitted.refused_by, admitted.used_requests) == (None, number + 1)
         for _ in range(2):
             refused = await keys.use("acme", limits, NOTHING, Ask("x", 1))
-            assert (refused.refused_by, refused.retry_after_s) == (Limit.REQUESTS, 20.0)
+            assert (refused.refused_by, refused.retry_after_s) == (KeyLimit.REQUESTS, 20.0)
         assert (await keys.use("zeta", limits, NOTHING, Ask("x", 1))).refused_by is None
         clock.advance(20.0)
         assert (await keys.use("acme", limits, NOTHING, Ask("y", 1))).refused_by is None
-        assert (await keys.use("acme", limits, NOTHING, Ask("z", 1))).refused_by is Limit.REQUESTS
+        assert (await keys.use("acme", limits, NOTHING, Ask("z", 1))).refused_by is KeyLimit.REQUESTS
 
     async def test_tokens_are_reserved_and_settled(self, keys: KeyStore, clock: FakeClock) -> None:
         """What was not used is there for the next request; what was used beyond the reservation is owed."""
         limits = KeyLimits(tokens_per_minute=600)
         assert (await keys.use("acme", limits, NOTHING, Ask("a", 600))).refused_by is None
         refused = await keys.use("acme", limits, NOTHING, Ask("b", 100))
-        assert (refused.refused_by, refused.retry_after_s) == (Limit.TOKENS, 10.0)
+        assert (refused.refused_by, refused.retry_after_s) == (KeyLimit.TOKENS, 10.0)
         assert (await keys.use("acme", limits, Settlement(given_back=500), Ask("b", 100))).used_tokens == 200.0
         owed = await keys.use("acme", limits, Settlement(given_back=-1000))
         assert owed.used_tokens == 1200.0
         clock.advance(60.0)
-        assert (await keys.use("acme", limits, NOTHING, Ask("c", 1))).refused_by is Limit.TOKENS
+        assert (await keys.use("acme", limits, NOTHING, Ask("c", 1))).refused_by is KeyLimit.TOKENS
 
     async def test_a_request_beyond_the_bucket_waits_for_a_full_one(self, keys: KeyStore, clock: FakeClock) -> None:
         """It is admitted, and the next one pays."""
         limits = KeyLimits(tokens_per_minute=600)
         await keys.use("acme", limits, NOTHING, Ask("a", 60))
         refused = await keys.use("acme", limits, NOTHING, Ask("b", 1200))
-        assert (refused.refused_by, refused.retry_after_s) == (Limit.TOKENS, 6.0)
+        assert (refused.refused_by, refused.retry_after_s) == (KeyLimit.TOKENS, 6.0)
         clock.advance(6.0)
         assert (await keys.use("acme", limits, NOTHING, Ask("b", 1200))).used_tokens == 1200.0
         assert (await keys.use("acme", limits, NOTHING, Ask("c", 60))).retry_after_s == 66.0
@@ -116,7 +116,7 @@ class KeyStoreContract:
         limits = KeyLimits(tokens_per_day=1000)
         first = await keys.use("acme", limits, NOTHING, Ask("a", 900))
         refused = await keys.use("acme", limits, NOTHING, Ask("b", 200))
-        assert refused.refused_by is Limit.DAY
+        assert refused.refused_by is KeyLimit.DAY
         assert refused.retry_after_s == (first.day + 1) * 86_400 - clock.now()
         back = Settlement(given_back=400, given_back_today=400, day=first.day)
         assert (await keys.use("acme", limits, back, Ask("b", 200))).used_day_tokens == 700
@@ -128,18 +128,18 @@ class KeyStoreContract:
         limits = KeyLimits(max_streams=2)
         for lease in ("a", "b"):
             assert (await keys.use("acme", limits, NOTHING, Ask(lease, 1))).refused_by is None
-        assert (await keys.use("acme", limits, NOTHING, Ask("c", 1))).refused_by is Limit.STREAMS
+        assert (await keys.use("acme", limits, NOTHING, Ask("c", 1))).refused_by is KeyLimit.STREAMS
         assert (await keys.use("acme", limits, Settlement(ended=("a",)), Ask("c", 1))).refused_by is None
         clock.advance(10.0)
         await keys.use("acme", limits, Settlement(running=("b",)))
         clock.advance(10.0)  # c's is over
         assert (await keys.use("acme", limits, NOTHING, Ask("d", 1))).refused_by is None
-        assert (await keys.use("acme", limits, NOTHING, Ask("e", 1))).refused_by is Limit.STREAMS
+        assert (await keys.use("acme", limits, NOTHING, Ask("e", 1))).refused_by is KeyLimit.STREAMS
 
     async def test_all_limits_admit_a_request_or_it_takes_nothing(self, keys: KeyStore) -> None:
         """The limit that is full for longest is the one that is named."""
         limits = KeyLimits(requests_per_minute=60, tokens_per_minute=100, max_streams=1)
         before = await keys.use("acme", limits, NOTHING, Ask("a", 90))
         refused = await keys.use("acme", limits, NOTHING, Ask("b", 90))
-        assert (refused.refused_by, refused.used_requests) == (Limit.TOKENS, before.used_requests)
+        assert (refused.refused_by, refused.used_requests) == (KeyLimit.TOKENS, before.used_requests)
         assert refused.used_tokens == before.used_tokens

@@ -23,8 +23,8 @@ from spotwise.core.access.quotas import (
     STREAM_RETRY_S,
     Ask,
     KeyAdmission,
+    KeyLimit,
     KeyLimits,
-    Limit,
     Settlement,
 )
 from spotwise.mesh.clock import Clock
@@ -105,12 +105,12 @@ local function bucket_wait(used, wanted, most)
 end
 local lease, asked = ARGV[at_arg], tonumber(ARGV[at_arg + 1] or '0')
 if lease then
-  refuse('{Limit.REQUESTS}', bucket_wait(requests, 1, per_minute))
-  refuse('{Limit.TOKENS}', bucket_wait(tokens, asked, tokens_per_minute))
+  refuse('{KeyLimit.REQUESTS}', bucket_wait(requests, 1, per_minute))
+  refuse('{KeyLimit.TOKENS}', bucket_wait(tokens, asked, tokens_per_minute))
   if per_day and day_tokens + math.min(asked, per_day) > per_day then
-    refuse('{Limit.DAY}', (day + 1) * {DAY_S} - now)
+    refuse('{KeyLimit.DAY}', (day + 1) * {DAY_S} - now)
   end
-  if most_streams and redis.call('ZCARD', KEYS[2]) >= most_streams then refuse('{Limit.STREAMS}', {STREAM_RETRY_S}) end
+  if most_streams and redis.call('ZCARD', KEYS[2]) >= most_streams then refuse('{KeyLimit.STREAMS}', {STREAM_RETRY_S}) end
   if refused == '' then
     if per_minute then requests = requests + 1 end
     if tokens_per_minute then tokens = tokens + asked end
@@ -232,7 +232,7 @@ class RedisKeys:
         answer = await self._eval(_USE, (subjects.key_usage_key(name), subjects.key_streams_key(name)), arguments)
         refused_by, wait_s, requests, tokens, day, day_tokens = (part.decode() for part in answer)
         return KeyAdmission(
-            Limit(refused_by) if refused_by else None,
+            KeyLimit(refused_by) if refused_by else None,
             float(wait_s),
             float(requests),
             float(tokens),

@@ -47,9 +47,9 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[ServiceHost]:
     return opened
 
 
-def settings(model_dir: Path, host: str, port: int) -> GatewaySettings:
+def settings(model_dir: Path, host: str, port: int, **more: Any) -> GatewaySettings:
     """A gateway's settings."""
-    return GatewaySettings(service_id="gateway-0", model_dir=model_dir, host=host, port=port)
+    return GatewaySettings(service_id="gateway-0", model_dir=model_dir, host=host, port=port, **more)
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "192.0.2.1", "300.1.1.1"])
@@ -61,7 +61,7 @@ async def test_a_gateway_that_cannot_listen_ends_with_a_mesh_error_and_is_never_
         port = taken.getsockname()[1]
         with pytest.raises(MeshError, match=rf"{host}:{port} .*SPOTWISE_HOST.*SPOTWISE_PORT"):
             async with asyncio.timeout(PATIENCE_S):
-                await serve(settings(model_dir, host, port))
+                await serve(settings(model_dir, host, port, allow_anonymous=True))
     assert "ready" not in [line["event"] for line in logs]
     assert hosts[0].member.state is MemberState.LEFT
 
@@ -84,3 +84,29 @@ async def test_a_gateway_that_reports_ready_listens(
     async with asyncio.timeout(PATIENCE_S):
         await serve(settings(model_dir, LOOPBACK, port))
     assert answered == [200]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "a-name"])
+async def test_a_gateway_that_others_reach_without_a_key_does_not_start(
+    model_dir: Path, hosts: list[ServiceHost], host: str
+) -> None:
+    """Unless that is said; the message has what to do."""
+    with pytest.raises(MeshError, match=r"keys create NAME.*SPOTWISE_API_KEYS.*SPOTWISE_ALLOW_ANONYMOUS=true"):
+        async with asyncio.timeout(PATIENCE_S):
+            await serve(settings(model_dir, host, free_port()))
+    assert hosts[0].member.state is MemberState.LEFT
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+async def test_files_that_others_may_read_are_refused(
+    model_dir: Path, hosts: list[ServiceHost], tmp_path: Path, mode: int
+) -> None:
+    """Keys' digests and the private key; the message names the file's setting and the remedy."""
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    secret.chmod(mode)
+    for given in ({"api_keys_file": secret}, {"tls_cert": secret, "tls_key": secret}):
+        with pytest.raises(MeshError, match=r"SPOTWISE_.*chmod 600"):
+            async with asyncio.timeout(PATIENCE_S):
+                await serve(settings(model_dir, LOOPBACK, free_port(), **given))
+    assert hosts

@@ -31,11 +31,12 @@ from spotwise.cli.options import (
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
-from spotwise.cli.report import Report, public_access_warning, welcome_lines
+from spotwise.cli.report import Report, public_access_warning, require_keys, welcome_lines
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.policy_registry import served_policies
 from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.mesh.private_files import require_private
 
 
 def up(
@@ -103,6 +104,17 @@ def up(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option("--allow-anonymous", help="With another --host: clients need no key while there is none."),
+    ] = False,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_TLS_CERT", help="Certificate chain (PEM) of the gateway, which then speaks TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="SPOTWISE_TLS_KEY", help="Its private key (PEM), private to its owner.")
+    ] = None,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
@@ -190,6 +202,8 @@ def up(
                 f"--profile {profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
                 "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
             )
+    require_keys(host, allow_anonymous, redis_url is None)
+    _require_pair(tls_cert, tls_key)
     try:
         options = MeshOptions(
             name=name,
@@ -207,6 +221,9 @@ def up(
             device=device,
             host=host,
             port=port,
+            allow_anonymous=allow_anonymous,
+            tls_cert=tls_cert and tls_cert.absolute(),
+            tls_key=tls_key and tls_key.absolute(),
             nats_url=nats_url,
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
@@ -240,6 +257,18 @@ def up(
         update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
+
+
+def _require_pair(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise OptionError("--tls-cert and --tls-key: give both, or neither")
+    if certificate is not None and key is not None:
+        try:
+            require_private(key)
+        except ValueError as error:
+            raise OptionError(f"--tls-key: {error}") from error
+        if not certificate.is_file():
+            raise OptionError(f"--tls-cert: there is no file {certificate}")
 
 
 def _shape(config: ParallelConfig | None) -> GroupShape:

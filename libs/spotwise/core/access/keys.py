@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_KEYS = 10_000
 
 
-class Scope(StrEnum):
+class KeyScope(StrEnum):
     """What a key admits to."""
 
     GENERATE = "generate"  #: `/v1` as a whole
@@ -62,14 +62,14 @@ class KeyRecord:
     Attributes:
         name: of the key and its tenant.
         secrets: the newest first.
-        scopes: what it admits to, in the order of `Scope`.
+        scopes: what it admits to, in the order of `KeyScope`.
         created_unix_s, expires_unix_s: its life; without an end where None.
         limits: of its requests and tokens.
     """
 
     name: str
     secrets: tuple[KeySecret, ...]
-    scopes: tuple[Scope, ...]
+    scopes: tuple[KeyScope, ...]
     created_unix_s: float
     expires_unix_s: float | None = None
     limits: KeyLimits = field(default_factory=KeyLimits)
@@ -92,9 +92,9 @@ class KeyRecord:
             return ()
         return tuple(secret for secret in self.secrets if not _is_over(secret.until_unix_s, now_s))
 
-    def allows(self, scope: Scope) -> bool:
+    def allows(self, scope: KeyScope) -> bool:
         """Whether the key admits to what this scope names."""
-        return scope in self.scopes or (scope is Scope.READ and Scope.GENERATE in self.scopes)
+        return scope in self.scopes or (scope is KeyScope.READ and KeyScope.GENERATE in self.scopes)
 
     def state(self, now_s: float) -> KeyState:
         """Return the state at `now_s`."""

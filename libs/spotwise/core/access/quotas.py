@@ -27,7 +27,7 @@ UNBOUNDED_OUTPUT_TOKENS = 1024
 _ROUNDING = 1e-6
 
 
-class Limit(StrEnum):
+class KeyLimit(StrEnum):
     """What a request was refused by."""
 
     REQUESTS = "requests"
@@ -104,7 +104,7 @@ class KeyAdmission:
         used_day_tokens: tokens of that day.
     """
 
-    refused_by: Limit | None
+    refused_by: KeyLimit | None
     retry_after_s: float
     used_requests: float
     used_tokens: float
@@ -164,14 +164,14 @@ class KeyUsage:
             for lease in settlement.running:
                 self.leases[lease] = now_s + STREAM_LEASE_S
 
-    def _longest_wait(self, limits: KeyLimits, now_s: float, ask: Ask) -> tuple[Limit | None, float]:
+    def _longest_wait(self, limits: KeyLimits, now_s: float, ask: Ask) -> tuple[KeyLimit | None, float]:
         waits_s = [
-            (_bucket_wait_s(self.requests, 1, limits.requests_per_minute), Limit.REQUESTS),
-            (_bucket_wait_s(self.tokens, ask.tokens, limits.tokens_per_minute), Limit.TOKENS),
-            (self._day_wait_s(limits, now_s, ask), Limit.DAY),
+            (_bucket_wait_s(self.requests, 1, limits.requests_per_minute), KeyLimit.REQUESTS),
+            (_bucket_wait_s(self.tokens, ask.tokens, limits.tokens_per_minute), KeyLimit.TOKENS),
+            (self._day_wait_s(limits, now_s, ask), KeyLimit.DAY),
         ]
         if limits.max_streams is not None and len(self.leases) >= limits.max_streams:
-            waits_s.append((STREAM_RETRY_S, Limit.STREAMS))
+            waits_s.append((STREAM_RETRY_S, KeyLimit.STREAMS))
         wait_s, limit = max(waits_s, key=lambda wait: wait[0])
         return (limit, wait_s) if wait_s > 0 else (None, 0.0)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from spotwise.core.access.keys import (
     KeyRecord,
+    KeyScope,
     KeySecret,
     KeyState,
-    Scope,
     digest_of,
     is_secret,
     requires_key,
@@ -22,7 +22,7 @@ from spotwise.core.access.keys import (
 from spotwise.core.access.quotas import KeyLimits
 
 FIRST, SECOND, THIRD = (digest_of(name.encode()) for name in ("first", "second", "third"))
-KEY = KeyRecord("acme", (KeySecret(FIRST),), (Scope.GENERATE,), 100.0)
+KEY = KeyRecord("acme", (KeySecret(FIRST),), (KeyScope.GENERATE,), 100.0)
 
 
 def test_a_secret_has_256_bits_and_only_its_digest_is_kept() -> None:
@@ -83,16 +83,16 @@ def test_rotations_keep_the_newest_and_at_most_one_more(rotations: list[tuple[fl
 @pytest.mark.parametrize(
     ("scopes", "allowed"),
     [
-        ((Scope.GENERATE,), {Scope.GENERATE, Scope.READ}),
-        ((Scope.READ,), {Scope.READ}),
-        ((Scope.METRICS,), {Scope.METRICS}),
-        ((Scope.READ, Scope.METRICS), {Scope.READ, Scope.METRICS}),
+        ((KeyScope.GENERATE,), {KeyScope.GENERATE, KeyScope.READ}),
+        ((KeyScope.READ,), {KeyScope.READ}),
+        ((KeyScope.METRICS,), {KeyScope.METRICS}),
+        ((KeyScope.READ, KeyScope.METRICS), {KeyScope.READ, KeyScope.METRICS}),
     ],
 )
-def test_a_scope_admits_to_what_it_names(scopes: tuple[Scope, ...], allowed: set[Scope]) -> None:
+def test_a_scope_admits_to_what_it_names(scopes: tuple[KeyScope, ...], allowed: set[KeyScope]) -> None:
     """Generating contains reading."""
     key = replace(KEY, scopes=scopes)
-    assert {scope for scope in Scope if key.allows(scope)} == allowed
+    assert {scope for scope in KeyScope if key.allows(scope)} == allowed
 
 
 @pytest.mark.parametrize(

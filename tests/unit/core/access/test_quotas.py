@@ -10,9 +10,9 @@ from spotwise.core.access.quotas import (
     STREAM_LEASE_S,
     UNBOUNDED_OUTPUT_TOKENS,
     Ask,
+    KeyLimit,
     KeyLimits,
     KeyUsage,
-    Limit,
     Settlement,
     tokens_to_reserve,
 )
@@ -72,7 +72,7 @@ def test_a_days_tokens_are_never_exceeded_by_reservations(arrivals: list[tuple[f
         if admission.refused_by is None:
             by_day.setdefault(int(now_s // DAY_S), []).append(min(wanted, per_day))
         else:
-            assert admission.refused_by is Limit.DAY
+            assert admission.refused_by is KeyLimit.DAY
             assert admission.retry_after_s == (now_s // DAY_S + 1) * DAY_S - now_s
     assert all(sum(taken) <= per_day for taken in by_day.values())
 
