@@ -1,5 +1,5 @@
-"""Tests of access to a mesh of one machine: broker and store need a password, no port is open to other machines, the API needs a
-key once there is one, and what clients send stays in no log.
+"""Tests of access to a mesh of one machine: broker and store need a password, no port is open to other machines, the API
+needs a key once there is one, and what clients send stays in no log.
 
 The last tests make keys: from then on the API needs one.
 """

@@ -108,6 +108,7 @@ class MeshOptions(BaseModel):
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
         allow_anonymous: whether clients of other machines need no key where there is none; else as the environment says.
+        api_keys_file: of keys, as `spotwise keys hash` prints them.
         tls_cert, tls_key: certificate chain and private key of the gateway; None: it speaks plain HTTP.
         nats_url, redis_url: running servers to use; None starts embedded ones.
         kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
@@ -144,6 +145,7 @@ class MeshOptions(BaseModel):
     host: str = "127.0.0.1"
     port: int = 8000
     allow_anonymous: bool = False
+    api_keys_file: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     nats_url: str | None = None

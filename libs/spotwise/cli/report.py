@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.gateway_options import has_configured_keys
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.cli.options import MeshOptions
@@ -127,32 +127,11 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
 
 def public_access_warning(options: MeshOptions) -> str | None:
     """A warning for a gateway that other machines reach without a key; None with a key, or on loopback."""
-    if not options.allow_anonymous or has_configured_keys() or is_loopback(options.host):
+    if not options.allow_anonymous or has_configured_keys(options.api_keys_file) or is_loopback(options.host):
         return None
     return (
         f"\nNo API keys are set: any client that reaches port {options.port} of this machine ({options.host}) can use this "
         "mesh and read its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
-    )
-
-
-def has_configured_keys() -> bool:
-    """Whether the environment has API keys for the gateway, or the name of their file."""
-    return any(os.environ.get(variable) for variable in ("SPOTWISE_API_KEYS", "SPOTWISE_API_KEYS_FILE"))
-
-
-def require_keys(host: str, allow_anonymous: bool, has_own_store: bool) -> None:
-    """Refuse a gateway that any client of other machines could use, before anything starts; raises `OptionError`.
-
-    A store that is shared may hold keys: there the gateway decides. With `SPOTWISE_ALLOW_ANONYMOUS=false` no client gets in
-    until the first key is made.
-    """
-    configured = os.environ.get("SPOTWISE_ALLOW_ANONYMOUS", "").lower()
-    if is_loopback(host) or allow_anonymous or configured or has_configured_keys() or not has_own_store:
-        return
-    raise OptionError(
-        f"--host {host}: there are no API keys, and any client that reaches this machine could use the mesh; set "
-        "SPOTWISE_API_KEYS=KEY, or set SPOTWISE_ALLOW_ANONYMOUS=false and make keys with `spotwise keys create NAME` once it "
-        "is up, or give --allow-anonymous where only trusted clients reach it"
     )
 
 

@@ -100,6 +100,7 @@ async def serve(settings: GatewaySettings) -> None:
         await host.run()
         server.should_exit = True
         await serving
+        await access.quotas.report(renew=False)  # what ended with it
 
 
 if __name__ == "__main__":

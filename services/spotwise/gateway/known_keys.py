@@ -151,12 +151,17 @@ class KnownKeys:
             self._had_file_keys = self._had_file_keys or bool(self._of_file)
 
     async def watch(self) -> None:
-        """Look for changes once; an unreadable file is logged and its last keys stay."""
+        """Look for changes once; what cannot be read is logged, and the last keys stay."""
         try:
             self.read_file()
         except ValueError as error:
             _log.error("api_key_file_unreadable", error=str(error))
-        await self.look()
+        was_away = self._is_away
+        try:
+            await self.look()
+        except MeshError as error:
+            if not was_away:  # once an outage, not each second
+                _log.warning("api_keys_unreadable", error=str(error))
 
     async def report_use(self) -> None:
         """Write when keys were last used; raises `MeshError` where the store does not answer."""

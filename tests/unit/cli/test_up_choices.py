@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.gateway_options import require_keys
 from spotwise.cli.options import MeshOptions, unnamed_pools
-from spotwise.cli.report import public_access_warning, require_keys
+from spotwise.cli.report import public_access_warning
 
 
 @pytest.mark.parametrize(
@@ -66,23 +68,23 @@ def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: p
         ("0.0.0.0", {"allow_anonymous": True}, {}, False),
         ("0.0.0.0", {"has_own_store": False}, {}, False),
         ("0.0.0.0", {}, {"SPOTWISE_API_KEYS": "key"}, False),
-        ("0.0.0.0", {}, {"SPOTWISE_API_KEYS_FILE": "keys.jsonl"}, False),
+        ("0.0.0.0", {"api_keys_file": Path("keys.jsonl")}, {}, False),
         ("0.0.0.0", {}, {"SPOTWISE_ALLOW_ANONYMOUS": "false"}, False),
     ],
 )
 def test_a_gateway_that_any_client_could_use_is_refused(
     host: str,
-    given: dict[str, bool],
+    given: dict[str, Any],
     environment: dict[str, str],
     is_refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything starts, with the ways out; a shared store may have keys, and the gateway looks there."""
-    for variable in ("SPOTWISE_API_KEYS", "SPOTWISE_API_KEYS_FILE", "SPOTWISE_ALLOW_ANONYMOUS"):
+    for variable in ("SPOTWISE_API_KEYS", "SPOTWISE_ALLOW_ANONYMOUS"):
         monkeypatch.delenv(variable, raising=False)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
-    arguments = {"allow_anonymous": False, "has_own_store": True} | given
+    arguments: dict[str, Any] = {"allow_anonymous": False, "has_own_store": True} | given
     if not is_refused:
         require_keys(host, **arguments)
         return

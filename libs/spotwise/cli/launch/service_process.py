@@ -75,6 +75,7 @@ def gateway_env(options: MeshOptions) -> dict[str, str]:
         "SPOTWISE_HOST": options.host,
         "SPOTWISE_PORT": options.port,
         "SPOTWISE_ALLOW_ANONYMOUS": "true" if options.allow_anonymous else None,
+        "SPOTWISE_API_KEYS_FILE": options.api_keys_file,
         "SPOTWISE_TLS_CERT": options.tls_cert,
         "SPOTWISE_TLS_KEY": options.tls_key,
     }

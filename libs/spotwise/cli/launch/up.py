@@ -14,6 +14,7 @@ from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
+from spotwise.cli.launch.gateway_options import require_keys, require_pair
 from spotwise.cli.launch.listening_port import open_port
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
@@ -31,12 +32,11 @@ from spotwise.cli.options import (
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
-from spotwise.cli.report import Report, public_access_warning, require_keys, welcome_lines
+from spotwise.cli.report import Report, public_access_warning, welcome_lines
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.policy_registry import served_policies
 from spotwise.engine.model_store import DEFAULT_MODEL
-from spotwise.mesh.private_files import require_private
 
 
 def up(
@@ -108,6 +108,10 @@ def up(
         bool,
         typer.Option("--allow-anonymous", help="With another --host: clients need no key while there is none."),
     ] = False,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_API_KEYS_FILE", help="File of API keys, as `spotwise keys hash` prints them."),
+    ] = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(envvar="SPOTWISE_TLS_CERT", help="Certificate chain (PEM) of the gateway, which then speaks TLS."),
@@ -202,8 +206,8 @@ def up(
                 f"--profile {profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
                 "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
             )
-    require_keys(host, allow_anonymous, redis_url is None)
-    _require_pair(tls_cert, tls_key)
+    require_keys(host, allow_anonymous, redis_url is None, api_keys_file)
+    require_pair(tls_cert, tls_key)
     try:
         options = MeshOptions(
             name=name,
@@ -222,6 +226,7 @@ def up(
             host=host,
             port=port,
             allow_anonymous=allow_anonymous,
+            api_keys_file=api_keys_file and api_keys_file.absolute(),
             tls_cert=tls_cert and tls_cert.absolute(),
             tls_key=tls_key and tls_key.absolute(),
             nats_url=nats_url,
@@ -257,18 +262,6 @@ def up(
         update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
-
-
-def _require_pair(certificate: Path | None, key: Path | None) -> None:
-    if (certificate is None) != (key is None):
-        raise OptionError("--tls-cert and --tls-key: give both, or neither")
-    if certificate is not None and key is not None:
-        try:
-            require_private(key)
-        except ValueError as error:
-            raise OptionError(f"--tls-key: {error}") from error
-        if not certificate.is_file():
-            raise OptionError(f"--tls-cert: there is no file {certificate}")
 
 
 def _shape(config: ParallelConfig | None) -> GroupShape:
