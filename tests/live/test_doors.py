@@ -15,7 +15,8 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -136,12 +137,15 @@ def written(mesh: SimulatedMesh) -> str:
     assert len(logs) >= 8 and journals
     kept: list[str] = []
     with redis.Redis.from_url(mesh.state.redis_url) as store:
+        reads: dict[bytes, Callable[[bytes], Any]] = {
+            b"string": store.get,
+            b"hash": store.hgetall,
+            b"list": lambda key: store.lrange(key, 0, -1),
+            b"zset": lambda key: store.zrange(key, 0, -1),
+        }
         for key in store.scan_iter():
-            kept += [
-                repr(key),
-                repr(store.dump(key)),
-                repr(store.lrange(key, 0, -1) if store.type(key) == b"list" else ""),
-            ]
+            kind = store.type(key)
+            kept.append(f"{key!r} {reads[kind](key)!r}" if kind in reads else f"{key!r}")
     return "\n".join((*logs, *journals, *kept))
 
 

@@ -271,3 +271,21 @@ async def test_openais_client_does_not_wait_for_another_day(api: LimitedApi, mon
 def test_times_are_written_as_openai_writes_them(seconds: float, shown: str) -> None:
     """Never less than they are."""
     assert _duration(seconds) == shown
+
+
+async def test_a_store_that_hangs_delays_one_request_a_little(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway counts by itself for a while, instead of waiting with each request."""
+    monkeypatch.setattr("spotwise.gateway.quotas.COUNT_TIMEOUT_S", 0.01)
+    calls = 0
+
+    async def hang(*_: Any) -> KeyAdmission:
+        nonlocal calls
+        calls += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with await api.start(KeyLimits(requests_per_minute=100)) as client:
+        monkeypatch.setattr(api.store, "use", hang)
+        for _ in range(10):
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+    assert calls == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 
+from spotwise.cli.chat_stream import ChatClient
+from spotwise.cli.errors import CommandError
 from spotwise.gateway.http_limits import HttpLimits
 from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.settings import GatewaySettings
@@ -21,7 +24,7 @@ from spotwise.gateway.tls import ServerTls
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.certificates import IssuedFiles, TestAuthority
-from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.fake_mesh import CHAT, MODEL
 from tests.unit.gateway.listening import GatewayServer
 
 
@@ -166,3 +169,25 @@ def test_half_a_configuration_is_refused(model_dir: Path, given: dict[str, str])
     """The message names what is missing."""
     with pytest.raises(ValidationError, match=r"SPOTWISE_TLS_CERT"):
         GatewaySettings(model_dir=model_dir, **given)  # type: ignore[arg-type]
+
+
+async def test_spotwise_chat_trusts_the_given_authority(
+    authority: TestAuthority,
+    files: IssuedFiles,
+    make_server: Callable[[ServerTls], GatewayServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `--ca` or `SPOTWISE_CA_FILE`; without, it says what to give."""
+    monkeypatch.delenv("SPOTWISE_CA_FILE", raising=False)
+    server = make_server(ServerTls(files.certificate, files.key))
+
+    def model(url: str, ca_file: Path | None) -> str:
+        with contextlib.closing(ChatClient(url, ca_file)) as client:
+            return client.model()
+
+    async for url in served(server):
+        assert await asyncio.to_thread(model, url, authority.ca) == MODEL
+        with pytest.raises(CommandError, match=r"is not trusted .*--ca FILE"):
+            await asyncio.to_thread(model, url, None)
+        monkeypatch.setenv("SPOTWISE_CA_FILE", str(authority.ca))
+        assert await asyncio.to_thread(model, url, None) == MODEL
