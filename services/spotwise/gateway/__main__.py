@@ -1,10 +1,7 @@
 """The gateway: the OpenAI API in front of the mesh."""
 
 import asyncio
-import contextlib
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -15,6 +12,7 @@ from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import open_access
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.http_protocol import http_protocol
+from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -23,32 +21,6 @@ from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
-
-
-class _HttpServer(uvicorn.Server):
-    """Uvicorn, leaving signals and the process's end to the service host: streams are ended by it, in order.
-
-    Attributes:
-        listening: done once it listens; fails with a MeshError where it cannot.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit as end:  # with a status of uvicorn's own, because of the error in its context
-            where = f"{self.config.host}:{self.config.port} (SPOTWISE_HOST, SPOTWISE_PORT)"
-            self.should_exit = True
-            self.listening.set_exception(MeshError(f"the API cannot listen on {where}: {end.__context__}"))
-        else:
-            self.listening.set_result(None)
 
 
 def _tls(certificate: Path, key: Path, client_ca: Path | None) -> ServerTls:
@@ -93,7 +65,7 @@ async def serve(settings: GatewaySettings) -> None:
             tls = _tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
             config.ssl = tls.context
             host.every(CERTIFICATE_LOOK_S, tls.follow_files, "certificate")
-        server = _HttpServer(config)
+        server = HttpServer(config, settings.header_timeout_s)
         serving = asyncio.create_task(server.serve())
         await server.listening
         serving.add_done_callback(lambda _: host.stop())

@@ -17,9 +17,7 @@ from spotwise.mesh.embedded import LOOPBACK
 from tests.contracts.waiting import PATIENCE_S, until
 
 
-class GatewayServer(uvicorn.Server):
-    """Uvicorn, without its signal handlers."""
-
+class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -106,7 +104,7 @@ async def listening(app: FastAPI, limits: HttpLimits, send_buffer_bytes: int | N
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    server = GatewayServer(config)
+    server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[taken]))
     await until(lambda: server.started)
     here = Listening(taken.getsockname()[1], server, errors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,13 +20,14 @@ from spotwise.cli.chat_stream import ChatClient
 from spotwise.cli.errors import CommandError
 from spotwise.gateway.http_limits import HttpLimits
 from spotwise.gateway.http_protocol import http_protocol
+from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.tls import ServerTls
 from spotwise.mesh.embedded import LOOPBACK, free_port
-from tests.contracts.waiting import PATIENCE_S, until
+from spotwise.mesh.ports import MeshError
+from tests.contracts.waiting import PATIENCE_S
 from tests.unit.gateway.certificates import IssuedFiles, TestAuthority
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
-from tests.unit.gateway.listening import GatewayServer
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,8 @@ def files(authority: TestAuthority) -> IssuedFiles:
 
 
 @pytest.fixture
-def make_server(make_app: Callable[..., FastAPI]) -> Callable[[ServerTls], GatewayServer]:
-    def make(tls: ServerTls) -> GatewayServer:
+def make_server(make_app: Callable[..., FastAPI]) -> Callable[[ServerTls], HttpServer]:
+    def make(tls: ServerTls) -> HttpServer:
         config = uvicorn.Config(
             make_app(),
             host=LOOPBACK,
@@ -54,15 +56,15 @@ def make_server(make_app: Callable[..., FastAPI]) -> Callable[[ServerTls], Gatew
         )
         config.load()
         config.ssl = tls.context
-        return GatewayServer(config)
+        return HttpServer(config, handshake_timeout_s=1.0)
 
     return make
 
 
-async def served(server: GatewayServer) -> AsyncIterator[str]:
+async def served(server: HttpServer) -> AsyncIterator[str]:
     """Serve for a while; gives the URL."""
     serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
+    await server.listening
     try:
         yield f"https://{LOOPBACK}:{server.config.port}"
     finally:
@@ -88,7 +90,7 @@ async def subject(port: int, authority: TestAuthority) -> str:
 
 
 async def test_an_answer_and_a_stream_over_tls(
-    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], GatewayServer]
+    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], HttpServer]
 ) -> None:
     """A client that trusts the authority reads both; plain HTTP, and one that does not trust it, get nothing."""
     server = make_server(ServerTls(files.certificate, files.key))
@@ -106,7 +108,7 @@ async def test_an_answer_and_a_stream_over_tls(
 
 
 async def test_a_renewed_certificate_needs_no_restart(
-    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], GatewayServer]
+    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], HttpServer]
 ) -> None:
     """Running connections go on, new ones get it; half of a renewal changes nothing."""
     tls = ServerTls(files.certificate, files.key)
@@ -128,8 +130,36 @@ async def test_a_renewed_certificate_needs_no_restart(
             assert (await client.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "half", "http"]
+)
+async def test_who_does_not_finish_the_handshake_is_cut_off(
+    files: IssuedFiles, make_server: Callable[[ServerTls], HttpServer], sent: bytes
+) -> None:
+    """It takes no place, and its connection ends; the server stops without waiting for it."""
+    server = make_server(ServerTls(files.certificate, files.key))
+    async for _ in served(server):
+        reader, writer = await asyncio.open_connection(LOOPBACK, server.config.port)
+        writer.write(sent)
+        assert not server.server_state.connections
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(100):  # perhaps an alert
+                    pass
+        writer.close()
+
+
+async def test_a_taken_port_is_a_mesh_error(files: IssuedFiles, make_server: Callable[[ServerTls], HttpServer]) -> None:
+    """As without TLS."""
+    server = make_server(ServerTls(files.certificate, files.key))
+    with socket.create_server((LOOPBACK, server.config.port)):
+        await server.serve()
+        with pytest.raises(MeshError, match="SPOTWISE_HOST, SPOTWISE_PORT"):
+            await server.listening
+
+
 async def test_with_a_client_authority_each_client_shows_a_certificate(
-    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], GatewayServer], tmp_path: Path
+    authority: TestAuthority, files: IssuedFiles, make_server: Callable[[ServerTls], HttpServer], tmp_path: Path
 ) -> None:
     """Its own authority's are accepted; none, and another authority's, are not."""
     server = make_server(ServerTls(files.certificate, files.key, authority.ca))
@@ -174,7 +204,7 @@ def test_half_a_configuration_is_refused(model_dir: Path, given: dict[str, str])
 async def test_spotwise_chat_trusts_the_given_authority(
     authority: TestAuthority,
     files: IssuedFiles,
-    make_server: Callable[[ServerTls], GatewayServer],
+    make_server: Callable[[ServerTls], HttpServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By `--ca` or `SPOTWISE_CA_FILE`; without, it says what to give."""
