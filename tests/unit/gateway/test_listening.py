@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.settings import ServiceSettings
 from tests.contracts.waiting import PATIENCE_S
+from tests.unit.gateway.certificates import TestAuthority
 
 
 @pytest.fixture
@@ -110,3 +112,29 @@ async def test_files_that_others_may_read_are_refused(
             async with asyncio.timeout(PATIENCE_S):
                 await serve(settings(model_dir, LOOPBACK, free_port(), **given))
     assert hosts
+
+
+async def test_a_gateway_with_a_certificate_and_keys_serves_over_tls(
+    model_dir: Path, hosts: list[ServiceHost], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its settings alone; on all addresses too, since it has a key."""
+    authority = TestAuthority(tmp_path)
+    files, port = authority.issue("gateway"), free_port()
+    answered: list[int] = []
+    run = ServiceHost.run
+
+    async def request_and_stop(host: ServiceHost, *arguments: Any) -> None:
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        async with httpx.AsyncClient(trust_env=False, verify=trusting) as client:
+            for key in ("wrong", "secret"):
+                headers = {"Authorization": f"Bearer {key}"}
+                response = await client.get(f"https://{LOOPBACK}:{port}/v1/models", headers=headers)
+                answered.append(response.status_code)
+        host.stop()
+        await run(host)
+
+    monkeypatch.setattr(ServiceHost, "run", request_and_stop)
+    async with asyncio.timeout(PATIENCE_S):
+        given = {"api_keys": "acme:secret", "tls_cert": files.certificate, "tls_key": files.key}
+        await serve(settings(model_dir, "0.0.0.0", port, **given))
+    assert answered == [401, 200]
