@@ -28,6 +28,7 @@ app = typer.Typer(
             "move": "spotwise.cli.move:move",
             "reshape": "spotwise.cli.reshape:reshape",
             "fleet": "spotwise.cli.fleet:fleet",
+            "keys": "spotwise.cli.keys.app:keys",
             "explain": "spotwise.cli.explain:explain",
             "profile": "spotwise.cli.profile:profile",
             "replay": "spotwise.cli.replay:replay_command",

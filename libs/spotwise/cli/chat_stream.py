@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -50,12 +51,12 @@ class AnswerFigures:
 
 
 class ChatClient:
-    """A client of the gateway at `url` (without `/v1`); to be closed after use."""
+    """A client of the gateway at `url` (without `/v1`); to be closed after use. `ca_file`: see `client_options`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, ca_file: Path | None = None) -> None:
         self._url = url
         timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(**client_options(url), timeout=timeout)
+        self._http = httpx.Client(**client_options(url, ca_file), timeout=timeout)
 
     def close(self) -> None:
         """Close the connections."""
@@ -102,6 +103,11 @@ class ChatClient:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.HTTPError) -> CommandError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return CommandError(
+                f"the certificate of {self._url} is not trusted ({error}); give its authority with --ca FILE, or in "
+                "SPOTWISE_CA_FILE"
+            )
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
         return CommandError(f"{self._url} broke off ({error or type(error).__name__}); look at `spotwise status`")

@@ -23,7 +23,7 @@ from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400}
 _REPLY_TIMEOUT_S = 3.0
 _POLL_S = 0.2
 #: Silence after which other members count a member as lost.
@@ -52,7 +52,7 @@ def drain(
 
 def parse_duration(text: str, option: str) -> float:
     """Return the seconds of a duration like `500ms`, `30s`, `2m`; raises `OptionError`, naming `option`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text.strip())
     if match is None:
         raise OptionError(f"{option} {text!r} is no duration; write it like 30s, 2m or 500ms")
     return float(match[1]) * _UNITS_S[match[2]]

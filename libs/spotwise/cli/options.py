@@ -107,6 +107,9 @@ class MeshOptions(BaseModel):
         model_name: the model's name in the API.
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
+        allow_anonymous: whether clients of other machines need no key where there is none; else as the environment says.
+        api_keys_file: of keys, as `spotwise keys hash` prints them.
+        tls_cert, tls_key: certificate chain and private key of the gateway; None: it speaks plain HTTP.
         nats_url, redis_url: running servers to use; None starts embedded ones.
         mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
         kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
@@ -142,6 +145,10 @@ class MeshOptions(BaseModel):
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
+    allow_anonymous: bool = False
+    api_keys_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     nats_url: str | None = None
     redis_url: str | None = None
     mesh_secret_file: Path | None = None
@@ -213,7 +220,8 @@ class MeshOptions(BaseModel):
     @property
     def url(self) -> str:
         """The gateway's URL for a client on this machine."""
-        return f"http://{_reachable_host(self.host)}:{self.port}"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://{_reachable_host(self.host)}:{self.port}"
 
 
 def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_workers: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
+from spotwise.mesh.memory_keys import MemoryKeys
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
 from spotwise.wire import subjects
@@ -192,6 +193,7 @@ class MemoryStore:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self.keys = MemoryKeys(self._clock)
         self._records: dict[str, RequestRecord] = {}
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}

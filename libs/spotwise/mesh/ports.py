@@ -14,6 +14,7 @@ from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
+from spotwise.mesh.key_ports import KeyStore
 
 
 class MeshError(Exception):
@@ -81,6 +82,10 @@ class MessageBus(Protocol):
 
 class MeshStore(Protocol):
     """Request records, ledgers and registrations (Redis). Every method raises `MeshError` where it does not answer."""
+
+    @property
+    def keys(self) -> KeyStore:
+        """The API keys."""
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""

@@ -26,6 +26,7 @@ from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.redis_keys import RedisKeys
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 
@@ -91,12 +92,17 @@ _SCANNED = 1000
 
 
 class RedisStore:
-    """One Redis server; every method raises `MeshError` where it does not answer."""
+    """One Redis server; every method raises `MeshError` where it does not answer.
+
+    Attributes:
+        keys: the API keys in it.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         # The client opens a connection per concurrent call and refuses calls beyond its limit: a burst waits here.
         self._turns = asyncio.Semaphore(_MAX_CALLS)
+        self.keys = RedisKeys(redis, self._turn)
 
     @classmethod
     async def connect(cls, url: str) -> RedisStore:

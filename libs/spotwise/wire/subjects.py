@@ -60,6 +60,19 @@ def fleet_key(mesh: str) -> str:
     return f"spotwise:fleet:{mesh}"
 
 
+def key_usage_key(name: str) -> str:
+    """Return the Redis key of what an API key has used."""
+    return f"spotwise:key-usage:{name}"
+
+
+def key_streams_key(name: str) -> str:
+    """Return the Redis key of the leases of an API key's requests in flight."""
+    return f"spotwise:key-streams:{name}"
+
+
+KEYS_KEY = "spotwise:keys"  #: hash of the API keys' records by name
+KEYS_REVISION_KEY = "spotwise:keys:revision"  #: raised by every change of them
+KEYS_USED_KEY = "spotwise:keys:used"  #: hash of the Unix seconds of their last use
 PLANNER_LEASE_KEY = "spotwise:planner:lease"  #: the planner that acts, `id/incarnation`; expires
 PLANNER_TERM_KEY = "spotwise:planner:term"  #: number of its term
 PLAN_KEY = "spotwise:planner:plan"  #: the last plan

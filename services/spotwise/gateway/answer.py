@@ -8,7 +8,7 @@ on an error is an event, followed by `[DONE]`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import Generation, GenerationError, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
 from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
 from spotwise.gateway.text import ChatText
@@ -35,6 +36,7 @@ class GenerationResponse(Response):
         text: tokenizer of the model.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
+        reserve: takes what the request needs of its key's limits.
     """
 
     def __init__(
@@ -45,8 +47,12 @@ class GenerationResponse(Response):
         text: ChatText,
         metrics: GatewayMetrics,
         arrived_s: float,
+        reserve: Callable[[], Awaitable[Reservation]],
     ) -> None:
         super().__init__()
+        self._reserve = reserve
+        self._reservation = Reservation()
+        self._has_failed = False
         self._plan = plan
         self._format = response_format
         self._generation = generation
@@ -57,9 +63,22 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification."""
-        self._metrics.count_prompt(self._plan.prompt_tokens)
-        work = self._send_stream(send) if self._plan.stream else self._send_whole(scope, receive, send)
-        await run_while_connected(receive, work)
+        self._reservation = await self._reserve()
+        try:
+            self._metrics.count_prompt(self._plan.prompt_tokens)
+            work = self._send_stream(send) if self._plan.stream else self._send_whole(scope, receive, send)
+            await run_while_connected(receive, work)
+        except GenerationError:
+            self._has_failed = True
+            raise
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Give back what was reserved and not used; a request that the mesh failed before its first token used nothing."""
+        output_tokens = sum(choice.output_tokens for choice in self._choices)
+        prompt_tokens = 0 if self._has_failed and not output_tokens else self._plan.prompt_tokens
+        self._reservation.settle(prompt_tokens + output_tokens)
 
     def _pieces(self) -> Any:
         return aclosing(
@@ -97,6 +116,7 @@ class GenerationResponse(Response):
             async for index, piece in pieces:
                 choices[index].add(piece)
         self._count_requests()
+        self._settle()  # before the client receives the end, and may send its next request
         body = self._format.whole(choices, self._usage())
         await Response(body, headers=self._answer_headers(), media_type="application/json")(scope, receive, send)
 
@@ -110,6 +130,7 @@ class GenerationResponse(Response):
                 async for index, piece in pieces:
                     await self._send_piece(send, index, piece)
             except Exception as error:
+                self._has_failed = True
                 described = describe(error, self._plan.request_id)
                 self._metrics.count_error(described.code or str(described.status))
                 await _send_part(send, event(described.body()))
@@ -117,6 +138,7 @@ class GenerationResponse(Response):
                 self._count_requests()
                 if self._plan.include_usage:
                     await _send_part(send, self._format.usage(self._usage()))
+        self._settle()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _send_piece(self, send: Send, index: int, piece: ChoiceText) -> None:
@@ -132,7 +154,7 @@ class GenerationResponse(Response):
             self._metrics.ended.request_ended(of_choices)
 
     def _answer_headers(self) -> dict[str, str]:
-        return {"X-Request-Id": self._plan.request_id}
+        return {"X-Request-Id": self._plan.request_id, **self._reservation.headers}
 
     def _usage(self) -> Usage:
         """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""

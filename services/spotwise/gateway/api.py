@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -19,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.gateway.answer import GenerationResponse
+from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import BearerAuth, key_name
+from spotwise.gateway.auth import BearerAuth, caller_of, key_name
 from spotwise.gateway.body import BodyReader, parse_json_object
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.completions import CompletionFormat, plan_completion
@@ -29,6 +31,7 @@ from spotwise.gateway.generation import Generation
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import OffLoop, is_small
 from spotwise.gateway.plan import GenerationPlan, require_model
+from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes, client_request_id, name_request
 from spotwise.gateway.sse import run_unless_left
 from spotwise.gateway.text import ChatText
@@ -37,7 +40,9 @@ from spotwise.gateway.text import ChatText
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
 
-def create_app(generation: Generation, text: ChatText, options: ApiOptions, metrics: GatewayMetrics) -> FastAPI:
+def create_app(
+    generation: Generation, text: ChatText, options: ApiOptions, metrics: GatewayMetrics, access: ApiAccess
+) -> FastAPI:
     """Build the app.
 
     Args:
@@ -45,11 +50,12 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         text: tokenizer and chat template of the model.
         options: names and limits.
         metrics: what `/metrics` shows; its registry may hold more.
+        access: who may use it, and how much of it.
     """
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
     # Added last is outermost: ErrorEdge answers what BearerAuth raises, too.
-    app.add_middleware(BearerAuth, api_keys=options.api_keys)
+    app.add_middleware(BearerAuth, keys=access.keys, open_paths=access.open_paths)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
     app.add_middleware(TrailingSlashes)
     if options.cors_origins:
@@ -59,7 +65,7 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
             allow_origins=options.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
     bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
@@ -84,6 +90,7 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         return _json(model_card)
 
     async def plan(request: Request, plan_body: PlanBody) -> GenerationPlan:
+        access.quotas.require_room(caller_of(request))
         async with bodies.body(request) as body:
             planning = off_loop.run(len(body), _plan, plan_body, body, text, options, key_name(request))
             planned = await (planning if is_small(len(body)) else run_unless_left(request.receive, planning))
@@ -95,14 +102,16 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         arrived_s = time.monotonic()
         planned = await plan(request, plan_chat)
         response_format = ChatFormat(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
+        reserve = partial(access.quotas.reserve, caller_of(request), planned)
+        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s, reserve)
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
         planned = await plan(request, plan_completion)
         response_format = CompletionFormat(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
+        reserve = partial(access.quotas.reserve, caller_of(request), planned)
+        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s, reserve)
 
     @app.get("/health")
     async def get_health() -> Response:

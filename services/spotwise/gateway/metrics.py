@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.members import Member
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
@@ -97,6 +98,17 @@ class GatewayMetrics:
         self._errors = Counter(
             "spotwise_request_errors", "Error answers by code.", ("model_name", "code"), registry=registry
         )
+        # Without the names of keys: whoever reads metrics need not know the tenants.
+        self._limited = Counter(
+            "spotwise_rate_limited",
+            "Requests refused by a limit of their key.",
+            ("model_name", "limit"),
+            registry=registry,
+        )
+
+    def count_limited(self, limit: KeyLimit) -> None:
+        """Count a refusal by a key's limit."""
+        self._limited.labels(self._model_name, limit).inc()
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""

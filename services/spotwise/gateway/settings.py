@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
@@ -33,6 +35,20 @@ class GatewaySettings(ModelServiceSettings):
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
     api_keys: str = Field(
         "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty admits every client"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="file of further keys, a line each as spotwise keys hash prints it; private to its owner"
+    )
+    allow_anonymous: bool | None = Field(
+        None,
+        description="without any key, true admits every client, also from other machines; false admits none; where unset only "
+        "this machine's clients",
+    )
+    metrics_need_key: bool = Field(False, description="/metrics requires a key of the scope metrics")
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the API, which then speaks TLS alone")
+    tls_key: Path | None = Field(None, description="its private key (PEM), a file that only its owner reads")
+    tls_client_ca: Path | None = Field(
+        None, description="certificates (PEM) of which each client must show one, or one that they signed"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
@@ -93,6 +109,14 @@ class GatewaySettings(ModelServiceSettings):
     def _are_keys(cls, api_keys: str) -> str:
         parse_api_keys(api_keys)
         return api_keys
+
+    @model_validator(mode="after")
+    def _certificate_has_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("set both SPOTWISE_TLS_CERT and SPOTWISE_TLS_KEY, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("SPOTWISE_TLS_CLIENT_CA needs SPOTWISE_TLS_CERT and SPOTWISE_TLS_KEY")
+        return self
 
     @property
     def bearer_keys(self) -> tuple[ApiKey, ...]:

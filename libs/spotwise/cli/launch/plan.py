@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.cli.launch.fleet_plan import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
-from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, service
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
 from spotwise.cli.launch.simulated_plan import plan_simulated, plan_simulated_groups, simulated_workers
 from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, shares, worker
 from spotwise.cli.options import EngineKind, MeshOptions
@@ -29,7 +29,7 @@ def plan_services(
         workers = plan_simulated_groups(options, single_threaded)
     else:
         workers = plan_simulated(options, single_threaded)
-    gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
+    gateway = single_threaded | gateway_env(options)
     return (
         service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
         *workers,

@@ -71,6 +71,19 @@ def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str,
     }
 
 
+def gateway_env(options: MeshOptions) -> dict[str, str]:
+    """Return the environment of the gateway: where it listens, how, and for whom."""
+    given = {
+        "SPOTWISE_HOST": options.host,
+        "SPOTWISE_PORT": options.port,
+        "SPOTWISE_ALLOW_ANONYMOUS": "true" if options.allow_anonymous else None,
+        "SPOTWISE_API_KEYS_FILE": options.api_keys_file,
+        "SPOTWISE_TLS_CERT": options.tls_cert,
+        "SPOTWISE_TLS_KEY": options.tls_key,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
 def policy_env(options: MeshOptions) -> dict[str, str]:
     """Return the environment of a worker's scheduling policy."""
     given = {

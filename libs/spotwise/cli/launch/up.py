@@ -14,6 +14,7 @@ from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
+from spotwise.cli.launch.gateway_options import require_keys, require_pair
 from spotwise.cli.launch.listening_port import open_port
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
@@ -103,6 +104,21 @@ def up(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option("--allow-anonymous", help="With another --host: clients need no key while there is none."),
+    ] = False,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_API_KEYS_FILE", help="File of API keys, as `spotwise keys hash` prints them."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_TLS_CERT", help="Certificate chain (PEM) of the gateway, which then speaks TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="SPOTWISE_TLS_KEY", help="Its private key (PEM), private to its owner.")
+    ] = None,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
@@ -190,6 +206,8 @@ def up(
                 f"--profile {profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
                 "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
             )
+    require_keys(host, allow_anonymous, redis_url is None, api_keys_file)
+    require_pair(tls_cert, tls_key)
     try:
         options = MeshOptions(
             name=name,
@@ -207,6 +225,10 @@ def up(
             device=device,
             host=host,
             port=port,
+            allow_anonymous=allow_anonymous,
+            api_keys_file=api_keys_file and api_keys_file.absolute(),
+            tls_cert=tls_cert and tls_cert.absolute(),
+            tls_key=tls_key and tls_key.absolute(),
             nats_url=nats_url,
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
