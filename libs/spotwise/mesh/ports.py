@@ -14,6 +14,7 @@ from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
+from spotwise.mesh.request_store import RequestStore
 
 
 class MeshError(Exception):
@@ -79,8 +80,10 @@ class MessageBus(Protocol):
         """Send what is pending and disconnect; idempotent."""
 
 
-class MeshStore(Protocol):
-    """Request records, ledgers and registrations (Redis). Every method raises `MeshError` where it does not answer."""
+class MeshStore(RequestStore, Protocol):
+    """Request records, ledgers, registrations and kept requests (Redis). Every method raises `MeshError` where it does not
+    answer.
+    """
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""

@@ -26,6 +26,7 @@ from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.redis_requests import RedisRequests
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 
@@ -90,7 +91,7 @@ _MAX_CALLS = 32
 _SCANNED = 1000
 
 
-class RedisStore:
+class RedisStore(RedisRequests):
     """One Redis server; every method raises `MeshError` where it does not answer."""
 
     def __init__(self, redis: Redis) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,7 @@ from spotwise.core.members import MemberKind
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.http_protocol import http_protocol
+from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -67,9 +69,11 @@ async def serve(settings: GatewaySettings) -> None:
         host.introduce(model=settings.served_name)
         generation = MeshGeneration(host, settings, metrics)
         await generation.start()
+        kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
+        app = create_app(generation, text, options, metrics, kept)
         server = _HttpServer(
             uvicorn.Config(
-                create_app(generation, text, options, metrics),
+                app,
                 host=settings.host,
                 port=settings.port,
                 log_config=None,
@@ -84,8 +88,11 @@ async def serve(settings: GatewaySettings) -> None:
         await server.listening
         serving.add_done_callback(lambda _: host.stop())
         await host.run()
+        generation.is_leaving = True
         server.should_exit = True
         await serving
+        with contextlib.suppress(MeshError):
+            await generation.save()  # of streams that go on at another gateway
 
 
 if __name__ == "__main__":

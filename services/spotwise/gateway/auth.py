@@ -68,6 +68,17 @@ def key_name(request: Request) -> str:
     return str(getattr(request.state, _KEY_NAME, ""))
 
 
+def caller_scope(request: Request) -> str:
+    """Return whose a request is, for what it may find again: a hash of the key's name, or of a key without one; empty where the
+    API is open.
+    """
+    name = getattr(request.state, _KEY_NAME, None)
+    if name is None:
+        return ""
+    whose = f"name {name}" if name else f"key {request.headers.get('authorization', '')}"
+    return hashlib.sha256(whose.encode()).hexdigest()
+
+
 def tenant_of(key_name: str, user: str | None) -> str:
     """Return the tenant: the key's name, else the `user` parameter, else empty.
 

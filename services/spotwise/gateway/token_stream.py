@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.core.messages import TokenDelta
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SampledToken
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, GenerationError, SequenceSpec
 
 
 class TokenStream:
@@ -55,3 +59,26 @@ class TokenStream:
         if not self._items:
             self._has_items.clear()
         return item
+
+
+def generated(
+    choice_id: str,
+    deltas: Sequence[TokenDelta],
+    finish_reason: FinishReason | None,
+    cached_tokens: int = 0,
+    prefill_s: float | None = None,
+) -> GeneratedTokens:
+    """Return workers' tokens as an item of a stream."""
+    tokens = tuple(
+        SampledToken(choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
+        for delta in deltas
+        if delta.token_id is not None
+    )
+    return GeneratedTokens(tokens, finish_reason, cached_tokens, prefill_s)
+
+
+def saved(choice_id: str, earlier: EarlierTokens) -> GeneratedTokens | None:
+    """Return the tokens that other gateways saved of a sequence, as an item of its stream; `None` where there are none."""
+    if not earlier.deltas:
+        return None
+    return generated(choice_id, earlier.deltas, earlier.finish_reason, earlier.deltas[0].cached_tokens or 0)
