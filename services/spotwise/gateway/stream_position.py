@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from spotwise.gateway.errors import bad_request
 
-_CHOICE = re.compile(r"([0-9]{1,9})-([0-9a-f]{1,8})(e?)")
+_CHOICE = re.compile(r"([0-9]{1,9})-([0-9a-f]{1,8})(z?)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
@@ -84,4 +84,4 @@ class StreamPosition:
 
 
 def _written(choice: ChoicePosition) -> bytes:
-    return b"%d-%x%b" % (choice.tokens, choice.checksum, b"e" if choice.has_end else b"")
+    return b"%d-%x%b" % (choice.tokens, choice.checksum, b"z" if choice.has_end else b"")
