@@ -79,6 +79,11 @@ class _Running:
     plan: GenerationPlan
     log: RequestLog | None = None
 
+    @property
+    def owner(self) -> str:
+        """Its owner as the store knows it, unless it was taken over; empty where it has ended."""
+        return self.plan.sequences[0].spec.owner
+
 
 class KeptRequests:
     """The kept requests of a gateway.
@@ -181,8 +186,7 @@ class KeptRequests:
             await running.log.over
             return
         owner = self._new_owner()
-        plan = await self._planning.plan_again(kept.request)
-        records = await self.records(plan)
+        records = await self.records(restored(await self._planning.plan_again(kept.request), kept.request))
         if running is not None:
             self._step_down(running)
         await self._of_store(self._store.take_request(request_id, owner))
@@ -207,8 +211,9 @@ class KeptRequests:
             raise ApiError(422, message, code="idempotency_mismatch")
         name_request(request, request_id)
         running = self._running.get(request_id)
-        if running is None or running.log is None:
-            if running is not None and kept.ending is None:
+        is_ours = running is not None and running.owner == kept.owner
+        if running is None or running.log is None or not is_ours:
+            if running is not None and (kept.ending is None or not is_ours):
                 self._step_down(running)
                 await self._of_store(self._generation.save(*_choice_ids(running.plan)))
             running = await self._taken(kept)
@@ -231,7 +236,7 @@ class KeptRequests:
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
         if kept.ending is not None and kept.ending.state != "finished":
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
-        plan = await self._planning.plan_again(kept.request)
+        plan = restored(await self._planning.plan_again(kept.request), kept.request)
         earlier: list[EarlierTokens] = read_chunks(kept.chunks, len(plan.sequences))
         if kept.ending is None:
             records = await self.records(plan)
@@ -247,7 +252,7 @@ class KeptRequests:
         headers: dict[str, str] | None = None,
     ) -> GenerationResponse:
         form = running.form
-        is_over = not plan.sequences[0].spec.owner
+        is_over = not running.owner
         if form.is_resumable and running.log is None and not is_over:
             running.log = RequestLog(
                 self._generation, plan, self._limits.resume_s, lambda ending: self._end(running, ending)
@@ -272,10 +277,11 @@ class KeptRequests:
             return  # taken over
         if self._generation.is_leaving and ending.state == "cancelled":
             return
-        owner = running.plan.sequences[0].spec.owner
         try:
             await self._of_store(self._generation.save(*_choice_ids(running.plan)))
-            await self._of_store(self._store.end_request(running.form, owner, ending, self._kept_s(running.form)))
+            await self._of_store(
+                self._store.end_request(running.form, running.owner, ending, self._kept_s(running.form))
+            )
         except GenerationError:
             return  # it expires
         finally:

@@ -117,6 +117,8 @@ class MeshGeneration:
         stop = None if earlier is None else earlier.stop
         spec = self._fit(spec) if stop is None else replace(spec, stop=stop)
         stream = TokenStream(choice_id, spec, self._host.clock.now())
+        if choice_id in self._streams:
+            self.step_down(choice_id)  # two connections resume it at once: the later one has it
         self._streams[choice_id] = stream
         if spec.owner:
             self._saver.watch(choice_id, spec.owner)
@@ -240,7 +242,7 @@ class MeshGeneration:
             self.step_down(command.choice_id)
         if not self._role.is_open(*attempt):
             return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
-        stream.is_submitted = True
+        stream.submitted_epoch = command.epoch
         try:
             reply = await self._host.bus.request(
                 subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
@@ -299,8 +301,9 @@ class MeshGeneration:
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
         stream = self._streams[command.order.choice_id]
-        if stream.is_submitted:
-            self._host.post(subjects.REQUESTS, command.order)
+        if stream.submitted_epoch:
+            # An attempt that was not submitted has a number that another gateway's may have.
+            self._host.post(subjects.REQUESTS, replace(command.order, epoch=stream.submitted_epoch))
         if not stream.has_record and stream.submission is not None:
             stream.submission.cancel()
         elif stream.has_record:

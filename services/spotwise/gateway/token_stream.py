@@ -20,7 +20,7 @@ class TokenStream:
             store takes its time for.
         submission: the work of submitting the current attempt.
         has_record: a write has begun.
-        is_submitted: a scheduler may know of the request.
+        submitted_epoch: of the last attempt that a scheduler may know of; 0 where it may know of none.
     """
 
     def __init__(self, choice_id: str, spec: SequenceSpec, received_s: float) -> None:
@@ -32,7 +32,7 @@ class TokenStream:
         self.record_turn = asyncio.Lock()
         self.submission: asyncio.Task[None] | None = None
         self.has_record = False
-        self.is_submitted = False
+        self.submitted_epoch = 0
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 

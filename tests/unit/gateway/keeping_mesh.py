@@ -30,7 +30,7 @@ from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled
 
 @dataclass
 class KeepingMesh(FakeMesh):
-    """One gateway's mesh: `store` is all that it shares with others'. It stands still before token `hang_at` until `go` is set."""
+    """One gateway's mesh: `store` is all that it shares with others'. It waits before token `hang_at` until `go` is set."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     go: asyncio.Event = field(default_factory=asyncio.Event)

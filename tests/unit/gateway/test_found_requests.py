@@ -153,25 +153,27 @@ async def test_the_state_of_a_request(text: ChatText, tokens: list[int]) -> None
         assert state["response"] == answer
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("resumable", [False, True])
-async def test_a_request_is_cancelled_at_any_gateway(resumable: bool, text: ChatText, tokens: list[int]) -> None:
+async def test_a_request_is_cancelled_at_any_gateway(
+    resumable: bool, elsewhere: bool, text: ChatText, tokens: list[int]
+) -> None:
     """Its owner ends it at once, or at its next save where it is another gateway; its client is told."""
-    for elsewhere in (False, True):
-        mesh = KeepingMesh(tokens, hang_at=2)
-        app = keeping_app(mesh, text)
-        at = keeping_app(KeepingMesh(tokens, store=mesh.store), text, "g1") if elsewhere else app
-        headers = {"X-Spotwise-Resumable": "true"} if resumable else {}
-        client = Client(app, "POST", CHATS, CHAT | {"stream": True}, headers)
-        event = await client.event()
-        assert event.data is not None
-        cancelled = await Client(at, "DELETE", f"/v1/requests/{event.data['id']}").answer()
-        assert cancelled["state"] == "cancelled"
-        await mesh.save()
-        errors = [each.data["error"]["code"] for each in await client.events() if each.data and "error" in each.data]
-        assert errors in (["cancelled"], ["resumed_elsewhere"])
-        await until(lambda: not mesh.open)
-        state = await Client(at, "GET", f"/v1/requests/{event.data['id']}").answer()
-        assert state["state"] == "cancelled"
+    mesh = KeepingMesh(tokens, hang_at=2)
+    app = keeping_app(mesh, text)
+    at = keeping_app(KeepingMesh(tokens, store=mesh.store), text, "g1") if elsewhere else app
+    headers = {"X-Spotwise-Resumable": "true"} if resumable else {}
+    client = Client(app, "POST", CHATS, CHAT | {"stream": True}, headers)
+    event = await client.event()
+    assert event.data is not None
+    cancelled = await Client(at, "DELETE", f"/v1/requests/{event.data['id']}").answer()
+    assert cancelled["state"] == "cancelled"
+    await mesh.save()
+    errors = [each.data["error"]["code"] for each in await client.events() if each.data and "error" in each.data]
+    assert errors in (["cancelled"], ["resumed_elsewhere"])
+    await until(lambda: not mesh.open)
+    state = await Client(at, "GET", f"/v1/requests/{event.data['id']}").answer()
+    assert state["state"] == "cancelled"
 
 
 async def test_a_request_that_none_could_find_again_is_not_kept(text: ChatText, tokens: list[int]) -> None:

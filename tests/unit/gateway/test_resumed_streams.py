@@ -56,12 +56,16 @@ async def test_any_event_is_a_place_to_go_on_from(name: str, text: ChatText, tok
         assert content([*events[: number + 1], *rest]) == whole, f"from event {number}"
 
 
-@pytest.mark.parametrize("name", ["chat", "two choices with scores and a stop string", "completion", "echo with scores"])
+@pytest.mark.parametrize(
+    "name", ["chat", "two choices with scores and a stop string", "completion", "echo with scores"]
+)
 @pytest.mark.parametrize("had", [1, 3, 5])
 async def test_another_gateway_goes_on(name: str, had: int, text: ChatText, tokens: list[int]) -> None:
     """The gateway dies in the midst; some of what it sent was not saved. Its client has the answer as if nothing had been."""
     path, body = BODIES[name]
-    undisturbed = content(await Client(keeping_app(KeepingMesh(tokens), text), "POST", path, body | {"seed": 1}).events())
+    undisturbed = content(
+        await Client(keeping_app(KeepingMesh(tokens), text), "POST", path, body | {"seed": 1}).events()
+    )
     first = KeepingMesh(tokens, hang_at=5)
     client = Client(keeping_app(first, text), "POST", path, body | {"seed": 1})
     events = [await client.event() for _ in range(had)]
@@ -92,7 +96,9 @@ async def test_the_loser_is_told_and_ends(text: ChatText, tokens: list[int]) -> 
     assert content(rest)[1][-1] == "[DONE]"
     await first.save()
     told = await client.events()
-    assert [event.data["error"]["code"] for event in told if event.data and "error" in event.data] == ["resumed_elsewhere"]
+    assert [event.data["error"]["code"] for event in told if event.data and "error" in event.data] == [
+        "resumed_elsewhere"
+    ]
     await asyncio.wait_for(client.task, 10)
     kept = await first.store.get_request(str(events[0].data and events[0].data["id"]))
     assert kept is not None
