@@ -58,7 +58,7 @@ def own_gateway(mesh: LiveMesh, service_id: str, log: Path) -> Iterator[OwnGatew
         return False
 
     try:
-        wait_for(serves, lambda: log.read_text(), 60.0)
+        wait_for(serves, lambda: log.read_text(), 240.0)
         yield gateway
     finally:
         gateway.wake()

@@ -22,9 +22,10 @@ TOLD_WITHIN_S = 1.0
 class FormerGateway:
     """What it still does reaches the mesh; what it gives its clients is checked, and is none of the new owner's."""
 
-    def __init__(self, world: MeshWorld, gateway_id: str, role: GatewayRole) -> None:
+    def __init__(self, world: MeshWorld, gateway_id: str, role: GatewayRole, *, is_dead: bool) -> None:
         self.id = gateway_id
         self.is_awake = False
+        self._is_dead = is_dead
         self.refused = 0
         self._world = world
         self._role = role
@@ -49,7 +50,8 @@ class FormerGateway:
     def feed(self, event: Any) -> None:
         """Handle an event, once it is awake."""
         if not self.is_awake:
-            self._waiting.append(partial(self.feed, event))
+            if not self._is_dead:
+                self._waiting.append(partial(self.feed, event))
             return
         for command in self._role.handle(event, self._world.now):
             match command:

@@ -259,7 +259,10 @@ class MeshWorld:
         """Let another gateway go on with all requests from tokens that were saved lately; the former one is dead, or stands
         still for so long, and is told after a while that it has lost them.
         """
-        former_id, former = self.gateway_id, FormerGateway(self, self.gateway_id, self.gateway)
+        former_id, former = (
+            self.gateway_id,
+            FormerGateway(self, self.gateway_id, self.gateway, is_dead=sleeps_s is None),
+        )
         self.former[former_id] = former
         self.gateway_id = f"gateway-{len(self.former)}"
         self.gateway = self._new_gateway(int(self.now * 1000))

@@ -358,7 +358,7 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
     assert_nothing_held(world)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     meshes(2, 16),
     st.lists(st.sampled_from([None, 0.5, 3.0, 12.0]), min_size=1, max_size=3),
