@@ -390,6 +390,8 @@ def test_another_gateway_goes_on_token_for_token(
         assert ending in ("length", "no_workers", "no_scheduler")
         if ending == "length":
             assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+    if not (loss or worker_too or scheduler_too):
+        assert world.lost_attempts == []  # the first attempt after each take-over is accepted, and is ended by no former one
     assert_nothing_held(world)
 
 
