@@ -257,7 +257,8 @@ def test_a_restarted_gateway_goes_on_with_its_own_streams(simulated: SimulatedMe
     """The mesh's only gateway is killed; its successor, with the same address, has its streams."""
     path, body = requests(40)[2]
     whole = read(simulated.url, path, body, Said())
-    so_far, killed = Said(), []
+    so_far = Said()
+    killed: list[bool] = []
 
     def seen(said: Said) -> None:
         if not killed and len(said.tokens.get(0, ())) >= 30:

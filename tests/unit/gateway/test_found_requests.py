@@ -18,7 +18,7 @@ from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keepin
 Encode = Callable[[str], list[int]]
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEY = {"Idempotency-Key": "order-7"}
-KEYS = {"api_keys": parse_api_keys("acme:alpha,other:beta,gamma,delta")}
+KEYS = parse_api_keys("acme:alpha,other:beta,gamma,delta")
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_a_request_is_its_callers_own(text: ChatText, tokens: list[int]) -
     The same `Idempotency-Key` of another caller is another request. Keys without names are apart, too.
     """
     mesh = KeepingMesh(tokens)
-    app = keeping_app(mesh, text, **KEYS)
+    app = keeping_app(mesh, text, api_keys=KEYS)
     for own, other in (("alpha", "beta"), ("gamma", "delta")):
         client = Client(app, "POST", CHATS, CHAT | {"stream": True}, KEY | by(own))
         events = await client.events()
