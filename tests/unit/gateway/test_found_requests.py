@@ -31,6 +31,11 @@ def by(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+async def has_ended(mesh: KeepingMesh, request_id: str) -> None:
+    """Wait until the store has a request's ending."""
+    await until(lambda: mesh.store._kept[request_id].ending is not None)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_same_key_gets_the_same_answer(stream: bool, text: ChatText, tokens: list[int]) -> None:
     """At any gateway, however its fields are ordered; the mesh generates once. Without a seed a second run would differ."""
@@ -43,7 +48,7 @@ async def test_the_same_key_gets_the_same_answer(stream: bool, text: ChatText, t
         answers.append(content(await client.events()) if stream else await client.answer())
         assert client.status == 200
         await asyncio.wait_for(client.task, 10)
-        await until(lambda: not mesh.open)
+        await until(lambda: all(kept.ending is not None for kept in mesh.store._kept.values()))
     assert answers[0] == answers[1] == answers[2]
     assert client.headers["idempotent-replayed"] == "true"
     assert len(mesh.specs) == 1
@@ -112,6 +117,7 @@ async def test_a_request_is_its_callers_own(text: ChatText, tokens: list[int]) -
         await asyncio.wait_for(client.task, 10)
         assert events[0].data is not None
         path = f"/v1/requests/{events[0].data['id']}"
+        await has_ended(mesh, path[13:])
         assert (await Client(app, "GET", path, None, by(own)).answer())["state"] == "finished"
         unknown = await Client(app, "GET", path[:-1] + "x", None, by(other)).answer()
         for method, headers in (("GET", {}), ("GET", {"Accept": "text/event-stream"}), ("DELETE", {})):
@@ -145,7 +151,7 @@ async def test_the_state_of_a_request(text: ChatText, tokens: list[int]) -> None
     ]
     mesh.go.set()
     answer = await asking.answer()
-    await until(lambda: not mesh.open)
+    await until(lambda: mesh.store._kept[request_id].ending is not None)
     for at in (app, other):
         state = await Client(at, "GET", f"/v1/requests/{request_id}").answer()
         assert (state["state"], state["created"]) == ("finished", answer["created"])

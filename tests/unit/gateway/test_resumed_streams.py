@@ -171,6 +171,8 @@ async def test_a_resumable_request_waits_so_long_and_no_longer(text: ChatText, t
     await client.leave()
     await until(lambda: not mesh.open)
     assert event.data is not None
+    request_id = event.data["id"]
+    await until(lambda: mesh.store._kept[request_id].ending is not None)
     state = await Client(app, "GET", f"/v1/requests/{event.data['id']}").answer()
     assert state["state"] == "cancelled"
     again = Client(app, "POST", CHATS, CHAT | STREAM, {"Last-Event-ID": event.id})
