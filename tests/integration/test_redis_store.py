@@ -11,16 +11,19 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from spotwise.core.gateway.kept_request import KeptTokens
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_requests import KEPT_TTL_S
 from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
+from tests.contracts.requests import FORM, RequestStoreContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
 
 
-class TestRedisStore(StoreContract):
+class TestRedisStore(StoreContract, RequestStoreContract):
     @pytest.fixture
     async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
         """The session's server, emptied."""
@@ -36,6 +39,8 @@ class TestRedisStore(StoreContract):
         await store.hold_term("planner/1", 1, LONG_S)
         assert await store.put_plan("planner/1", PLAN)
         assert await store.put_fleet("default", FLEET)
+        await store.keep_request(FORM, "g0")
+        await store.save_tokens("g0", [KeptTokens(FORM.request_id, b"tokens")])
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -47,6 +52,9 @@ class TestRedisStore(StoreContract):
             subjects.PLANNER_TERM_KEY: INCARNATION_TTL_S,
             subjects.PLAN_KEY: PLAN_TTL_S,
             subjects.fleet_key("default"): FLEET_TTL_S,
+            subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,
+            subjects.kept_tokens_key(FORM.request_id): KEPT_TTL_S,
+            subjects.claim_key(FORM.claim): KEPT_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

@@ -7,8 +7,9 @@ Messages between scheduler and workers, tokens, and heartbeats, may be lost. A w
 while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: messages
 to them wait, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
 knows the registrations, old or new, and nothing else. The gateway may be replaced: no process owns its requests then, and its
-successor numbers its streams from 1, as it did. The message that a request is over may be lost, late or sent twice, and a
-submission may come after it.
+successor numbers its streams from 1, as it did. Another gateway may take its requests over, while it is dead or only stands
+still (`former_gateways.py`). The message that a request is over may be lost, late or sent twice, and a submission
+may come after it.
 
 Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
 worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
@@ -38,6 +39,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
+from tests.property.former_gateways import FormerGateway
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class MeshWorld:
         self.lost_attempts: list[str] = []
         self.now = 1000.0
         self.num_blocks = num_blocks
+        self.gateway_id = "gateway"
+        self.former: dict[str, FormerGateway] = {}
         self.gateway = self._new_gateway(1)
         self.paused: dict[str, list[Callable[[], None]]] = {}
         self.broker_away: tuple[float, float] = (0.0, 0.0)
@@ -241,7 +245,7 @@ class MeshWorld:
 
     def _new_gateway(self, incarnation: int) -> GatewayRole:
         limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, unheld_s=10.0)
-        return GatewayRole("gateway", limits, incarnation, load_report_s=self.load_report_s)
+        return GatewayRole(self.gateway_id, limits, incarnation, load_report_s=self.load_report_s)
 
     def restart_gateway(self) -> None:
         """Kill it; the next one takes its id, and no process owns the old one's requests."""
@@ -249,7 +253,34 @@ class MeshWorld:
             self.ended.setdefault(choice_id, "gateway died")
         incarnation = int(self.now * 1000)
         self.gateway = self._new_gateway(incarnation)
-        self.plain_members["gateway"] = replace(self.plain_members["gateway"], incarnation=incarnation)
+        self.plain_members[self.gateway_id] = replace(self.plain_members[self.gateway_id], incarnation=incarnation)
+
+    def take_over(self, sleeps_s: float | None) -> None:
+        """Let another gateway go on with all requests from tokens that were saved lately; the former one is dead, or stands
+        still for so long, and is told after a while that it has lost them.
+        """
+        former_id, former = (
+            self.gateway_id,
+            FormerGateway(self, self.gateway_id, self.gateway, is_dead=sleeps_s is None),
+        )
+        self.former[former_id] = former
+        self.gateway_id = f"gateway-{len(self.former)}"
+        self.gateway = self._new_gateway(int(self.now * 1000))
+        self.plain_members[self.gateway_id] = replace(
+            self._plain(self.gateway_id, m.MemberKind.GATEWAY), incarnation=self.gateway.incarnation
+        )
+        self._beat_plain(self.gateway_id)
+        if sleeps_s is not None:
+            self.at(sleeps_s, partial(former.wake, sleeps_s))
+        for choice_id, prompt in self.prompts.items():
+            if choice_id in self.ended:
+                continue
+            saved = self.delivered[choice_id] = self.delivered[choice_id][
+                : max(0, len(self.delivered[choice_id]) - self.rng.randrange(6))
+            ]
+            record = self.records.get(choice_id)
+            epoch = 0 if record is None else record.epoch
+            self.feed_gateway(g.RequestResumed(choice_id, len(prompt), epoch, tuple(saved)))
 
     def _beat(self, worker: FakeWorker) -> None:
         if not worker.alive:
@@ -265,6 +296,10 @@ class MeshWorld:
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
     def _beat_plain(self, member_id: str) -> None:
+        former = self.former.get(member_id)
+        if former is not None and not former.is_awake:
+            self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
+            return
         if member_id not in self.paused and (member_id != "scheduler" or self.scheduler_is_up):
             self._broadcast(self.plain_members[member_id])
         self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
@@ -273,7 +308,9 @@ class MeshWorld:
         if not self.loses(member):
             self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
         if not self.loses(member):
-            self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
+            self.transmit(member.id, self.gateway_id, lambda: self.feed_gateway(member))
+        for former in self.former.values():
+            self.transmit(member.id, former.id, partial(former.feed, member))
         if self.planners is not None and not self.loses(member):
             self.planners.receive_all(member.id, member)
         if self.market is not None:
@@ -285,6 +322,9 @@ class MeshWorld:
         for member_id, feed in (("gateway", self.feed_gateway), ("scheduler", self.feed_scheduler)):
             if member_id not in self.paused:
                 feed(tick)
+        for former in self.former.values():
+            if former.is_awake:
+                former.feed(tick)
         for worker in list(self.workers.values()):
             if not worker.stalled:
                 self.feed_worker(worker, tick)
@@ -334,9 +374,9 @@ class MeshWorld:
                     self._submit(command)
                 case g.CloseAttempts(order):
                     self.records.pop(order.choice_id, None)
-                    self._close(order)
+                    self.close_attempts(self.gateway_id, order)
                 case m.Send():
-                    self.send("gateway", command)
+                    self.send(self.gateway_id, command)
                 case g.PublishLoad(report):
                     if self.planners is not None:
                         self.planners.receive_all("gateway", report)
@@ -354,14 +394,15 @@ class MeshWorld:
                     assert choice_id not in self.ended, "failed after the end"
                     self.ended[choice_id] = code
 
-    def _close(self, order: m.CloseRequest) -> None:
+    def close_attempts(self, gateway_id: str, order: m.CloseRequest) -> None:
+        """Send the end of a request's attempts to the scheduler."""
         for _ in range(self.rng.choice([1, 2]) if self.ending_loss else 1):
             if self.loses(order):
                 continue
             if self.ending_loss and self.rng.random() < 0.5:
                 self.at(self.delay(3.0), lambda: self.feed_scheduler(order))
             else:
-                self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
+                self.transmit(gateway_id, "scheduler", lambda: self.feed_scheduler(order))
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.choice_id] = command.epoch
@@ -370,7 +411,7 @@ class MeshWorld:
         self.records[command.choice_id] = RequestRecord(
             command.choice_id,
             command.epoch,
-            "gateway",
+            self.gateway_id,
             command.attempt_id,
             "model",
             prompt,
@@ -380,7 +421,7 @@ class MeshWorld:
             self.now,
             *self.claims[command.choice_id],
         )
-        stream = m.StreamRef("gateway", command.attempt_id, self.gateway.incarnation)
+        stream = m.StreamRef(self.gateway_id, command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
@@ -389,7 +430,7 @@ class MeshWorld:
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:
-            self.transmit("gateway", "scheduler", lambda: self._submit_to_scheduler(order))
+            self.transmit(self.gateway_id, "scheduler", lambda: self._submit_to_scheduler(order))
 
     def _submit_to_scheduler(self, order: m.SubmitRequest) -> None:
         """Submissions are requests: the sender gets an error where no scheduler answers."""
@@ -419,7 +460,9 @@ class MeshWorld:
 
     def _deliver(self, sender: str, command: m.Send) -> None:
         recipient, message = command.recipient_id, command.message
-        if recipient == "gateway":
+        if (former := self.former.get(recipient)) is not None:
+            self.transmit(sender, recipient, partial(former.receive, command))
+        elif recipient == self.gateway_id:
             self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))

@@ -358,6 +358,45 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
     assert_nothing_held(world)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    meshes(2, 16),
+    st.lists(st.sampled_from([None, 0.5, 3.0, 12.0]), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_another_gateway_goes_on_token_for_token(
+    case: MeshCase, sleeps_s: list[float | None], loss: float, worker_too: bool, scheduler_too: bool
+) -> None:
+    """A gateway dies, or sleeps and wakes up as if nothing had been, and others take its requests over, one after the other,
+    from tokens that were saved a while ago: every request gets every token once, though a worker or the scheduler dies with it,
+    and messages are lost. In the end nothing is held anywhere for any of the gateways.
+    """
+    world, count, pools = case.world(), case.count, case.pools
+    world.loss = loss
+    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    for each in sleeps_s:
+        at_s = world.rng.uniform(0.5, 5)
+        world.at(at_s, partial(world.take_over, each))
+        if worker_too:
+            number = world.rng.randrange(len(pools))
+            world.at(at_s, partial(kill_if_there, world, f"w{number}"))
+            world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+        if scheduler_too:
+            world.at(max(0.0, at_s - 0.1), lambda: world.restart_scheduler(0.3))
+    settle(world, count)
+    for choice_id, ending in world.ended.items():
+        assert ending in ("length", "no_workers", "no_scheduler")
+        if ending == "length":
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+    if not (loss or worker_too or scheduler_too):
+        assert (
+            world.lost_attempts == []
+        )  # the first attempt after each take-over is accepted, and is ended by no former one
+    assert_nothing_held(world)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     meshes(

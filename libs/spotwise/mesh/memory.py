@@ -20,6 +20,7 @@ from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.mesh.memory_requests import MemoryRequests
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
 from spotwise.wire import subjects
@@ -188,10 +189,11 @@ def _matches(pattern: str, subject: str) -> bool:
     )
 
 
-class MemoryStore:
+class MemoryStore(MemoryRequests):
     """Records, ledgers and registrations in dictionaries; registrations expire by `clock`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
         self._clock = clock or SystemClock()
         self.keys = MemoryKeys(self._clock)
         self._records: dict[str, RequestRecord] = {}

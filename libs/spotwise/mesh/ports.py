@@ -15,6 +15,7 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 from spotwise.mesh.key_ports import KeyStore
+from spotwise.mesh.request_store import RequestStore
 
 
 class MeshError(Exception):
@@ -80,8 +81,10 @@ class MessageBus(Protocol):
         """Send what is pending and disconnect; idempotent."""
 
 
-class MeshStore(Protocol):
-    """Request records, ledgers and registrations (Redis). Every method raises `MeshError` where it does not answer."""
+class MeshStore(RequestStore, Protocol):
+    """Request records, ledgers, registrations and kept requests (Redis). Every method raises `MeshError` where it does not
+    answer.
+    """
 
     @property
     def keys(self) -> KeyStore:

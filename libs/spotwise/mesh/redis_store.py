@@ -27,6 +27,7 @@ from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.redis_keys import RedisKeys
+from spotwise.mesh.redis_requests import RedisRequests
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 
@@ -91,7 +92,7 @@ _MAX_CALLS = 32
 _SCANNED = 1000
 
 
-class RedisStore:
+class RedisStore(RedisRequests):
     """One Redis server; every method raises `MeshError` where it does not answer.
 
     Attributes:

@@ -42,7 +42,27 @@ def request_key(choice_id: str) -> str:
 
 def ledger_key(choice_id: str) -> str:
     """Return the Redis key of an API request's ledger, shared by its choices."""
-    return f"spotwise:ledger:{choice_id.split('#')[0]}"
+    return f"spotwise:ledger:{request_id_of(choice_id)}"
+
+
+def request_id_of(choice_id: str) -> str:
+    """Return the id of the API request that a choice belongs to."""
+    return choice_id.split("#")[0]
+
+
+def kept_request_key(request_id: str) -> str:
+    """Return the Redis key of an API request's form and owner."""
+    return f"spotwise:kept:{request_id}"
+
+
+def kept_tokens_key(request_id: str) -> str:
+    """Return the Redis key of an API request's tokens."""
+    return f"spotwise:tokens:{request_id}"
+
+
+def claim_key(claim: str) -> str:
+    """Return the Redis key of an `Idempotency-Key`."""
+    return f"spotwise:claim:{claim}"
 
 
 def member_key(member_id: str) -> str:

@@ -1,7 +1,9 @@
 """The gateway: the OpenAI API in front of the mesh."""
 
 import asyncio
+import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -13,6 +15,7 @@ from spotwise.gateway.api_access import open_access
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.http_server import HttpServer
+from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -49,8 +52,9 @@ async def serve(settings: GatewaySettings) -> None:
         access = await open_access(settings, host, metrics)
         generation = MeshGeneration(host, settings, metrics)
         await generation.start()
+        kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
         config = uvicorn.Config(
-            create_app(generation, text, options, metrics, access),
+            create_app(generation, text, options, metrics, access, kept),
             host=settings.host,
             port=settings.port,
             log_config=None,
@@ -70,9 +74,12 @@ async def serve(settings: GatewaySettings) -> None:
         await server.listening
         serving.add_done_callback(lambda _: host.stop())
         await host.run()
+        generation.is_leaving = True
         server.should_exit = True
         await serving
         await access.quotas.report(renew=False)  # what ended with it
+        with contextlib.suppress(MeshError):
+            await generation.save()  # of streams that go on at another gateway
 
 
 if __name__ == "__main__":

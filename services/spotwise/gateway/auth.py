@@ -93,6 +93,17 @@ def key_name(request: Request) -> str:
     return caller_of(request).name
 
 
+def caller_scope(request: Request) -> str:
+    """Return whose a request is, for what it may find again: a hash of the key's name, or of a key without one; empty where the
+    API is open.
+    """
+    caller = getattr(request.state, _CALLER, None)
+    if caller is None:
+        return ""
+    whose = f"name {caller.name}" if caller.name else f"key {request.headers.get('authorization', '')}"
+    return hashlib.sha256(whose.encode()).hexdigest()
+
+
 def tenant_of(key_name: str, user: str | None) -> str:
     """Return the tenant: the key's name, else the `user` parameter, else empty.
 

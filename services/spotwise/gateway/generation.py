@@ -10,8 +10,36 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTokens:
+    """What came of a sequence at gateways that had it before.
+
+    Attributes:
+        epoch: their last attempt; 0 without any.
+        deltas: the tokens that they saved, in order, from the first on.
+        model_digest: of the weights that drew them.
+        stop: as they had fitted it to the workers; `None` where nothing was submitted.
+    """
+
+    epoch: int = 0
+    deltas: tuple[TokenDelta, ...] = ()
+    model_digest: str | None = None
+    stop: StopCriteria | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence has ended; `None` where it has not."""
+        return self.deltas[-1].finish_reason if self.deltas else None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Their ids."""
+        return tuple(delta.token_id for delta in self.deltas if delta.token_id is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +55,8 @@ class SequenceSpec:
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
         client_request_id: what the client calls the request; empty where it gave no id.
+        owner: under which the request is kept, and its tokens are saved; empty where it is not.
+        earlier: its tokens so far, where this gateway has taken it over.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -36,6 +66,8 @@ class SequenceSpec:
     priority: int = 0
     tenant: str = ""
     client_request_id: str = ""
+    owner: str = ""
+    earlier: EarlierTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class GatewayMetrics:
         self._kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
+        self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
@@ -109,6 +110,10 @@ class GatewayMetrics:
     def count_limited(self, limit: KeyLimit) -> None:
         """Count a refusal by a key's limit."""
         self._limited.labels(self._model_name, limit).inc()
+
+    def count_resumed(self) -> None:
+        """Count a connection that goes on with an answer."""
+        self._resumed.inc()
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""

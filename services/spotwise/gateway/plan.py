@@ -81,6 +81,7 @@ class GenerationPlan:
         stream: answer as server-sent events.
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
+        created_unix_s: time of the answer's objects; `None` is now.
     """
 
     request_id: str
@@ -90,6 +91,7 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    created_unix_s: int | None = None
 
     def named(self, client_request_id: str) -> GenerationPlan:
         """Return the plan with the client's own request id; the same where that is empty."""

@@ -11,8 +11,10 @@ from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.members import Member
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
+from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.mesh.settings import ModelServiceSettings
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
@@ -91,6 +93,12 @@ class GatewaySettings(ModelServiceSettings):
         gt=0,
         description="wait for the store to take a record; then the client receives 503",
     )
+    resume_s: float = Field(
+        30.0, ge=0, description="how long a resumable request goes on without its client, and waits for it"
+    )
+    answer_kept_s: float = Field(
+        600.0, ge=1, description="how long the answer of a resumable request is kept after its end"
+    )
     recovery_s: float = Field(
         30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
     )
@@ -133,6 +141,11 @@ class GatewaySettings(ModelServiceSettings):
             body_timeout_s=self.body_timeout_s,
             write_timeout_s=self.write_timeout_s,
         )
+
+    def keeping(self, member: Member) -> KeepingLimits:
+        """Return how this process keeps requests."""
+        owner = f"{member.id}/{member.incarnation}"
+        return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s)
 
     @property
     def browser_origins(self) -> tuple[str, ...]:

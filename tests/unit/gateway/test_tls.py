@@ -212,7 +212,7 @@ async def test_spotwise_chat_trusts_the_given_authority(
     server = make_server(ServerTls(files.certificate, files.key))
 
     def model(url: str, ca_file: Path | None) -> str:
-        with contextlib.closing(ChatClient(url, ca_file)) as client:
+        with contextlib.closing(ChatClient(url, ca_file=ca_file)) as client:
             return client.model()
 
     async for url in served(server):

@@ -18,6 +18,26 @@ class RequestReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestResumed:
+    """This gateway takes over a choice: `token_ids` came of another one's attempts, of which `epoch` is the last (0: none).
+    `model_digest` is of the weights that drew them.
+    """
+
+    choice_id: str
+    prompt_tokens: int
+    epoch: int
+    token_ids: tuple[int, ...]
+    model_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTaken:
+    """Another gateway has taken the choice over."""
+
+    choice_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestClosed:
     """The client takes no more tokens: it disconnected, or a stop string ended its text (`text_ended`)."""
 
@@ -42,6 +62,8 @@ class BusReconnected:
 
 GatewayEvent = (
     RequestReceived
+    | RequestResumed
+    | RequestTaken
     | BusReconnected
     | RequestClosed
     | SubmitFailed
@@ -113,6 +135,8 @@ FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
 FAIL_STORE = "store_unavailable"
 FAIL_FELLS_WORKERS = "fells_workers"
+FAIL_TAKEN = "resumed_elsewhere"
+TAKEN = "this request was resumed on another connection, which has its answer from now on"
 FELLS_WORKERS = (
     "three workers in a row ended or failed while they computed this request, and it is not given to another; "
     "do not send it again as it is"

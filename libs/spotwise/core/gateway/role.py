@@ -4,6 +4,7 @@ Law: the gateway owns a request. It numbers attempts (epochs) and delivers each 
 When a worker is lost or gives an attempt back, the next attempt starts from the committed tokens; the client sees a pause.
 The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`attempt_history.py`), or the first
 attempt is rejected. Messages of earlier attempts change nothing.
+A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
 committed tokens sufficient.
 """
@@ -49,6 +50,8 @@ class GatewayRole:
         self._commands: list[g.GatewayCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             g.RequestReceived: self._received,
+            g.RequestResumed: self._resumed,
+            g.RequestTaken: self._taken,
             g.RequestClosed: self._closed,
             g.SubmitFailed: self._submit_failed,
             g.BusReconnected: self._bus_reconnected,
@@ -72,6 +75,11 @@ class GatewayRole:
         request = self._current(choice_id, epoch)
         return request is not None and request.retry_at_s is None
 
+    def model_digest(self, choice_id: str) -> str | None:
+        """Return the digest of the weights that an open request's tokens were drawn with; `None` where it is not known."""
+        request = self._requests.get(choice_id)
+        return None if request is None else request.model_digest
+
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Process one event at Unix time `now` (seconds) and return the commands, in order."""
         self._handlers[type(event)](event, now)
@@ -84,6 +92,19 @@ class GatewayRole:
         if self._load is not None:
             self._load.arrived(event.prompt_tokens, now)
         self._submit(request, now)
+
+    def _resumed(self, event: g.RequestResumed, now: float) -> None:
+        """Begin the attempt after another gateway's: its higher epoch ends those, wherever they are held."""
+        ids = event.choice_id, event.prompt_tokens
+        request = OpenRequest(*ids, received_s=now, progress_s=now, epoch=event.epoch, model_digest=event.model_digest)
+        request.token_ids.extend(event.token_ids)
+        self._requests[event.choice_id] = request
+        self._submit(request, now)
+
+    def _taken(self, event: g.RequestTaken, now: float) -> None:
+        """End this gateway's attempts; the other one's are of later epochs."""
+        if (request := self._requests.get(event.choice_id)) is not None:
+            self._fail(request, g.FAIL_TAKEN, g.TAKEN, None, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
         self._attempts.pop(request.attempt_id, None)
