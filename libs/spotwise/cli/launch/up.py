@@ -14,7 +14,7 @@ from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
-from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.launch.listening_port import open_ports
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.launch.stop_signals import StopSignals
@@ -103,6 +103,15 @@ def up(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000,
+    gateways: Annotated[
+        int, typer.Option(min=1, help="Gateways, on --port and the ports that follow it; any serves any request.")
+    ] = 1,
+    schedulers: Annotated[
+        int, typer.Option(min=1, help="Cluster schedulers: one acts, the others stand by and take over.")
+    ] = 1,
+    planners: Annotated[
+        int, typer.Option(min=1, help="Migration planners: one acts, the others stand by and take over.")
+    ] = 1,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
@@ -207,6 +216,8 @@ def up(
             device=device,
             host=host,
             port=port,
+            schedulers=schedulers,
+            planners=planners,
             nats_url=nats_url,
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
@@ -233,11 +244,16 @@ def up(
         require_device(device)
     with folder.claimed():
         pass
-    port = open_port(host, port)
+    port, *further_ports = open_ports(host, port, gateways)
     console = Console()
     resolved = resolve_with_progress(model, console)
     options = options.model_copy(
-        update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
+        update={
+            "model_folder": resolved.path,
+            "model_name": model_name or resolved.name,
+            "port": port,
+            "further_ports": tuple(further_ports),
+        }
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 
