@@ -13,8 +13,8 @@ from tests.unit.core.gateway_bench import GatewayBench, submitted
 LIMITS = RecoveryLimits(submit_s=5.0)
 
 
-def scheduler(member_id: str, term: int | None, **fields: int) -> m.Member:
-    return replace(plain_member(member_id, m.MemberKind.CLUSTER_SCHEDULER), term=term, **fields)
+def scheduler(member_id: str, term: int | None, incarnation: int = 1) -> m.Member:
+    return replace(plain_member(member_id, m.MemberKind.CLUSTER_SCHEDULER, incarnation=incarnation), term=term)
 
 
 def bench_with_scheduler() -> GatewayBench:

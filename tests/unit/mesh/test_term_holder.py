@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.term import TermLease
@@ -68,6 +69,9 @@ class Competitor:
     def term(self) -> int | None:
         return self.holder.term
 
+    def lasts_beyond(self, unix_s: float) -> bool:
+        return self.until_s > unix_s
+
 
 def member_of(competitor: Competitor, state: MemberState, term: int | None = None) -> Member:
     """A heartbeat about a competitor."""
@@ -126,8 +130,7 @@ async def test_the_holder_goes_on_while_the_store_is_away() -> None:
     async with competing(store, "a") as first, competing(store, "b") as second:
         for outage in ("fails", "hangs"):
             setattr(store, outage, True)
-            before_s = first.until_s
-            await until(lambda before_s=before_s: first.until_s > before_s + LEASE_S)
+            await until(partial(first.lasts_beyond, first.until_s + LEASE_S))
             assert (first.losses, second.term) == (0, None)
             setattr(store, outage, False)
         assert len(first.terms) == 1
