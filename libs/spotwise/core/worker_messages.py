@@ -202,12 +202,14 @@ class Drain:
     Attributes:
         deadline_s: Unix time.
         devices_stay: of a group: its devices, the leader's too, stay in the mesh and may compute for other groups.
+        term: of the planner that orders it; 0 for a watcher or an operator.
     """
 
     worker_id: str
     deadline_s: float
     reason: str = ""
     devices_stay: bool = False
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

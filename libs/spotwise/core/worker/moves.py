@@ -41,6 +41,10 @@ class MoveSide:
         self._allocator = allocator
         self._planner_terms = TermFence()
 
+    def refuses(self, term: int) -> bool:
+        """Tell whether an order of that planner's term comes too late."""
+        return self._planner_terms.refuses(term)
+
     def survey(self, order: m.SurveyWorker, step_s: float | None) -> None:
         """Report what decodes here, or will: for a plan of who goes where before this worker leaves."""
         surveyed = tuple(
@@ -61,7 +65,7 @@ class MoveSide:
     def give_back(self, order: m.GiveBackRequest, now: float) -> None:
         """End a sequence that is to be computed again elsewhere."""
         sequence = self._table.get(order.choice_id, order.epoch)
-        if self._planner_terms.refuses(order.term) or sequence is None or sequence.may_be_elsewhere:
+        if self.refuses(order.term) or sequence is None or sequence.may_be_elsewhere:
             return
         self._table.record(sequence, "given_back", now, reason=order.reason, tokens=sequence.known_tokens)
         self._table.fail(sequence, order.reason, now, retryable=True)
@@ -113,7 +117,7 @@ class MoveSide:
         self._table.emit(m.Send(order.target_id, reservation))
 
     def _refusal(self, sequence: Sequence, order: m.MoveRequest) -> str | None:
-        if self._planner_terms.refuses(order.term):
+        if self.refuses(order.term):
             return f"the planner's term {order.term} is over"
         if order.target_id == self._table.worker_id:
             return "it is there already"

@@ -313,7 +313,7 @@ class WorkerRole:
             self._give_back_all("the worker had to leave", now)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
-        if order.worker_id != self.worker_id:
+        if order.worker_id != self.worker_id or self._moves.refuses(order.term):
             return
         if self._drain is None:
             self._drain, self._drain_started_s = order, now
