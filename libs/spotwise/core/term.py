@@ -40,8 +40,10 @@ class TermLease:
 
     @property
     def answer_within_s(self) -> float:
-        """Seconds after which a store without an answer counts as away: before a lease that was just to be extended ends."""
-        return self.lease_s / 2
+        """Seconds after which a store without an answer counts as away: where the term then goes on, before the lease ends that
+        was to be extended.
+        """
+        return self.lease_s if self._needs_store else self.lease_s / 2
 
     def may_ask(self, now: float, *, receives: bool) -> bool:
         """Tell whether to ask the store now; `receives`: whether the broker's messages arrive here."""

@@ -58,6 +58,7 @@ class TermHolder:
         """Give the lease back, so that a standby need not wait for its end."""
         self._is_closing = True
         if self._lease.refused():
+            self._lost()
             await self._end(self.holder)
 
     def saw(self, term: int) -> None:
