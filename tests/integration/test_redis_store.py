@@ -36,7 +36,7 @@ class TestRedisStore(StoreContract, RequestStoreContract):
         await store.put_record(RECORD)
         await store.append_ledger(entry(RECORD.choice_id, 1.0))
         await store.register(MEMBER, LONG_S)
-        await store.hold_term("planner/1", 1, LONG_S)
+        await store.hold_term(subjects.PLANNER, "planner/1", 1, LONG_S)
         assert await store.put_plan("planner/1", PLAN)
         assert await store.put_fleet("default", FLEET)
         await store.keep_request(FORM, "g0")
@@ -48,8 +48,9 @@ class TestRedisStore(StoreContract, RequestStoreContract):
             subjects.ledger_key(RECORD.choice_id): LEDGER_TTL_S,
             subjects.member_key(MEMBER.id): LONG_S,
             subjects.incarnation_key(MEMBER.id): INCARNATION_TTL_S,
-            subjects.PLANNER_LEASE_KEY: LONG_S,
-            subjects.PLANNER_TERM_KEY: INCARNATION_TTL_S,
+            subjects.lease_key(subjects.PLANNER): LONG_S,
+            subjects.term_key(subjects.PLANNER): INCARNATION_TTL_S,
+            subjects.term_holder_key(subjects.PLANNER): INCARNATION_TTL_S,
             subjects.PLAN_KEY: PLAN_TTL_S,
             subjects.fleet_key("default"): FLEET_TTL_S,
             subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,

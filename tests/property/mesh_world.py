@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tests.property.devices import Devices
     from tests.property.market import FleetMarket
     from tests.property.planners import Planners
+    from tests.property.schedulers import Schedulers
 
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
@@ -95,6 +96,8 @@ class MeshWorld:
         self.loss = 0.0
         self.repeats = 0.0
         self.planners: Planners | None = None
+        self.schedulers: Schedulers | None = None  # in the place of the one
+        self.submit_s = 0.0
         self.devices: Devices | None = None
         self.market: FleetMarket | None = None
         self.ending_loss = 0.0
@@ -108,7 +111,7 @@ class MeshWorld:
         self.num_blocks = num_blocks
         self.gateway_id = "gateway"
         self.former: dict[str, FormerGateway] = {}
-        self.gateway = self._new_gateway(1)
+        self.gateway = self.new_gateway(1)
         self.paused: dict[str, list[Callable[[], None]]] = {}
         self.broker_away: tuple[float, float] = (0.0, 0.0)
         self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
@@ -243,8 +246,10 @@ class MeshWorld:
         worker.waiting.append(lambda: self.feed_worker(worker, m.Tick()))
         worker.wake(self.rng)
 
-    def _new_gateway(self, incarnation: int) -> GatewayRole:
-        limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, unheld_s=10.0)
+    def new_gateway(self, incarnation: int) -> GatewayRole:
+        limits = RecoveryLimits(
+            recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, submit_s=self.submit_s, unheld_s=10.0
+        )
         return GatewayRole(self.gateway_id, limits, incarnation, load_report_s=self.load_report_s)
 
     def restart_gateway(self) -> None:
@@ -252,7 +257,7 @@ class MeshWorld:
         for choice_id in self.stops:
             self.ended.setdefault(choice_id, "gateway died")
         incarnation = int(self.now * 1000)
-        self.gateway = self._new_gateway(incarnation)
+        self.gateway = self.new_gateway(incarnation)
         self.plain_members[self.gateway_id] = replace(self.plain_members[self.gateway_id], incarnation=incarnation)
 
     def take_over(self, sleeps_s: float | None) -> None:
@@ -265,7 +270,7 @@ class MeshWorld:
         )
         self.former[former_id] = former
         self.gateway_id = f"gateway-{len(self.former)}"
-        self.gateway = self._new_gateway(int(self.now * 1000))
+        self.gateway = self.new_gateway(int(self.now * 1000))
         self.plain_members[self.gateway_id] = replace(
             self._plain(self.gateway_id, m.MemberKind.GATEWAY), incarnation=self.gateway.incarnation
         )
@@ -292,7 +297,7 @@ class MeshWorld:
         member = replace(worker.member, state=worker.role.state, load=load, leaves_at_s=worker.role.leaves_at_s)
         if worker.registered is None or self.rng.random() < 0.3:
             worker.registered = member
-        self._broadcast(member)
+        self.broadcast(member)
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
     def _beat_plain(self, member_id: str) -> None:
@@ -301,10 +306,10 @@ class MeshWorld:
             self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
             return
         if member_id not in self.paused and (member_id != "scheduler" or self.scheduler_is_up):
-            self._broadcast(self.plain_members[member_id])
+            self.broadcast(self.plain_members[member_id])
         self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
 
-    def _broadcast(self, member: m.Member) -> None:
+    def broadcast(self, member: m.Member) -> None:
         if not self.loses(member):
             self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
         if not self.loses(member):
@@ -320,11 +325,13 @@ class MeshWorld:
         since, until = self.broker_away
         tick = m.Tick(away_s=TICK_S if since + DEAF_AFTER_S < self.now < until + TICK_S else 0.0)
         for member_id, feed in (("gateway", self.feed_gateway), ("scheduler", self.feed_scheduler)):
-            if member_id not in self.paused:
+            if member_id not in self.paused and (member_id == "gateway" or self.schedulers is None):
                 feed(tick)
         for former in self.former.values():
             if former.is_awake:
                 former.feed(tick)
+        if self.schedulers is not None:
+            self.schedulers.tick(tick)
         for worker in list(self.workers.values()):
             if not worker.stalled:
                 self.feed_worker(worker, tick)
@@ -434,7 +441,9 @@ class MeshWorld:
 
     def _submit_to_scheduler(self, order: m.SubmitRequest) -> None:
         """Submissions are requests: the sender gets an error where no scheduler answers."""
-        if self.scheduler_is_up:
+        if self.schedulers is not None:
+            self.schedulers.submit(order)
+        elif self.scheduler_is_up:
             self.feed_scheduler(order)
         else:
             self.feed_gateway(g.SubmitFailed(order.choice_id, order.epoch, "no scheduler"))
@@ -442,6 +451,9 @@ class MeshWorld:
     # --- scheduler ----------------------------------------------------------------------------------------------------
 
     def feed_scheduler(self, event: Any) -> None:
+        if self.schedulers is not None:
+            self.schedulers.receive_all(event)
+            return
         if not self.scheduler_is_up:
             return
         if "scheduler" in self.paused:
@@ -466,6 +478,8 @@ class MeshWorld:
             self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
+        elif self.schedulers is not None and recipient in self.schedulers.processes:
+            self.schedulers.receive(recipient, message)
         elif recipient == "planner":
             assert isinstance(message, m.MoveEnded)
             self.moves_ended.append(message)
@@ -493,7 +507,8 @@ class MeshWorld:
     def feed_worker(self, worker: FakeWorker, event: Any) -> None:
         if not worker.alive:
             return
-        for command in worker.role.handle(event, self.now):
+        handle = partial(worker.role.handle, event, self.now)
+        for command in handle() if self.schedulers is None else self.schedulers.handled_by(worker, event, handle):
             match command:
                 case m.Send():
                     self.send(worker.member.id, command)
@@ -510,4 +525,4 @@ class MeshWorld:
     def _leave(self, worker: FakeWorker) -> None:
         worker.alive = False
         self.retired.append(self.workers.pop(worker.member.id))
-        self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
+        self.broadcast(replace(worker.member, state=m.MemberState.LEFT))

@@ -121,6 +121,8 @@ class MeshOptions(BaseModel):
         speed: how many times as fast as the profile a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         reshapable: whether workers are devices, which a re-shape may give other positions.
+        schedulers, planners: processes of each, of which one acts and the others stand by.
+        further_ports: of the gateways beside the one at `port`.
         spare_devices: further devices, which wait for a re-shape.
         fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
@@ -162,6 +164,9 @@ class MeshOptions(BaseModel):
     simulated_kv: SimulatedKv = SimulatedKv.TIMED
     reshapable: bool = False
     spare_devices: NonNegativeInt = 0
+    schedulers: PositiveInt = 1
+    planners: PositiveInt = 1
+    further_ports: tuple[int, ...] = ()
     fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
@@ -219,9 +224,19 @@ class MeshOptions(BaseModel):
 
     @property
     def url(self) -> str:
-        """The gateway's URL for a client on this machine."""
+        """The first gateway's URL for a client on this machine."""
+        return self.urls[0]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each gateway."""
+        return (self.port, *self.further_ports)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URL of each gateway for a client on this machine."""
         scheme = "http" if self.tls_cert is None else "https"
-        return f"{scheme}://{_reachable_host(self.host)}:{self.port}"
+        return tuple(f"{scheme}://{_reachable_host(self.host)}:{port}" for port in self.ports)
 
 
 def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_workers: int) -> tuple[int, int]:

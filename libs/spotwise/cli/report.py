@@ -115,6 +115,7 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
     return [
         "",
         f"The mesh is up: {options.url}/v1 serves {options.model_name}",
+        *([f"and so do {', '.join(f'{url}/v1' for url in options.urls[1:])}"] if options.further_ports else []),
         "",
         f"  curl{ca} {options.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         f"  {command} chat{folder.name_option}",
@@ -129,8 +130,9 @@ def public_access_warning(options: MeshOptions) -> str | None:
     """A warning for a gateway that other machines reach without a key; None with a key, or on loopback."""
     if not options.allow_anonymous or has_configured_keys(options.api_keys_file) or is_loopback(options.host):
         return None
+    ports = ", ".join(map(str, options.ports))
     return (
-        f"\nNo API keys are set: any client that reaches port {options.port} of this machine ({options.host}) can use this "
+        f"\nNo API keys are set: any client that reaches port {ports} of this machine ({options.host}) can use this "
         "mesh and read its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
     )
 

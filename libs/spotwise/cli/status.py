@@ -22,6 +22,8 @@ from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_se
 from spotwise.mesh.ports import MeshError
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+#: Of several of them one acts.
+_ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)
 _PIPE_WIDTH = 180
 
 
@@ -231,7 +233,7 @@ def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is
     health = (
         "[red]other weights" if is_stray else f"[green]{member.state.value}" if status_.serving else "[red]not serving"
     )
-    cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
+    cells = [member.id, member.kind.value, _pool(status_), health + _term(member), str(member.pid)]
     if places:
         cells.append(_part(member.place))
     load = member.load
@@ -247,6 +249,13 @@ def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is
         *([_on_host(load)] if swaps else []),
         f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",
     ]
+
+
+def _term(member: Member) -> str:
+    """Say whether a scheduler or planner acts."""
+    if member.kind not in _ONE_ACTS:
+        return ""
+    return " (standby)" if member.term is None else f" (active, term {member.term})"
 
 
 def _on_host(load: WorkerLoad) -> str:

@@ -67,6 +67,7 @@ class WorkerLoad:
         prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
         kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
+        scheduler_term: the latest term of which a scheduler's order was received; 0 before one.
     """
 
     pending_prompt_tokens: int = 0
@@ -96,6 +97,7 @@ class WorkerLoad:
     kv_push_token_s: float | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()
     gateways: tuple[GatewayStreams, ...] = ()
+    scheduler_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Member:
         leaves_at_s: of a draining worker or device: Unix time at which it leaves at the latest.
         leader_id: of a device: the worker for whose groups it is.
         place: of a device in a group, and of its leader; `None` while there is none.
+        term: that a scheduler or planner holds; `None` for one that stands by, and all other members.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
@@ -164,3 +167,4 @@ class Member:
     leaves_at_s: float | None = None
     leader_id: str = ""
     place: DevicePlace | None = None
+    term: int | None = None

@@ -4,6 +4,8 @@ Law: an accepted request is assigned, rejected, or closed by its gateway; a high
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
+Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
+its requests: those with workers go on without it, and gateways submit the others to its successor.
 `cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
 Source: cluster-level scheduling, Splitwise, section 4.2.
 """
@@ -11,10 +13,11 @@ Source: cluster-level scheduling, Splitwise, section 4.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.activity import Activity
 from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.lives import Lives
@@ -27,6 +30,20 @@ from spotwise.core.members import MemberKind
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import RejectCode
 
+
+@dataclass(frozen=True, slots=True)
+class SchedulerActivated:
+    """The lease is this scheduler's until Unix time `until_s`, in this term."""
+
+    term: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerDeactivated:
+    """Another scheduler has the lease, or may have it."""
+
+
 SchedulerEvent = (
     m.SubmitRequest
     | m.CloseRequest
@@ -38,9 +55,13 @@ SchedulerEvent = (
     | m.Member
     | m.FleetReported
     | m.Tick
+    | SchedulerActivated
+    | SchedulerDeactivated
 )
 SchedulerCommand = m.Send | m.RecordLedger
 
+#: What a standby hears.
+_HEARD_BY_ALL = (m.Member, m.FleetReported, m.Tick)
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
 
@@ -71,7 +92,8 @@ class SchedulerLimits:
 class SchedulerRole:
     """The scheduler's state machine: `handle(event, now) -> commands`.
 
-    `first_assignment` is above all assignment numbers of earlier incarnations, because workers echo the last one.
+    `first_assignment` is above all assignment numbers of earlier incarnations, because workers echo the last one. `stands_by`:
+    it acts only between `SchedulerActivated` and `SchedulerDeactivated`.
     """
 
     def __init__(
@@ -80,8 +102,10 @@ class SchedulerRole:
         limits: SchedulerLimits | None = None,
         first_assignment: int = 1,
         policy: PoolPolicy | None = None,
+        stands_by: bool = False,
     ) -> None:
         self.scheduler_id = scheduler_id
+        self._activity = Activity(stands_by=stands_by)
         self.limits = limits or SchedulerLimits()
         gateway_timeout_s = max(self.limits.gateway_timeout_s, self.limits.member_timeout_s)
         self.membership = Membership(self.limits.member_timeout_s, {MemberKind.GATEWAY: gateway_timeout_s})
@@ -115,6 +139,8 @@ class SchedulerRole:
             m.Member: self._heartbeat,
             m.FleetReported: self._fleet_reported,
             m.Tick: self._tick,
+            SchedulerActivated: self._activated,
+            SchedulerDeactivated: self._deactivated,
         }
 
     @property
@@ -133,9 +159,41 @@ class SchedulerRole:
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
-        self._handlers[type(event)](event, now)
+        is_of_term = isinstance(event, SchedulerActivated | SchedulerDeactivated)
+        if self._activity.awaits_answer(now) and not is_of_term:
+            self._activity.postpone(event)
+        elif is_of_term or self._activity.acts(now) or isinstance(event, _HEARD_BY_ALL):
+            self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
-        return commands
+        return commands if self._activity.acts(now) else []
+
+    @property
+    def term(self) -> int:
+        """The term that it has; 0 while it stands by, or is none of several."""
+        return self._activity.term
+
+    def _activated(self, event: SchedulerActivated, now: float) -> None:
+        if self._activity.held(event.term, event.until_s):
+            self._forget_requests()
+            self._assigner.term = event.term
+            self._handle_postponed(_HEARD_BY_ALL, now)
+        elif self._activity.acts(now):
+            self._handle_postponed(tuple(self._handlers), now)
+
+    def _deactivated(self, event: SchedulerDeactivated, now: float) -> None:
+        self._activity.lost()
+        self._forget_requests()
+        self._handle_postponed(_HEARD_BY_ALL, now)
+
+    def _handle_postponed(self, types: tuple[type, ...], now: float) -> None:
+        for event in self._activity.take_postponed():
+            if isinstance(event, types):
+                self._handlers[type(event)](event, now)
+
+    def _forget_requests(self) -> None:
+        """Forget them without a message: their workers serve on, and their gateways submit again what has none."""
+        for entry in list(self._requests):
+            self._assigner.drop(entry, cancel=False)
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
@@ -247,7 +305,7 @@ class SchedulerRole:
         if is_present and member.id in self.pools:
             self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
-                self._commands.append(m.Send(member.id, order))
+                self._commands.append(m.Send(member.id, replace(order, term=self.term)))
 
     def _fleet_reported(self, report: m.FleetReported, now: float) -> None:
         if self._weighs_lives:
@@ -306,7 +364,7 @@ class SchedulerRole:
                 self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):
-            self._commands.append(m.Send(order.worker_id, order))
+            self._commands.append(m.Send(order.worker_id, replace(order, term=self.term)))
 
     def _drop_orphans(self, now: float) -> None:
         """Drop requests whose gateway never sent a heartbeat, or was replaced before its loss was noticed."""

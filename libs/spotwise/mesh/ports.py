@@ -120,13 +120,14 @@ class MeshStore(RequestStore, Protocol):
     async def registered(self, member_ids: Sequence[str]) -> list[Member]:
         """Return those of some members that are registered, in the order of their ids here, without their loads."""
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
-        """Take or extend the planners' lease for `lease_s`; return its term, a higher one for each new holder and not below
-        `at_least` then, or `None` where another has it.
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
+        """Take or extend a service's lease for `lease_s`; return its term, a higher one for each new holder and not below
+        `at_least` then, or `None` where another has it. A `holder` is `id/incarnation`; a later incarnation of an id takes
+        the lease from the earlier one. A lease that ended and that no other took goes on in its term.
         """
 
-    async def end_term(self, holder: str) -> None:
-        """Give the lease back; idempotent, also where another has it."""
+    async def end_term(self, service: str, holder: str) -> None:
+        """Give that holder's lease back, and end its term; idempotent, also where another has it."""
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """Write a planner's plan; return whether its holder has the lease, and the plan was written."""

@@ -49,22 +49,29 @@ redis.call('SET', KEYS[1], string.format('%.0f', next), 'EX', ARGV[2])
 return next
 """
 
-# KEYS: lease, term; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's number. 0 where
-# another holds the lease.
+# KEYS: lease, term, last holder; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's
+# number. 0 where another holds the lease. A holder is id/incarnation: a process takes the lease from its predecessor.
 _HOLD_TERM = """
 local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-if not holder then
-  local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-  redis.call('SET', KEYS[2], string.format('%.0f', math.max(last + 1, tonumber(ARGV[3]))), 'EX', ARGV[4])
+if holder and holder ~= ARGV[1] then
+  local id, incarnation = string.match(holder, '^(.*)/(%d+)$')
+  local own_id, own_incarnation = string.match(ARGV[1], '^(.*)/(%d+)$')
+  if not id or id ~= own_id or tonumber(own_incarnation) < tonumber(incarnation) then return 0 end
+end
+local term = redis.call('GET', KEYS[2])
+if not term or redis.call('GET', KEYS[3]) ~= ARGV[1] then
+  term = string.format('%.0f', math.max(tonumber(term or '0') + 1, tonumber(ARGV[3])))
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return tonumber(redis.call('GET', KEYS[2]))
+redis.call('SET', KEYS[2], term, 'EX', ARGV[4])
+redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[4])
+return tonumber(term)
 """
 
-# KEYS: lease; ARGV: holder.
+# KEYS: lease, last holder; ARGV: holder.
 _END_TERM = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
 return 0
 """
 
@@ -202,9 +209,9 @@ class RedisStore(RedisRequests):
             payloads = await self._redis.mget(keys) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
         """See `MeshStore`."""
-        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLANNER_TERM_KEY)
+        keys = (subjects.lease_key(service), subjects.term_key(service), subjects.term_holder_key(service))
         async with self._turn():
             evaluated: Any = self._redis.eval(
                 _HOLD_TERM,
@@ -214,15 +221,16 @@ class RedisStore(RedisRequests):
             )
             return int(await evaluated) or None
 
-    async def end_term(self, holder: str) -> None:
+    async def end_term(self, service: str, holder: str) -> None:
         """See `MeshStore`."""
+        keys = (subjects.lease_key(service), subjects.term_holder_key(service))
         async with self._turn():
-            evaluated: Any = self._redis.eval(_END_TERM, 1, subjects.PLANNER_LEASE_KEY, holder)
+            evaluated: Any = self._redis.eval(_END_TERM, len(keys), *keys, holder)
             await evaluated
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """See `MeshStore`."""
-        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLAN_KEY)
+        keys = (subjects.lease_key(subjects.PLANNER), subjects.PLAN_KEY)
         async with self._turn():
             evaluated: Any = self._redis.eval(_PUT_PLAN, len(keys), *keys, holder, orjson.dumps(plan), str(PLAN_TTL_S))
             return bool(int(await evaluated))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -14,7 +15,7 @@ import structlog
 
 from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberState
 from spotwise.core.messages import LedgerEntry, Message, Tick
-from spotwise.mesh.attention import Attention
+from spotwise.mesh.attention import MISSED_BEATS, Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.connections import bus_and_store, control_server
@@ -65,6 +66,7 @@ class ServiceHost:
         self._ledger: list[LedgerEntry] = []
         self._outbox = Outbox()
         self._registered_s = 0.0
+        self._own_beat_s = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
         self._journals: list[Journal] = []
@@ -114,6 +116,11 @@ class ServiceHost:
     def member(self) -> Member:
         """This member, as in its next heartbeat."""
         return self._describe(self._member)
+
+    @property
+    def receives(self) -> bool:
+        """Whether the broker's messages arrive here: this member's own heartbeats do, as far as known."""
+        return time.monotonic() - self._own_beat_s < MISSED_BEATS * self.settings.heartbeat_s
 
     def describe_with(self, describe: Callable[[Member], Member]) -> None:
         """Let `describe` fill in state and load for each heartbeat."""
@@ -252,6 +259,7 @@ class ServiceHost:
             raise self._failure
 
     async def _own_heartbeat(self, member: Member, _raw: BusMessage) -> None:
+        self._own_beat_s = time.monotonic()
         for attention in self._attentions:
             attention.received_own_heartbeat()
         if member.incarnation > self._member.incarnation and not self._replaced:

@@ -1,13 +1,12 @@
 """The NATS subjects and Redis keys of the mesh. An inbox is one subject per member (of a gateway, per incarnation), so that
-messages between two members stay in order. `REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once
-(no responders) that there is none. Submissions and closings share it, so that a scheduler receives a request's end after its
-beginning.
+messages between two members stay in order. A gateway learns at once (no responders) that no scheduler listens to `REQUESTS`.
+Submissions and closings share it, so that a scheduler receives a request's end after its
+beginning. Every scheduler receives both, and the active one answers: so a gateway need not know which one that is.
 """
 
 _ROOT = "spotwise.v1"
 
 REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
-SCHEDULERS = "schedulers"  #: queue group of `REQUESTS`
 HEARTBEATS = f"{_ROOT}.heartbeat.*"
 NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
@@ -90,10 +89,25 @@ def key_streams_key(name: str) -> str:
     return f"spotwise:key-streams:{name}"
 
 
+def lease_key(service: str) -> str:
+    """Return the Redis key of the process of a service that acts, `id/incarnation`; expires."""
+    return f"spotwise:{service}:lease"
+
+
+def term_key(service: str) -> str:
+    """Return the Redis key of the number of a service's last term."""
+    return f"spotwise:{service}:term"
+
+
+def term_holder_key(service: str) -> str:
+    """Return the Redis key of the process that had a service's last term, where it has not given it back."""
+    return f"spotwise:{service}:term-holder"
+
+
 KEYS_KEY = "spotwise:keys"  #: hash of the API keys' records by name
 KEYS_REVISION_KEY = "spotwise:keys:revision"  #: raised by every change of them
 KEYS_USED_KEY = "spotwise:keys:used"  #: hash of the Unix seconds of their last use
-PLANNER_LEASE_KEY = "spotwise:planner:lease"  #: the planner that acts, `id/incarnation`; expires
-PLANNER_TERM_KEY = "spotwise:planner:term"  #: number of its term
+SCHEDULER = "scheduler"  #: the service whose active process assigns requests
+PLANNER = "planner"  #: the service whose active process moves requests and buys machines
 PLAN_KEY = "spotwise:planner:plan"  #: the last plan
 MEMBER_KEYS = member_key("*")

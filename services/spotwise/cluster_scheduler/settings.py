@@ -25,6 +25,12 @@ class SchedulerSettings(ServiceSettings):
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 
+    scheduler_lease_s: float = Field(
+        1.5, ge=0.3, le=30, description="silence of the active scheduler after which a standby takes over"
+    )
+    scheduler_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the scheduler's metrics; 0 takes a free one, unset serves none"
+    )
     gateway_timeout_s: float = Field(
         10.0, gt=0, description="silence after which a gateway counts as lost, and its requests are cancelled"
     )

@@ -103,8 +103,13 @@ class MeshGeneration:
         )
 
     async def start(self) -> None:
-        """Subscribe to workers, schedulers and heartbeats, and start the ticks."""
+        """Read which schedulers are registered, subscribe to workers, schedulers and heartbeats, and start the ticks; raises
+        `MeshError` where the store does not answer. A scheduler that takes over now is known by its later term.
+        """
         self._host.describe_with(self._describe)
+        for member in await self._host.store.members():
+            if member.kind is MemberKind.CLUSTER_SCHEDULER:
+                self._loop.feed(member)
         await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))

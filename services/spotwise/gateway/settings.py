@@ -86,7 +86,8 @@ class GatewaySettings(ModelServiceSettings):
     submit_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="wait for a scheduler's answer; without one it counts as absent",
+        description="how long a new request waits for a scheduler to accept it, also while a standby takes over; then the "
+        "client receives 503",
     )
     store_timeout_s: float = Field(
         5.0,
@@ -159,5 +160,6 @@ class GatewaySettings(ModelServiceSettings):
             recovery_s=self.recovery_s,
             stall_s=self.stall_s,
             member_timeout_s=self.member_timeout_s,
+            submit_s=self.submit_timeout_s,
             unheld_s=UNHELD_S,
         )

@@ -55,7 +55,7 @@ class Worker:
 
     async def start(self) -> None:
         self._bus = await self._new_bus()
-        await self._bus.subscribe(subjects.REQUESTS, self._on_request, queue=subjects.SCHEDULERS)
+        await self._bus.subscribe(subjects.REQUESTS, self._on_request)
 
     async def close(self) -> None:
         for _, task in self._attempts.values():

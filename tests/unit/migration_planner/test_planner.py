@@ -41,10 +41,10 @@ class FailingStore(MemoryStore):
 
     fails = False
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
         if self.fails:
             raise MeshError("the store is away")
-        return await super().hold_term(holder, at_least, lease_s)
+        return await super().hold_term(service, holder, at_least, lease_s)
 
 
 class OnePlanner:

@@ -121,7 +121,7 @@ async def test_a_re_shape_is_answered_stored_carried_out_counted_and_decided_aga
 async def test_a_planner_without_the_lease_does_not_answer() -> None:
     """However often it is asked."""
     broker, store = MemoryBroker(), MemoryStore()
-    await store.hold_term("another/1", 1, 60.0)
+    await store.hold_term(subjects.PLANNER, "another/1", 1, 60.0)
     bus = MemoryBus(broker)
     async with planning(broker, store):
         for _ in range(20):

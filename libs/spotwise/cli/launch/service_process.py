@@ -27,7 +27,9 @@ class ServiceProcess:
         service_id: unique in the mesh; its log's name.
         env: variables to set on top of the supervisor's own.
         member_ids: the members it registers as, where they differ from its own id.
-        is_essential: whether the mesh serves no request without it; for workers, without any of them.
+        is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
+            of them.
+        service: what it is one process of.
     """
 
     service_id: str
@@ -36,6 +38,7 @@ class ServiceProcess:
     stop_order: StopOrder
     member_ids: tuple[str, ...] = ()
     is_essential: bool = True
+    service: str = ""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -54,7 +57,8 @@ def service(
     """Return a service's process; `module` is its name after `options.service_modules`."""
     # -P: the user's working folder must not shadow an installed package.
     argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
-    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order, member_ids)
+    named = {**env, "SPOTWISE_SERVICE_ID": service_id}
+    return ServiceProcess(service_id, argv, named, stop_order, member_ids, service=module)
 
 
 def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ def supervise(
                 *map(_supervised_server, servers),
                 *(
                     _supervised_service(service, folder, readiness)
-                    for service in plan_services(options, nats_url, redis_url, LocalHost.this())
+                    for service in plan_services(options, nats_url, redis_url, LocalHost.this(), os.environ)
                 ),
             ]
             state = RunState(
@@ -133,6 +133,7 @@ def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: R
         is_healthy,
         partial(readiness.shows_life, service.members),
         is_essential=service.is_essential,
+        service=service.service,
     )
 
 

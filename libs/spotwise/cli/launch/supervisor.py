@@ -183,13 +183,21 @@ class Supervisor:
         )
 
     def _is_needed(self, process: SupervisedProcess) -> bool:
-        """Whether the mesh serves no request without this process; any one worker can run both phases."""
+        """Whether the mesh serves no request without this process: any one worker can run both phases, a standby takes over,
+        and clients reach any gateway.
+        """
         if not process.is_essential:
             return False
-        return process.stop_order is not StopOrder.WORKER or not any(
+        is_worker = process.stop_order is StopOrder.WORKER
+        return not any(
             other.state is ServiceState.HEALTHY
             for other in self._processes
-            if other is not process and other.stop_order is StopOrder.WORKER
+            if other is not process
+            and (
+                other.stop_order is StopOrder.WORKER
+                if is_worker
+                else bool(other.service) and other.service == process.service
+            )
         )
 
     def _record(self) -> None:

@@ -15,7 +15,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.gateway_options import require_keys, require_pair
-from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.launch.listening_port import open_ports
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.launch.stop_signals import StopSignals
@@ -119,6 +119,15 @@ def up(
     tls_key: Annotated[
         Path | None, typer.Option(envvar="SPOTWISE_TLS_KEY", help="Its private key (PEM), private to its owner.")
     ] = None,
+    gateways: Annotated[
+        int, typer.Option(min=1, help="Gateways, on --port and the ports that follow it; any serves any request.")
+    ] = 1,
+    schedulers: Annotated[
+        int, typer.Option(min=1, help="Cluster schedulers: one acts, the others stand by and take over.")
+    ] = 1,
+    planners: Annotated[
+        int, typer.Option(min=1, help="Migration planners: one acts, the others stand by and take over.")
+    ] = 1,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
@@ -229,6 +238,8 @@ def up(
             api_keys_file=api_keys_file and api_keys_file.absolute(),
             tls_cert=tls_cert and tls_cert.absolute(),
             tls_key=tls_key and tls_key.absolute(),
+            schedulers=schedulers,
+            planners=planners,
             nats_url=nats_url,
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
@@ -255,11 +266,16 @@ def up(
         require_device(device)
     with folder.claimed():
         pass
-    port = open_port(host, port)
+    port, *further_ports = open_ports(host, port, gateways)
     console = Console()
     resolved = resolve_with_progress(model, console)
     options = options.model_copy(
-        update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
+        update={
+            "model_folder": resolved.path,
+            "model_name": model_name or resolved.name,
+            "port": port,
+            "further_ports": tuple(further_ports),
+        }
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 

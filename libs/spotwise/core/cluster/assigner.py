@@ -42,6 +42,7 @@ class Assigner:
         first_assignment: int,
         emit: Callable[[m.Send | m.RecordLedger], None],
     ) -> None:
+        self.term = 0  #: of the scheduler's orders
         self.repurposing = Repurposing(policy)
         self._scheduler_id = scheduler_id
         self._pools = pools
@@ -124,6 +125,7 @@ class Assigner:
             kv_tokens=order.prompt_tokens + order.max_new_tokens,
             max_new_tokens=order.max_new_tokens,
             lease_s=self._lease_s,
+            term=self.term,
         )
         self._emit(m.Send(token_id, reservation))
 
@@ -140,6 +142,7 @@ class Assigner:
             target=target,
             lease_s=self._lease_s,
             max_new_tokens=order.max_new_tokens,
+            term=self.term,
         )
         self._emit(m.Send(entry.prompt_worker, start))
 
@@ -229,4 +232,4 @@ class Assigner:
 
     def cancel(self, worker_id: str, choice_id: str, epoch: int) -> None:
         """Make a worker drop what it has of a request up to that attempt."""
-        self._emit(m.Send(worker_id, m.CancelRequest(choice_id, epoch)))
+        self._emit(m.Send(worker_id, m.CancelRequest(choice_id, epoch, self.term)))

@@ -21,6 +21,7 @@ class OpenRequest:
 
     Attributes:
         queued: a scheduler has accepted the attempt.
+        first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
         senders: workers whose tokens count; `assigned`: the scheduler has named them.
@@ -45,6 +46,7 @@ class OpenRequest:
     epoch: int = 0
     attempt_id: int = 0
     queued: bool = False
+    first_accepted: int | None = None
     announced: bool = False
     workers: tuple[str, ...] = ()
     senders: tuple[str, ...] = ()
@@ -83,8 +85,19 @@ class OpenRequest:
         self.submitted_s, self.held_s, self.retry_at_s = now, now, None
         self.history.began()
 
+    @property
+    def is_first_attempt(self) -> bool:
+        """Whether no earlier attempt was accepted by a scheduler: its rejection is the client's to know."""
+        return self.first_accepted is None or self.first_accepted == self.epoch
+
+    def accepted(self) -> None:
+        """Note that a scheduler has the attempt, or workers have."""
+        if self.first_accepted is None:
+            self.first_accepted = self.epoch
+
     def assign(self, prompt_worker: str, token_worker: str) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
+        self.accepted()
         if self.hop:
             self.assigned, self.senders = True, tuple(dict.fromkeys((*self.senders, prompt_worker, token_worker)))
             return
@@ -158,6 +171,7 @@ class OpenRequest:
 
     def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
         """Append the next token and the early ones that follow it, and return them."""
+        self.accepted()
         ready: list[m.TokenDelta] = []
         following: m.TokenDelta | None = delta
         while following is not None and following.token_id is not None:

@@ -5,6 +5,7 @@ When a worker is lost or gives an attempt back, the next attempt starts from the
 The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`attempt_history.py`), or the first
 attempt is rejected. Messages of earlier attempts change nothing.
 A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
+A scheduler that takes over knows no queue: what has no workers is submitted to it anew (`active_scheduler.py`).
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
 committed tokens sufficient.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.active_scheduler import ActiveScheduler
 from spotwise.core.gateway.attempt_history import MAX_FRUITLESS
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
@@ -42,6 +44,7 @@ class GatewayRole:
         self.membership = Membership(
             self.limits.member_timeout_s, {m.MemberKind.CLUSTER_SCHEDULER: self.limits.scheduler_timeout_s}
         )
+        self._scheduler = ActiveScheduler()
         self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
         self._load = None if load_report_s is None else LoadMeter(gateway_id, incarnation, load_report_s)
         self._requests: dict[str, OpenRequest] = {}
@@ -122,6 +125,7 @@ class GatewayRole:
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._current(event.choice_id, event.epoch)) is not None:
             request.queued = True
+            request.accepted()
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
         request = self._current(event.choice_id, event.epoch)
@@ -140,7 +144,7 @@ class GatewayRole:
         request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
-        if event.epoch == 1 or event.code is m.RejectCode.NEVER_FITS:
+        if request.is_first_attempt or event.code is m.RejectCode.NEVER_FITS:
             self._fail(request, event.code.value, event.message, event.retry_after_s, now)
         else:
             self._attempt_lost(request, event.message, now)
@@ -149,11 +153,26 @@ class GatewayRole:
         request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
-        if event.epoch == 1:
-            code = g.FAIL_STORE if event.store_is_away else g.FAIL_NO_SCHEDULER
-            self._fail(request, code, event.reason, 1.0, now)
-        else:
+        if request.queued or request.workers:
+            return  # the answer came late, and by itself
+        if not request.is_first_attempt:
             self._attempt_lost(request, event.reason, now)
+        elif event.store_is_away:
+            self._fail(request, g.FAIL_STORE, event.reason, 1.0, now)
+        elif now - request.received_s < self.limits.submit_s:
+            request.retry_at_s = now + self.limits.retry_pause_s
+        else:
+            self._fail(request, g.FAIL_NO_SCHEDULER, event.reason, 1.0, now)
+
+    def _scheduler_took_over(self, member: m.Member, now: float, *, is_first: bool) -> None:
+        """Submit what waits for a scheduler to the one that acts now; the first that is heard of may have accepted some."""
+        reason = f"{member.kind.value} {member.id} has taken over"
+        for request in list(self._requests.values()):
+            waits_for_suspect = request.retry_at_s is not None and request.history.is_suspect
+            if request.workers or waits_for_suspect or (is_first and request.queued):
+                continue
+            self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
+            self._submit(request, now)
 
     def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
         """Restart attempts without known workers: the scheduler's message may be lost. Lost tokens leave gaps."""
@@ -293,6 +312,9 @@ class GatewayRole:
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         self._batches.reported(member, self.incarnation, now)
+        is_first = self._scheduler.term is None
+        if self._scheduler.reported(member):
+            self._scheduler_took_over(member, now, is_first=is_first)
         for event in self.membership.observe(member, now):
             if isinstance(event, MemberLost):
                 self._member_lost(event, now)
@@ -303,7 +325,7 @@ class GatewayRole:
     def _member_lost(self, event: MemberLost, now: float) -> None:
         """Recover what a lost member had: a worker's assigned requests, a scheduler's queued ones."""
         member = event.member
-        is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
+        is_scheduler = self._scheduler.may_be(member)
         felled = None if event.is_expected else member
         for request in list(self._requests.values()):
             if event.drained:

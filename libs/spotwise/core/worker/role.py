@@ -2,6 +2,7 @@
 
 Law: a worker computes prompts, tokens, or both; its home pool restricts nothing (mixed machines: Splitwise, section 4.1).
 Every sequence ends handed off, finished or pending_free, exactly once; after the last one all blocks are free.
+Orders of an earlier scheduler's term are refused: that scheduler was replaced and does not know it (`core/term.py`).
 A draining worker accepts no reservation and no request of its own, and leaves when it holds nothing.
 """
 
@@ -16,6 +17,7 @@ from spotwise.core.confirmation import Confirmations
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
+from spotwise.core.term import TermFence
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.counted_iterations import CountedIterations
@@ -75,6 +77,7 @@ class WorkerRole:
         self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, self._moves, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
+        self._scheduler_terms = TermFence()
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
         self._failure = ""
@@ -83,7 +86,7 @@ class WorkerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
-            m.CancelRequest: lambda order, now: self._fence(order.choice_id, order.epoch),
+            m.CancelRequest: self._cancel,
             m.SurveyWorker: lambda order, now: self._moves.survey(order, self._iterations.step_s),
             m.MoveRequest: self._moves.move_request,
             m.GiveBackRequest: self._moves.give_back,
@@ -93,7 +96,7 @@ class WorkerRole:
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHomePool: self._change_home_pool,
-            m.ForgetGateway: table.forget_gateway,
+            m.ForgetGateway: self._forget_gateway,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
@@ -190,19 +193,36 @@ class WorkerRole:
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
             gateways=self._table.gateways,
             kv_push_token_s=self._prompt_side.push_token_s,
+            scheduler_term=self._scheduler_terms.latest,
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
         if not order.source_id:
             self._assignments_seen[order.scheduler_id] = order.assignment
-        self._token_side.reserve_kv(order, now, closed=self._closed)
+        self._token_side.reserve_kv(order, now, closed=self._over(order.term) or self._closed)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        if self._lost is not None and order.target.worker_id != self.worker_id:
+        is_for_another = order.target.worker_id != self.worker_id
+        if (over := self._over(order.term)) is not None and is_for_another:
+            self._table.publish_failure(order.stream, 0, over, retryable=True)
+            return
+        if self._lost is not None and is_for_another:
             self._table.publish_failure(order.stream, 0, self._lost, retryable=True, suspects=(self.worker_id,))
             return
-        self._prompt_side.start_prefill(order, now, closed=self._closed)
+        self._prompt_side.start_prefill(order, now, closed=over or self._closed)
+
+    def _over(self, term: int) -> str | None:
+        """Return why a scheduler's order is refused, where a later term's was received."""
+        return f"the scheduler's term {term} is over" if self._scheduler_terms.refuses(term) else None
+
+    def _cancel(self, order: m.CancelRequest, now: float) -> None:
+        if not self._scheduler_terms.refuses(order.term):
+            self._fence(order.choice_id, order.epoch)
+
+    def _forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
+        if not self._scheduler_terms.refuses(order.term):
+            self._table.forget_gateway(order, now)
 
     @property
     def _closed(self) -> str | None:
@@ -263,7 +283,7 @@ class WorkerRole:
 
     def _change_home_pool(self, order: m.ChangeHomePool, now: float) -> None:
         """Take another home pool; only what the scheduler sends from now on differs."""
-        if order.worker_id == self.worker_id:
+        if order.worker_id == self.worker_id and not self._scheduler_terms.refuses(order.term):
             self._table.emit(c.TakeHomePool(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
@@ -293,7 +313,7 @@ class WorkerRole:
             self._give_back_all("the worker had to leave", now)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
-        if order.worker_id != self.worker_id:
+        if order.worker_id != self.worker_id or self._moves.refuses(order.term):
             return
         if self._drain is None:
             self._drain, self._drain_started_s = order, now
