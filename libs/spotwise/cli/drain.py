@@ -84,7 +84,7 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
             bus = await NatsBus.connect(mesh.nats_url, "spotwise-drain-wait")
             stack.push_async_callback(bus.close)
             heartbeat = _LastHeartbeat()
-            await bus.subscribe(subjects.heartbeat(worker), heartbeat.take)
+            await bus.subscribe(subjects.heartbeats_of(worker), heartbeat.take)
             ends_s = time.monotonic() + seconds + 10.0
             while not heartbeat.goodbye and (
                 heartbeat.lately() or any(member.id == worker for member in await store.members())

@@ -45,7 +45,7 @@ def join(
     state = running_state(name)
     asyncio.run(_require_free(state.redis_url, worker_id))
     plan = plan_joining_worker(
-        state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, LocalHost.this()
+        state.options.model_copy(update=changes), *state.worker_urls(), pool, worker_id, LocalHost.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
     os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})

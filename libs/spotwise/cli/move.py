@@ -95,7 +95,7 @@ def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
 
 
 async def _order(bus: NatsBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
-    own_id = f"spotwise-move-{os.getpid()}"
+    own_id = subjects.operator_id(os.getpid())
     answers: asyncio.Queue[MoveEnded] = asyncio.Queue()
 
     async def take(raw: BusMessage) -> None:

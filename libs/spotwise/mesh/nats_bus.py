@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import structlog
@@ -23,12 +24,19 @@ from spotwise.mesh.ports import (
     Subscription,
 )
 from spotwise.mesh.redaction import without_passwords
+from spotwise.wire.permissions import reply_prefix
 
 _log = structlog.get_logger(__name__)
 
 
 def _shown(error: BaseException) -> str:
     return without_passwords(str(error)) or type(error).__name__
+
+
+def _user_options(url: str) -> dict[str, Any]:
+    # A user may receive replies on subjects of its own only, so that no other user's replies reach it.
+    user = urlsplit(url.partition(",")[0]).username
+    return {"inbox_prefix": reply_prefix(user)} if user else {}
 
 
 class _Subscription:
@@ -73,6 +81,7 @@ class NatsBus:
                 act()
 
         seconds: dict[str, Any] = {"connect_timeout": connect_timeout_s, "reconnect_time_wait": 0.2}
+        options = _user_options(url)
         try:
             # The client would retry its first connection forever, too.
             async with asyncio.timeout(connect_timeout_s):
@@ -85,6 +94,7 @@ class NatsBus:
                     disconnected_cb=on_disconnect,
                     reconnected_cb=on_reconnect,
                     **seconds,
+                    **options,
                 )
         except (OSError, ValueError, nats.errors.Error) as error:
             reason = client.last_error or error

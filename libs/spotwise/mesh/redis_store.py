@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from spotwise.core.fleet.kept import KeptFleet
@@ -247,6 +247,10 @@ class RedisStore:
         async with self._turns:
             try:
                 yield
+            except NoPermissionError as error:
+                raise MeshError(
+                    f"Redis: {error}; what each role may do is in libs/spotwise/wire/permissions.py: is this its user?"
+                ) from error
             except (OSError, RedisError) as error:
                 raise MeshError(f"Redis: {error}") from error
 

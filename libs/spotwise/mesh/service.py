@@ -96,7 +96,7 @@ class ServiceHost:
         """Register, and leave at the end of the block; raises `MeshError` where broker or store do not answer."""
         await self._register()
         await self._beat()
-        await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
+        await self.listen(subjects.heartbeats_of(self.id), self._own_heartbeat)
         self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
         self.every(self.settings.heartbeat_s, self._write_store, "books")
@@ -177,6 +177,10 @@ class ServiceHost:
                 message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
                 _log.warning("malformed_message", subject=raw.subject, error=str(error))
+                return
+            if isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
+                # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
+                _log.warning("heartbeat_of_another", subject=raw.subject, kind=message.kind.value, member=message.id)
                 return
             with LoggedErrors(raw.subject):
                 await handler(message, raw)
@@ -273,7 +277,7 @@ class ServiceHost:
     async def _beat(self) -> None:
         """Send a heartbeat; never behind the store, whose outage must not make this member look lost."""
         member = self.member
-        await self.bus.publish(subjects.heartbeat(member.id), encode(member))
+        await self.bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _write_store(self) -> None:
         if self._ledger:

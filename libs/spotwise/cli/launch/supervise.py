@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.down import end_instances, end_recorded
+from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
@@ -25,7 +26,15 @@ from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
-from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, nats_server, redis_server
+from spotwise.mesh.embedded import (
+    LOOPBACK,
+    EmbeddedServer,
+    EmbeddedServerError,
+    free_port,
+    nats_server,
+    redis_server,
+)
+from spotwise.wire.permissions import Principal
 
 
 def supervise(
@@ -39,14 +48,14 @@ def supervise(
     folder = run_folder(options.name)
     with folder.claimed():
         _clear(folder)
-        servers, nats_url, redis_url = _servers(options, folder)
+        servers = _servers(options)
+        services = plan_services(options, *servers.urls(WORKER), LocalHost.this())
+        embedded = _embedded(servers, principals_of(services), folder)
+        nats_url, redis_url = servers.urls(OPERATOR)
         with Readiness(redis_url) as readiness:
             processes = [
-                *map(_supervised_server, servers),
-                *(
-                    _supervised_service(service, folder, readiness)
-                    for service in plan_services(options, nats_url, redis_url, LocalHost.this())
-                ),
+                *map(_supervised_server, embedded),
+                *(_supervised_service(servers.logged_in(service), folder, readiness) for service in services),
             ]
             state = RunState(
                 supervisor=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
@@ -54,6 +63,7 @@ def supervise(
                 options=options,
                 nats_url=nats_url,
                 redis_url=redis_url,
+                servers=servers,
                 started_unix_s=time.time(),
                 services={},
             )
@@ -75,21 +85,30 @@ def _clear(folder: RunFolder) -> None:
             log_path.unlink()
 
 
-def _servers(options: MeshOptions, folder: RunFolder) -> tuple[list[EmbeddedServer], str, str]:
-    embedded: list[EmbeddedServer] = []
+def _servers(options: MeshOptions) -> MeshServers:
+    """Return the servers that the user named, and addresses for those to embed."""
+    for url, option in ((options.nats_url, "--nats-url"), (options.redis_url, "--redis-url")):
+        if url is not None:
+            require_reachable(url, option)
+    return MeshServers(
+        broker=ServerAccess(url=options.nats_url)
+        if options.nats_url
+        else ServerAccess.embedded(f"nats://{LOOPBACK}:{free_port()}"),
+        store=ServerAccess(url=options.redis_url)
+        if options.redis_url
+        else ServerAccess.embedded(f"redis://{LOOPBACK}:{free_port()}/0"),
+    )
+
+
+def _embedded(servers: MeshServers, users: Sequence[Principal], folder: RunFolder) -> list[EmbeddedServer]:
     try:
-        for url, option, embed in (
-            (options.nats_url, "--nats-url", nats_server),
-            (options.redis_url, "--redis-url", redis_server),
-        ):
-            if url is None:
-                embedded.append(embed(folder.logs_folder, password=secrets.token_urlsafe(24)))
-            else:
-                require_reachable(url, option)
+        return [
+            embed(folder.logs_folder, port=urlsplit(access.url).port, users=access.passwords(users))
+            for access, embed in ((servers.broker, nats_server), (servers.store, redis_server))
+            if access.root is not None
+        ]
     except EmbeddedServerError as error:
         raise CommandError(f"{error}; or give running servers with --nats-url and --redis-url") from error
-    urls: Iterator[str] = (server.url for server in embedded)
-    return embedded, options.nats_url or next(urls), options.redis_url or next(urls)
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
