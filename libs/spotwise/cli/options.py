@@ -108,6 +108,7 @@ class MeshOptions(BaseModel):
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
         nats_url, redis_url: running servers to use; None starts embedded ones.
+        mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
         kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
         threads: compute threads of each worker; None shares the cores.
         policy: the workers' scheduling policy; None: from their environment, else first come, first served.
@@ -143,6 +144,7 @@ class MeshOptions(BaseModel):
     port: int = 8000
     nats_url: str | None = None
     redis_url: str | None = None
+    mesh_secret_file: Path | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None
     policy: str | None = None

@@ -13,6 +13,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret
+from spotwise.mesh.ports import MeshError
+
 _ALL_INTERFACES = ("0.0.0.0", "::")
 
 
@@ -42,6 +45,11 @@ class ServiceSettings(BaseSettings):
         None,
         description="address that peers use; by default bind_host, or the host's name where that is 0.0.0.0 or ::",
     )
+    mesh_secret_file: Path | None = Field(
+        None,
+        description="file with the secret that all processes of the mesh share, 32 bytes or more, mode 0600; unset: any "
+        "process that reaches a port may take part",
+    )
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
@@ -50,6 +58,20 @@ class ServiceSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+
+    @field_validator("mesh_secret_file")
+    @classmethod
+    def _is_secret(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                read_mesh_secret(path)
+            except MeshError as error:
+                raise ValueError(str(error)) from error
+        return path
+
+    def mesh_secret(self) -> MeshSecret | None:
+        """Read the mesh's secret; `None` of a mesh without one. Raises `MeshError` where it can no longer be read."""
+        return None if self.mesh_secret_file is None else read_mesh_secret(self.mesh_secret_file)
 
     @property
     def peer_host(self) -> str:

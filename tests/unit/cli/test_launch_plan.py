@@ -57,6 +57,16 @@ def test_every_service_knows_itself_its_servers_and_the_model() -> None:
         assert service.env["HF_HUB_OFFLINE"] == "1"
 
 
+def test_every_service_knows_the_mesh_secret() -> None:
+    """Also one that joins later."""
+    secret = Path("/run/mesh.secret")
+    services = plan(mesh_secret_file=secret)
+    assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
+    options = MeshOptions(name="default", model_folder=Path("/m"), model_name="m", mesh_secret_file=secret)
+    joining = plan_joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), GIB, native_kernels=True))
+    assert joining.env["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
+
+
 def test_only_the_gateway_gets_a_listen_address() -> None:
     """Host and port come from the options."""
     services = plan(host="0.0.0.0", port=9000)

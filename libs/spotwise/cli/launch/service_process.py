@@ -58,8 +58,10 @@ def service(
 
 
 def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
-    """Return the environment of every service: the servers and the model."""
+    """Return the environment of every service: the servers, the mesh's secret and the model."""
+    secret = {} if options.mesh_secret_file is None else {"SPOTWISE_MESH_SECRET_FILE": str(options.mesh_secret_file)}
     return {
+        **secret,
         "SPOTWISE_NATS_URL": nats_url,
         "SPOTWISE_REDIS_URL": redis_url,
         "SPOTWISE_MODEL_DIR": str(options.model_folder),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -34,6 +35,8 @@ from spotwise.mesh.embedded import (
     nats_server,
     redis_server,
 )
+from spotwise.mesh.mesh_secret import read_mesh_secret, write_mesh_secret
+from spotwise.mesh.ports import MeshError
 from spotwise.wire.permissions import Principal
 
 
@@ -48,6 +51,7 @@ def supervise(
     folder = run_folder(options.name)
     with folder.claimed():
         _clear(folder)
+        options = options.model_copy(update={"mesh_secret_file": _mesh_secret(folder)})
         servers = _servers(options)
         services = plan_services(options, *servers.urls(WORKER), LocalHost.this())
         embedded = _embedded(servers, principals_of(services), folder)
@@ -83,6 +87,24 @@ def _clear(folder: RunFolder) -> None:
     for log_path in folder.logs_folder.glob("*.log"):
         if log_path != folder.supervisor_log_path:
             log_path.unlink()
+
+
+def _mesh_secret(folder: RunFolder) -> Path:
+    """Return the file of the mesh's secret: the user's, which processes on other machines may share, or a new one."""
+    given = os.environ.get("SPOTWISE_MESH_SECRET_FILE")
+    try:
+        if not given:
+            write_mesh_secret(folder.mesh_secret_path)
+            return folder.mesh_secret_path
+        path = Path(given).expanduser().absolute()
+        read_mesh_secret(path)
+    except OSError as error:
+        raise CommandError(
+            f"{folder.mesh_secret_path} cannot be written: {error.strerror}; set SPOTWISE_HOME to another folder"
+        ) from error
+    except MeshError as error:
+        raise CommandError(f"SPOTWISE_MESH_SECRET_FILE: {error}") from error
+    return path
 
 
 def _servers(options: MeshOptions) -> MeshServers:
