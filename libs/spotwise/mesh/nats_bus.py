@@ -15,6 +15,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import (
     BusMessage,
     MeshError,
@@ -39,6 +40,16 @@ def _user_options(url: str) -> dict[str, Any]:
     return {"inbox_prefix": reply_prefix(user)} if user else {}
 
 
+def _tls_options(url: str, tls: PlaneTls | None) -> dict[str, Any]:
+    """Return the client's arguments for certificates; raises `MeshError` where they cannot be read."""
+    if tls is None or not url.startswith("tls://"):
+        return {}
+    try:
+        return {"tls": tls.client_context()}
+    except OSError as error:
+        raise MeshError(f"the certificates in {tls.folder} cannot be used: {error}") from error
+
+
 class _Subscription:
     def __init__(self, client: Client, subscription: NatsSubscription) -> None:
         self._client = client
@@ -59,8 +70,11 @@ class NatsBus:
         self._reconnected = [] if reconnected is None else reconnected
 
     @classmethod
-    async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0) -> NatsBus:
-        """Connect under a name that the broker's monitoring shows; raises `MeshError` where no broker answers at `url`."""
+    async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0, tls: PlaneTls | None = None) -> NatsBus:
+        """Connect under a name that the broker's monitoring shows; raises `MeshError` where no broker answers at `url`.
+
+        `tls`: certificates for a URL with the scheme `tls`.
+        """
 
         shown_url = without_passwords(url)
         client = Client()
@@ -81,7 +95,7 @@ class NatsBus:
                 act()
 
         seconds: dict[str, Any] = {"connect_timeout": connect_timeout_s, "reconnect_time_wait": 0.2}
-        options = _user_options(url)
+        options = {**_user_options(url), **_tls_options(url, tls)}
         try:
             # The client would retry its first connection forever, too.
             async with asyncio.timeout(connect_timeout_s):

@@ -24,6 +24,7 @@ from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, 
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
 from spotwise.wire import subjects
@@ -99,9 +100,9 @@ class RedisStore:
         self._turns = asyncio.Semaphore(_MAX_CALLS)
 
     @classmethod
-    async def connect(cls, url: str) -> RedisStore:
+    async def connect(cls, url: str, tls: PlaneTls | None = None) -> RedisStore:
         """Connect; commands are retried over a server's restart for a few seconds. Raises `MeshError` where no server answers
-        at `url`, or it is no Redis URL.
+        at `url`, or it is no Redis URL. `tls`: certificates for the scheme `rediss`.
         """
         try:
             redis = Redis.from_url(
@@ -109,6 +110,7 @@ class RedisStore:
                 socket_connect_timeout=5.0,
                 retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
+                **(tls.redis_options() if tls is not None and url.startswith("rediss:") else {}),
             )
         except ValueError as error:
             # The error's own text may hold the password.

@@ -17,7 +17,7 @@ from spotwise.core.messages import LedgerEntry, Message, Tick
 from spotwise.mesh.attention import Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
-from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
 from spotwise.mesh.journal import Journal, make_role
@@ -85,7 +85,10 @@ class ServiceHost:
         store do not answer, the port is taken, or the id is in use."""
         async with bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
-            await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+            access = control_access(settings)
+            await wait_until_free(
+                store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s, access
+            )
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
                 async with cls(settings, bus, store, control, member).joined() as host:

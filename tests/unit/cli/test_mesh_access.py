@@ -106,7 +106,7 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
     async def send(nats_url: str, worker: str, seconds: float) -> None:
         pass
 
-    async def connect(url: str) -> RedisStore:
+    async def connect(url: str, tls: object = None) -> RedisStore:
         raise MeshError(f"no Redis server answers at {url}")
 
     monkeypatch.setattr(drain_module, "send_notice", send)

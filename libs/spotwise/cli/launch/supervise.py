@@ -24,6 +24,7 @@ from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
@@ -56,7 +57,7 @@ def supervise(
         services = plan_services(options, *servers.urls(WORKER), LocalHost.this())
         embedded = _embedded(servers, principals_of(services), folder)
         nats_url, redis_url = servers.urls(OPERATOR)
-        with Readiness(redis_url) as readiness:
+        with Readiness(redis_url, operator_access().tls) as readiness:
             processes = [
                 *map(_supervised_server, embedded),
                 *(_supervised_service(servers.logged_in(service), folder, readiness) for service in services),
