@@ -172,8 +172,8 @@ def tls_broker(certificates: Path) -> Iterator[int]:
 
 
 def url_of(certificates: Path, name: str, variable: str, port: int) -> str:
-    """A member's URL from its `spotwise.env`, with the test's port."""
-    lines = (certificates / "members" / name / "spotwise.env").read_text().splitlines()
+    """A member's URL from its `mesh.env`, with the test's port."""
+    lines = (certificates / "members" / name / "mesh.env").read_text().splitlines()
     [url] = [line.partition("=")[2] for line in lines if line.startswith(variable)]
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition(":")[0] + f":{port}").geturl()

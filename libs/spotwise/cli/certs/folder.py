@@ -1,6 +1,6 @@
 """The folder of a mesh's credentials: `ca/`, `servers/nats/`, `servers/redis/`, and `members/NAME/` for each of their users.
 
-A member's folder has its certificate and `spotwise.env`, its URLs with its passwords; workers' have the mesh's secret too. A
+A member's folder has its certificate and `mesh.env`, its URLs with its passwords; workers' have the mesh's secret too. A
 server's folder has its certificate and a configuration with all users, written anew whenever one is added.
 """
 
@@ -20,7 +20,7 @@ from spotwise.wire.permissions import MeshRole, Principal
 
 _NATS, _REDIS = "nats", "redis"
 _SECRET_FILE = "mesh.secret"
-_ENV_FILE = "spotwise.env"
+_ENV_FILE = "mesh.env"
 
 
 @dataclass(frozen=True, slots=True)
