@@ -19,7 +19,7 @@ from spotwise.wire.permissions import MeshRole
 #: The names of files in a folder of certificates, as cert-manager's and Kubernetes' secrets have them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 #: The name in every member's certificate.
-MEMBER_NAME = "member.spotwise.internal"
+MEMBER_NAME = "member.mesh.internal"
 _ROLE_URI = "spotwise://mesh/"
 
 
@@ -30,7 +30,7 @@ def role_uri(role: MeshRole) -> str:
 
 def role_name(role: MeshRole) -> str:
     """Return the DNS name in the certificates of a role's members."""
-    return f"{role}.spotwise.internal"
+    return f"{role}.mesh.internal"
 
 
 def roles_in(names: Iterable[str]) -> frozenset[str]:
