@@ -24,6 +24,7 @@ from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ROLE_OF, MeshRole, Principal
+from tests.contracts.waiting import until
 
 pytestmark = pytest.mark.mesh
 
@@ -112,10 +113,30 @@ async def test_no_one_else_reads_a_gateways_inbox(broker: ServerAccess) -> None:
 
 
 async def test_no_one_else_reads_a_control_services_inbox(broker: ServerAccess) -> None:
-    """The scheduler's and the planner's inboxes are theirs; workers share their part of the subjects (ADR 36)."""
-    for principal in (GATEWAY, WATCHER, OPERATOR, SCHEDULER, PLANNER):
+    """The scheduler's and the planner's inboxes are theirs; workers share those of workers, and no others (ADR 36)."""
+    for principal in (GATEWAY, WATCHER, OPERATOR, SCHEDULER, PLANNER, WORKER):
         for name, subject in INBOXES.items():
-            assert await may_subscribe(broker, principal, subject) is (principal.member_id == name), principal.name
+            is_own = principal.member_id == name or (principal is WORKER and name == "token-0")
+            assert await may_subscribe(broker, principal, subject) is is_own, principal.name
+
+
+async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAccess) -> None:
+    """Workers may subscribe to a pattern of all inboxes, since their ids are not known; others' messages are left out."""
+    worker = await NatsBus.connect(broker.url_of(WORKER), "a-worker")
+    scheduler = await NatsBus.connect(broker.url_of(SCHEDULER), "scheduler-0")
+    received: list[str] = []
+
+    async def take(message: BusMessage) -> None:
+        received.append(message.subject)
+
+    await worker.subscribe(subjects.inbox("*"), take)
+    for subject in INBOXES.values():
+        await scheduler.publish(subject, b"a message")
+    await scheduler.publish(subjects.inbox("token-1"), b"the last")
+    await until(lambda: len(received) >= 2)
+    assert received == [subjects.inbox("token-0"), subjects.inbox("token-1")]
+    for bus in (worker, scheduler):
+        await bus.close()
 
 
 @pytest.mark.parametrize(

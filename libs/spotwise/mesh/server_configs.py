@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal, store_rule, subject_rule
 
 #: How long the receiver of a request may reply. The longest wait of a requester is far shorter.
@@ -20,14 +21,18 @@ def derived_password(root: str, principal: Principal) -> str:
 
 def broker_config(passwords: Mapping[Principal, str]) -> str:
     """Return the `authorization` of nats-server's configuration: one user for each principal, and none for strangers."""
-    users = [_broker_user(principal, password) for principal, password in passwords.items()]
+    fixed = [subjects.inbox(principal.member_id) for principal in passwords if principal.member_id is not None]
+    users = [_broker_user(principal, password, fixed) for principal, password in passwords.items()]
     # Its format includes JSON.
     return "authorization: {\n  users: [\n    " + ",\n    ".join(map(json.dumps, users)) + "\n  ]\n}\n"
 
 
-def _broker_user(principal: Principal, password: str) -> dict[str, object]:
+def _broker_user(principal: Principal, password: str, fixed_inboxes: Sequence[str]) -> dict[str, object]:
     rule = subject_rule(principal)
-    permissions: dict[str, object] = {"publish": {"allow": rule.publish}, "subscribe": {"allow": rule.subscribe}}
+    subscribe = {"allow": rule.subscribe}
+    if principal.member_id is None:  # its pattern of inboxes matches those of members with users of their own
+        subscribe["deny"] = (*fixed_inboxes, *(f"{inbox}.*" for inbox in fixed_inboxes))
+    permissions: dict[str, object] = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
     if rule.replies:
         permissions["allow_responses"] = {"max": 1, "expires": _REPLY_EXPIRES}
     return {"user": principal.name, "password": password, "permissions": permissions}
