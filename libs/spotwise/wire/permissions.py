@@ -148,8 +148,24 @@ KEY_RULES: tuple[KeyRule, ...] = (
 )
 
 #: Commands of every role that use no key; `scan` shows names of keys, but no contents.
-KEYLESS_COMMANDS = ("ping", "select", "echo", "scan")
-_READS = frozenset({"get", "mget", "hget", "hgetall", "lrange", "exists", "ttl", "pttl", "zcard", "zrange", "zscore"})
+KEYLESS_COMMANDS = ("ping", "select", "echo", "scan", "multi", "exec", "discard", "time")
+_READS = frozenset(
+    {
+        "get",
+        "mget",
+        "hget",
+        "hmget",
+        "hgetall",
+        "hexists",
+        "lrange",
+        "exists",
+        "ttl",
+        "pttl",
+        "zcard",
+        "zrange",
+        "zscore",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
