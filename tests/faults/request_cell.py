@@ -7,10 +7,12 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from spotwise.cli.launch.mesh_servers import WORKER
 from spotwise.core.worker_messages import MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.wire.permissions import MeshRole, Principal
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.request_phases import PASSING, PhaseWatch, RequestPhase
 from tests.faults.seeded_load import LoadShape, SeededAnswer, SeededLoad
@@ -61,15 +63,28 @@ async def _all_phases(watch: PhaseWatch, passing: RequestPhase) -> Counter[Reque
     return watch.present()
 
 
+#: No user may listen to all subjects: what each of these may.
+_LISTENS = {
+    WORKER: (subjects.inbox("*"), subjects.HEARTBEATS, subjects.NOTICES),
+    Principal(MeshRole.GATEWAY, "gateway-0"): (f"{subjects.inbox('gateway-0')}.*",),
+    Principal(MeshRole.SCHEDULER, "scheduler-0"): (subjects.inbox("scheduler-0"), subjects.REQUESTS),
+    Principal(MeshRole.PLANNER, "planner-0"): (subjects.inbox("planner-0"),),
+}
+
+
 @contextlib.asynccontextmanager
 async def _watching(mesh: FaultMesh) -> AsyncIterator[tuple[NatsBus, PhaseWatch]]:
-    bus = await NatsBus.connect(mesh.state.nats_url, "phase-watch")
-    try:
-        watch = PhaseWatch()
-        await watch.start(bus)
+    servers = mesh.state.servers
+    assert servers is not None
+    watch = PhaseWatch()
+    async with contextlib.AsyncExitStack() as stack:
+        for principal, patterns in _LISTENS.items():
+            listener = await NatsBus.connect(servers.broker.url_of(principal), "phase-watch")
+            stack.push_async_callback(listener.close)
+            await watch.start(listener, *patterns)
+        bus = await NatsBus.connect(mesh.state.nats_url, "phase-watch")
+        stack.push_async_callback(bus.close)
         yield bus, watch
-    finally:
-        await bus.close()
 
 
 async def _move_now_and_then(bus: NatsBus, watch: PhaseWatch, workers: Sequence[str]) -> None:

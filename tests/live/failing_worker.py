@@ -51,7 +51,7 @@ class FailingEngine(SimulatedEngine):
 def start_failing_worker(mesh: LiveMesh, worker_id: str, pool: str = "mixed") -> subprocess.Popen[bytes]:
     """Let such a process join a mesh of simulated workers, as `spotwise join` would."""
     state = mesh.state
-    plan = plan_joining_worker(state.options, state.nats_url, state.redis_url, pool, worker_id, LocalHost.this())
+    plan = plan_joining_worker(state.options, *state.worker_urls(), pool, worker_id, LocalHost.this())
     with (mesh.home / f"{worker_id}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.live.failing_worker"],

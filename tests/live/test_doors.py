@@ -27,6 +27,8 @@ import pytest
 import redis
 from nats.aio.client import Client
 
+from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER
+from spotwise.wire.permissions import MeshRole, Principal
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
@@ -43,16 +45,21 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
         yield live
 
 
-def passwords(mesh: SimulatedMesh) -> list[str]:
-    """Return the passwords of broker and store."""
-    found = [urlsplit(url).password for url in (mesh.state.nats_url, mesh.state.redis_url)]
+PRINCIPALS = (OPERATOR, WORKER, Principal(MeshRole.GATEWAY, "gateway-0"), Principal(MeshRole.SCHEDULER, "scheduler-0"))
+
+
+def passwords(mesh: SimulatedMesh, *principals: Principal) -> list[str]:
+    """Return the passwords of principals at broker and store."""
+    servers = mesh.state.servers
+    assert servers is not None
+    found = [urlsplit(url).password for principal in principals for url in servers.urls(principal)]
     assert all(found), "no password"
     return [str(password) for password in found]
 
 
 def test_broker_and_store_want_the_password_that_up_made(mesh: SimulatedMesh) -> None:
     """Another process of this machine that knows the ports alone gets nowhere."""
-    assert len(set(passwords(mesh))) == 2
+    assert len(set(passwords(mesh, *PRINCIPALS))) == 2 * len(PRINCIPALS)
     port = urlsplit(mesh.state.redis_url).port
     assert port is not None
     with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
@@ -93,14 +100,28 @@ def test_no_password_is_shown(mesh: SimulatedMesh) -> None:
     text += "".join(path.read_text(errors="replace") for path in logs)
     for process in mesh.state.processes():
         text += " ".join(psutil.Process(process.pid).cmdline())
-    assert not [password for password in passwords(mesh) if password in text]
+    servers = mesh.state.servers
+    assert servers is not None
+    hidden = [*passwords(mesh, *PRINCIPALS), str(servers.broker.root), str(servers.store.root)]
+    assert not [password for password in hidden if password in text]
     journals = list((mesh.home / "journals").iterdir())
     assert journals
-    private = [run, run / "logs", run / "state.json", mesh.home / "journals", *journals, *logs]
+    private = [run, run / "logs", run / "state.json", run / "mesh.secret", mesh.home / "journals", *journals, *logs]
     readable = [
         str(path) for path in private if stat.S_IMODE(path.stat().st_mode) & 0o077 and path.name != "supervisor.log"
     ]
     assert not readable
+
+
+def test_a_service_has_its_own_passwords_only(mesh: SimulatedMesh) -> None:
+    """A gateway that is taken over has the gateway's user in its environment, and no other's."""
+    process = mesh.state.services["gateway-0"].process
+    assert process is not None
+    text = str(psutil.Process(process.pid).environ())
+    gateway = Principal(MeshRole.GATEWAY, "gateway-0")
+    assert all(password in text for password in passwords(mesh, gateway))
+    others = [principal for principal in PRINCIPALS if principal != gateway]
+    assert not [password for password in passwords(mesh, *others) if password in text]
 
 
 def test_no_port_is_open_to_other_machines(mesh: SimulatedMesh) -> None:

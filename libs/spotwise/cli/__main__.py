@@ -32,6 +32,7 @@ app = typer.Typer(
             "explain": "spotwise.cli.explain:explain",
             "profile": "spotwise.cli.profile:profile",
             "replay": "spotwise.cli.replay:replay_command",
+            "certs": "spotwise.cli.certs.app:certs",
             "plan": "spotwise.cli.plan.command:plan",
             "bench": "spotwise.cli.bench.app:bench",
             "simulate": "spotwise.cli.simulate.app:simulate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 import structlog
@@ -14,6 +15,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import (
     BusMessage,
     MeshError,
@@ -23,12 +25,29 @@ from spotwise.mesh.ports import (
     Subscription,
 )
 from spotwise.mesh.redaction import without_passwords
+from spotwise.wire.permissions import reply_prefix
 
 _log = structlog.get_logger(__name__)
 
 
 def _shown(error: BaseException) -> str:
     return without_passwords(str(error)) or type(error).__name__
+
+
+def _user_options(url: str) -> dict[str, Any]:
+    # A user may receive replies on subjects of its own only, so that no other user's replies reach it.
+    user = urlsplit(url.partition(",")[0]).username
+    return {"inbox_prefix": reply_prefix(user)} if user else {}
+
+
+def _tls_options(url: str, tls: PlaneTls | None) -> dict[str, Any]:
+    """Return the client's arguments for certificates; raises `MeshError` where they cannot be read."""
+    if tls is None or not url.startswith("tls://"):
+        return {}
+    try:
+        return {"tls": tls.client_context()}
+    except OSError as error:
+        raise MeshError(f"the certificates in {tls.folder} cannot be used: {error}") from error
 
 
 class _Subscription:
@@ -51,8 +70,11 @@ class NatsBus:
         self._reconnected = [] if reconnected is None else reconnected
 
     @classmethod
-    async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0) -> NatsBus:
-        """Connect under a name that the broker's monitoring shows; raises `MeshError` where no broker answers at `url`."""
+    async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0, tls: PlaneTls | None = None) -> NatsBus:
+        """Connect under a name that the broker's monitoring shows; raises `MeshError` where no broker answers at `url`.
+
+        `tls`: certificates for a URL with the scheme `tls`.
+        """
 
         shown_url = without_passwords(url)
         client = Client()
@@ -73,6 +95,7 @@ class NatsBus:
                 act()
 
         seconds: dict[str, Any] = {"connect_timeout": connect_timeout_s, "reconnect_time_wait": 0.2}
+        options = {**_user_options(url), **_tls_options(url, tls)}
         try:
             # The client would retry its first connection forever, too.
             async with asyncio.timeout(connect_timeout_s):
@@ -85,6 +108,7 @@ class NatsBus:
                     disconnected_cb=on_disconnect,
                     reconnected_cb=on_reconnect,
                     **seconds,
+                    **options,
                 )
         except (OSError, ValueError, nats.errors.Error) as error:
             reason = client.last_error or error

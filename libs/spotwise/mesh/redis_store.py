@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from spotwise.core.fleet.kept import KeptFleet
@@ -24,6 +24,7 @@ from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, 
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.redis_keys import RedisKeys
@@ -113,9 +114,9 @@ class RedisStore(RedisRequests):
         self.keys = RedisKeys(redis, self._turn)
 
     @classmethod
-    async def connect(cls, url: str) -> RedisStore:
+    async def connect(cls, url: str, tls: PlaneTls | None = None) -> RedisStore:
         """Connect; commands are retried over a server's restart for a few seconds. Raises `MeshError` where no server answers
-        at `url`, or it is no Redis URL.
+        at `url`, or it is no Redis URL. `tls`: certificates for the scheme `rediss`.
         """
         try:
             redis = Redis.from_url(
@@ -123,6 +124,7 @@ class RedisStore(RedisRequests):
                 socket_connect_timeout=5.0,
                 retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
+                **(tls.redis_options() if tls is not None and url.startswith("rediss:") else {}),
             )
         except ValueError as error:
             # The error's own text may hold the password.
@@ -262,6 +264,10 @@ class RedisStore(RedisRequests):
         async with self._turns:
             try:
                 yield
+            except NoPermissionError as error:
+                raise MeshError(
+                    f"Redis: {error}; what each role may do is in libs/spotwise/wire/permissions.py: is this its user?"
+                ) from error
             except (OSError, RedisError) as error:
                 raise MeshError(f"Redis: {error}") from error
 

@@ -18,7 +18,7 @@ from spotwise.core.messages import LedgerEntry, Message, Tick
 from spotwise.mesh.attention import MISSED_BEATS, Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
-from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
 from spotwise.mesh.journal import Journal, make_role
@@ -87,7 +87,10 @@ class ServiceHost:
         store do not answer, the port is taken, or the id is in use."""
         async with bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
-            await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+            access = control_access(settings)
+            await wait_until_free(
+                store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s, access
+            )
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
                 async with cls(settings, bus, store, control, member).joined() as host:
@@ -98,7 +101,7 @@ class ServiceHost:
         """Register, and leave at the end of the block; raises `MeshError` where broker or store do not answer."""
         await self._register()
         await self._beat()
-        await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
+        await self.listen(subjects.heartbeats_of(self.id), self._own_heartbeat)
         self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
         self.every(self.settings.heartbeat_s, self._write_store, "books")
@@ -184,6 +187,10 @@ class ServiceHost:
                 message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
                 _log.warning("malformed_message", subject=raw.subject, error=str(error))
+                return
+            if isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
+                # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
+                _log.warning("heartbeat_of_another", subject=raw.subject, kind=message.kind.value, member=message.id)
                 return
             with LoggedErrors(raw.subject):
                 await handler(message, raw)
@@ -281,7 +288,7 @@ class ServiceHost:
     async def _beat(self) -> None:
         """Send a heartbeat; never behind the store, whose outage must not make this member look lost."""
         member = self.member
-        await self.bus.publish(subjects.heartbeat(member.id), encode(member))
+        await self.bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _write_store(self) -> None:
         if self._ledger:

@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from spotwise.core.members import MemberKind
-from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
 from spotwise.mesh.registration import new_member, registration_ttl_s
@@ -59,7 +59,13 @@ class ServiceGroup:
         """Join as one more member, STARTING, and leave at the end of the block. Raises `MeshError` where the id is in use, or
         broker or store do not answer.
         """
-        await wait_until_free(self._store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+        await wait_until_free(
+            self._store,
+            settings.service_id,
+            registration_ttl_s(settings),
+            settings.heartbeat_s,
+            control_access(settings),
+        )
         registered = await new_member(settings, kind, self._control.port, self._store)
         host = ServiceHost(settings, self._bus, self._store, self._health, registered)
         async with host.joined():

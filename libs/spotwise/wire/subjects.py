@@ -1,17 +1,21 @@
 """The NATS subjects and Redis keys of the mesh. An inbox is one subject per member (of a gateway, per incarnation), so that
 messages between two members stay in order. A gateway learns at once (no responders) that no scheduler listens to `REQUESTS`.
-Submissions and closings share it, so that a scheduler receives a request's end after its
-beginning. Every scheduler receives both, and the active one answers: so a gateway need not know which one that is.
+Submissions and closings share it, so that a scheduler receives a request's end after its beginning. Every scheduler receives
+both, and the active one answers: so a gateway need not know which one that is. A heartbeat's subject names the kind of its
+member, since a broker's permissions are patterns of subjects (`permissions`).
 """
+
+from spotwise.core.members import MemberKind
 
 _ROOT = "spotwise.v1"
 
 REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
-HEARTBEATS = f"{_ROOT}.heartbeat.*"
+HEARTBEATS = f"{_ROOT}.heartbeat.*.*"  #: of all kinds and members
 NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
 DRAIN = f"{_ROOT}.spot.drain"  #: requests a notice from the spot watcher
 WATCHERS = "watchers"  #: queue group of `DRAIN`
+OPERATOR = "operator"  #: first part of the ids of commands, which are no members
 LOAD = f"{_ROOT}.load"  #: gateways' reports of their requests
 FLEET = f"{_ROOT}.fleet.report"  #: instances that there are, and could be
 FLEET_ORDERS = f"{_ROOT}.fleet.order"  #: what the planner has bought and given back
@@ -24,9 +28,19 @@ def inbox(member_id: str, incarnation: int | None = None) -> str:
     return f"{_ROOT}.inbox.{member_id}" if incarnation is None else f"{_ROOT}.inbox.{member_id}.{incarnation}"
 
 
-def heartbeat(member_id: str) -> str:
+def operator_id(pid: int) -> str:
+    """Return the id under which a command gets answers: its inbox is in a part of the subjects that no member's is in."""
+    return f"{OPERATOR}.{pid}"
+
+
+def heartbeat(kind: MemberKind, member_id: str) -> str:
     """Return the subject of a member's heartbeats."""
-    return f"{_ROOT}.heartbeat.{member_id}"
+    return f"{_ROOT}.heartbeat.{kind}.{member_id}"
+
+
+def heartbeats_of(member_id: str) -> str:
+    """Return the subject of the heartbeats of whatever member has this id."""
+    return f"{_ROOT}.heartbeat.*.{member_id}"
 
 
 def simulated_kv(worker_id: str) -> str:

@@ -100,7 +100,7 @@ class SpotWatcher:
 
     def _announce_loss(self, command: c.AnnounceLoss) -> None:
         member = command.member
-        self._host.post(subjects.heartbeat(member.id), member)
+        self._host.post(subjects.heartbeat(member.kind, member.id), member)
         _log.info("process_ended", member=member.id, kind=member.kind.value, pid=member.pid)
 
     async def _acknowledge(self, event_id: str) -> None:

@@ -44,7 +44,7 @@ class TwoDevices:
     async def beat(self) -> None:
         """One heartbeat of each member."""
         for member in list(self.members.values()):
-            await self._bus.publish(subjects.heartbeat(member.id), encode(member))
+            await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _order(self, raw: BusMessage) -> None:
         order = decode(raw.payload)
@@ -63,7 +63,7 @@ class TwoDevices:
         assert isinstance(drain, m.Drain)
         self.drains.append(drain)
         left = replace(self.members.pop(drain.worker_id), state=m.MemberState.LEFT)
-        await self._bus.publish(subjects.heartbeat(left.id), encode(left))
+        await self._bus.publish(subjects.heartbeat(left.kind, left.id), encode(left))
 
 
 @asynccontextmanager

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.down import end_instances, end_recorded
+from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
@@ -23,12 +24,21 @@ from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
-from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, nats_server, redis_server
+from spotwise.mesh.embedded import (
+    LOOPBACK,
+    EmbeddedServer,
+    EmbeddedServerError,
+    free_port,
+    nats_server,
+    redis_server,
+)
 from spotwise.mesh.mesh_secret import read_mesh_secret, write_mesh_secret
 from spotwise.mesh.ports import MeshError
+from spotwise.wire.permissions import Principal
 
 
 def supervise(
@@ -43,14 +53,14 @@ def supervise(
     with folder.claimed():
         _clear(folder)
         options = options.model_copy(update={"mesh_secret_file": _mesh_secret(folder)})
-        servers, nats_url, redis_url = _servers(options, folder)
-        with Readiness(redis_url) as readiness:
+        servers = _servers(options)
+        services = plan_services(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
+        embedded = _embedded(servers, principals_of(services), folder)
+        nats_url, redis_url = servers.urls(OPERATOR)
+        with Readiness(redis_url, operator_access().tls) as readiness:
             processes = [
-                *map(_supervised_server, servers),
-                *(
-                    _supervised_service(service, folder, readiness)
-                    for service in plan_services(options, nats_url, redis_url, LocalHost.this(), os.environ)
-                ),
+                *map(_supervised_server, embedded),
+                *(_supervised_service(servers.logged_in(service), folder, readiness) for service in services),
             ]
             state = RunState(
                 supervisor=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
@@ -58,6 +68,7 @@ def supervise(
                 options=options,
                 nats_url=nats_url,
                 redis_url=redis_url,
+                servers=servers,
                 started_unix_s=time.time(),
                 services={},
             )
@@ -97,21 +108,30 @@ def _mesh_secret(folder: RunFolder) -> Path:
     return path
 
 
-def _servers(options: MeshOptions, folder: RunFolder) -> tuple[list[EmbeddedServer], str, str]:
-    embedded: list[EmbeddedServer] = []
+def _servers(options: MeshOptions) -> MeshServers:
+    """Return the servers that the user named, and addresses for those to embed."""
+    for url, option in ((options.nats_url, "--nats-url"), (options.redis_url, "--redis-url")):
+        if url is not None:
+            require_reachable(url, option)
+    return MeshServers(
+        broker=ServerAccess(url=options.nats_url)
+        if options.nats_url
+        else ServerAccess.embedded(f"nats://{LOOPBACK}:{free_port()}"),
+        store=ServerAccess(url=options.redis_url)
+        if options.redis_url
+        else ServerAccess.embedded(f"redis://{LOOPBACK}:{free_port()}/0"),
+    )
+
+
+def _embedded(servers: MeshServers, users: Sequence[Principal], folder: RunFolder) -> list[EmbeddedServer]:
     try:
-        for url, option, embed in (
-            (options.nats_url, "--nats-url", nats_server),
-            (options.redis_url, "--redis-url", redis_server),
-        ):
-            if url is None:
-                embedded.append(embed(folder.logs_folder, password=secrets.token_urlsafe(24)))
-            else:
-                require_reachable(url, option)
+        return [
+            embed(folder.logs_folder, port=urlsplit(access.url).port, users=access.passwords(users))
+            for access, embed in ((servers.broker, nats_server), (servers.store, redis_server))
+            if access.root is not None
+        ]
     except EmbeddedServerError as error:
         raise CommandError(f"{error}; or give running servers with --nats-url and --redis-url") from error
-    urls: Iterator[str] = (server.url for server in embedded)
-    return embedded, options.nats_url or next(urls), options.redis_url or next(urls)
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
