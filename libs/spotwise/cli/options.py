@@ -26,6 +26,8 @@ from pydantic import (
 from spotwise.cli.errors import OptionError
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy_registry import served_policies
+from spotwise.mesh.nats_servers import server_urls
+from spotwise.mesh.redis_servers import SentinelUrl, is_sentinel_url
 from spotwise.wire.cost_profile import profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
@@ -255,18 +257,28 @@ def require_worker_id(text: str, option: str) -> None:
         raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
 
 
-def server_address(url: str, option: str) -> tuple[str, int]:
-    """Host and port of a server's URL, given by `option`; raises `OptionError`, naming `option`, where it is no such URL."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)
-    except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme not in _SERVER_PORTS[option]:
+def require_server_url(url: str, option: str) -> None:
+    """Raise `OptionError`, naming `option`, where this is no URL of a server, a NATS cluster's nodes or Redis Sentinel."""
+    if option == "--redis-url" and is_sentinel_url(url):
+        example = "redis+sentinel://HOST:26379,HOST:26379,HOST:26379/PRIMARY_NAME/0"
+        try:
+            SentinelUrl(url)
+        except ValueError:
+            raise OptionError(f"{option} is no URL of sentinels; write for instance {example}") from None
+        return
+    urls = server_urls(url) if option == "--nats-url" else [url]
+    if not all(_is_server_url(each, _SERVER_PORTS[option]) for each in urls):
         # Left out of the message: it may hold a password.
         example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
         raise OptionError(f"{option} is no server's URL; write for instance {example}")
-    return host, port
+
+
+def _is_server_url(url: str, ports: dict[str, int]) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ports and parts.hostname is not None and (parts.port or ports[parts.scheme]) > 0
+    except ValueError:
+        return False
 
 
 def _worker_takes(setting: str, value: str) -> bool:

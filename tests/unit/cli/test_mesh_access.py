@@ -122,3 +122,16 @@ def test_without_a_mesh_or_an_address_there_is_no_mesh(local_mesh: str) -> None:
     for find in (find_broker, find_store):
         with pytest.raises(CommandError, match="no mesh named 'elsewhere'"):
             find("elsewhere", None)
+
+
+CLUSTER = "nats://a:4222,nats://b:4222"
+SENTINELS = "redis+sentinel://:hush@a:26379,b:26379/main/0"
+
+
+def test_clusters_are_addresses_too() -> None:
+    """Several nodes of NATS, and the sentinels of Redis; a wrong one is refused without quoting it."""
+    assert find_mesh("none", CLUSTER, SENTINELS) == MeshAddresses(CLUSTER, SENTINELS)
+    for nats_url, redis_url in ((f"{CLUSTER},http://c", SENTINELS), (CLUSTER, SENTINELS.removesuffix("/main/0"))):
+        with pytest.raises(OptionError, match="write for instance") as refusal:
+            find_mesh("none", nats_url, redis_url)
+        assert "hush" not in str(refusal.value)
