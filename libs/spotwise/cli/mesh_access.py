@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.options import require_server_url
+from spotwise.cli.options import server_addresses
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
 
@@ -52,7 +52,7 @@ def find_broker(name: str, nats_url: str | None) -> str:
     """
     if nats_url is None:
         return running_state(name).nats_url
-    require_server_url(nats_url, "--nats-url")
+    server_addresses(nats_url, "--nats-url")
     return nats_url
 
 
@@ -65,7 +65,7 @@ def find_store(name: str, redis_url: str | None) -> str:
     """
     if redis_url is None:
         return running_state(name).redis_url
-    require_server_url(redis_url, "--redis-url")
+    server_addresses(redis_url, "--redis-url")
     return redis_url
 
 

@@ -257,28 +257,26 @@ def require_worker_id(text: str, option: str) -> None:
         raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
 
 
-def require_server_url(url: str, option: str) -> None:
-    """Raise `OptionError`, naming `option`, where this is no URL of a server, a NATS cluster's nodes or Redis Sentinel."""
-    if option == "--redis-url" and is_sentinel_url(url):
-        example = "redis+sentinel://HOST:26379,HOST:26379,HOST:26379/PRIMARY_NAME/0"
-        try:
-            SentinelUrl(url)
-        except ValueError:
-            raise OptionError(f"{option} is no URL of sentinels; write for instance {example}") from None
-        return
-    urls = server_urls(url) if option == "--nats-url" else [url]
-    if not all(_is_server_url(each, _SERVER_PORTS[option]) for each in urls):
-        # Left out of the message: it may hold a password.
-        example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
-        raise OptionError(f"{option} is no server's URL; write for instance {example}")
-
-
-def _is_server_url(url: str, ports: dict[str, int]) -> bool:
+def server_addresses(url: str, option: str) -> list[tuple[str, int]]:
+    """Hosts and ports of a URL of a server, a NATS cluster's nodes or Redis Sentinel, given by `option`; raises `OptionError`,
+    naming `option`, where it is none.
+    """
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ports and parts.hostname is not None and (parts.port or ports[parts.scheme]) > 0
+        if option == "--redis-url" and is_sentinel_url(url):
+            return SentinelUrl(url).sentinels
+        urls = server_urls(url) if option == "--nats-url" else [url]
+        return [_server_address(each, _SERVER_PORTS[option]) for each in urls]
     except ValueError:
-        return False
+        # The URL is left out of the message: it may hold a password.
+        example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
+        raise OptionError(f"{option} is no server's URL; write for instance {example}") from None
+
+
+def _server_address(url: str, ports: dict[str, int]) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme not in ports or parts.hostname is None:
+        raise ValueError("no server's URL")
+    return parts.hostname, parts.port or ports[parts.scheme]
 
 
 def _worker_takes(setting: str, value: str) -> bool:

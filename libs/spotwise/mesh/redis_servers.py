@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import redis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
-from redis.backoff import EqualJitterBackoff
+from redis.backoff import EqualJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -91,6 +92,23 @@ def open_redis(url: str) -> Redis:
         ) from error
 
 
+def open_blocking(url: str, timeout_s: float) -> redis.Redis:
+    """Return a client for a thread that may wait so long for each answer, and retries nothing; not connected yet."""
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": redis.retry.Retry(NoBackoff(), 0),
+    }
+    if not is_sentinel_url(url):
+        return redis.Redis.from_url(url, **options)
+    named = SentinelUrl(url)
+    sentinel = redis.sentinel.Sentinel(named.sentinels, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+        named.primary_name, username=named.user, password=named.password, db=named.database, **options
+    )
+    return client
+
+
 def _retry(retries: int) -> Retry:
     return Retry(EqualJitterBackoff(cap=1.0, base=0.05), retries)
 
@@ -113,7 +131,7 @@ def _of_primary(url: SentinelUrl) -> Redis:
             "retry": Retry(EqualJitterBackoff(), 0),  # the next sentinel is asked instead
         },
     )
-    redis: Redis = sentinel.master_for(
+    primary: Redis = sentinel.master_for(
         url.primary_name,
         connection_pool_class=_PrimaryPool,
         connection_class=_PrimaryConnection,
@@ -124,7 +142,7 @@ def _of_primary(url: SentinelUrl) -> Redis:
         socket_connect_timeout=_SENTINEL_TIMEOUT_S,
         retry=_retry(_FAILOVER_RETRIES),
     )
-    return redis
+    return primary
 
 
 def _address(host: str) -> tuple[str, int]:
