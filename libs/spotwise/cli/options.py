@@ -26,6 +26,8 @@ from pydantic import (
 from spotwise.cli.errors import OptionError
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy_registry import served_policies
+from spotwise.mesh.nats_servers import server_urls
+from spotwise.mesh.redis_servers import SentinelUrl, is_sentinel_url
 from spotwise.wire.cost_profile import profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
@@ -280,18 +282,26 @@ def require_worker_id(text: str, option: str) -> None:
         raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
 
 
-def server_address(url: str, option: str) -> tuple[str, int]:
-    """Host and port of a server's URL, given by `option`; raises `OptionError`, naming `option`, where it is no such URL."""
+def server_addresses(url: str, option: str) -> list[tuple[str, int]]:
+    """Hosts and ports of a URL of a server, a NATS cluster's nodes or Redis Sentinel, given by `option`; raises `OptionError`,
+    naming `option`, where it is none.
+    """
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)
+        if option == "--redis-url" and is_sentinel_url(url):
+            return SentinelUrl(url).sentinels
+        urls = server_urls(url) if option == "--nats-url" else [url]
+        return [_server_address(each, _SERVER_PORTS[option]) for each in urls]
     except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme not in _SERVER_PORTS[option]:
-        # Left out of the message: it may hold a password.
+        # The URL is left out of the message: it may hold a password.
         example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
-        raise OptionError(f"{option} is no server's URL; write for instance {example}")
-    return host, port
+        raise OptionError(f"{option} is no server's URL; write for instance {example}") from None
+
+
+def _server_address(url: str, ports: dict[str, int]) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme not in ports or parts.hostname is None:
+        raise ValueError("no server's URL")
+    return parts.hostname, parts.port or ports[parts.scheme]
 
 
 def _worker_takes(setting: str, value: str) -> bool:

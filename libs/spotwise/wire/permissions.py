@@ -178,7 +178,7 @@ KEY_RULES: tuple[KeyRule, ...] = (
 )
 
 #: Commands of every role that use no key; `scan` shows names of keys, but no contents.
-KEYLESS_COMMANDS = ("ping", "select", "echo", "scan", "multi", "exec", "discard", "time")
+KEYLESS_COMMANDS = ("ping", "select", "echo", "scan", "multi", "exec", "discard", "time", "wait")
 _READS = frozenset(
     {
         "get",

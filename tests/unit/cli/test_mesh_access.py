@@ -131,3 +131,16 @@ def test_unusable_certificates_of_a_command_are_one_line(monkeypatch: pytest.Mon
     monkeypatch.setenv("SPOTWISE_TLS_DIR", str(tmp_path))
     with pytest.raises(CommandError, match=r"SPOTWISE_TLS_DIR: .*spotwise certs issue"):
         operator_access()
+
+
+CLUSTER = "nats://a:4222,nats://b:4222"
+SENTINELS = "redis+sentinel://:hush@a:26379,b:26379/main/0"
+
+
+def test_clusters_are_addresses_too() -> None:
+    """Several nodes of NATS, and the sentinels of Redis; a wrong one is refused without quoting it."""
+    assert find_mesh("none", CLUSTER, SENTINELS) == MeshAddresses(CLUSTER, SENTINELS)
+    for nats_url, redis_url in ((f"{CLUSTER},http://c", SENTINELS), (CLUSTER, SENTINELS.removesuffix("/main/0"))):
+        with pytest.raises(OptionError, match="write for instance") as refusal:
+            find_mesh("none", nats_url, redis_url)
+        assert "hush" not in str(refusal.value)

@@ -15,14 +15,13 @@ import grpc
 import orjson
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.options import server_address
+from spotwise.cli.options import server_addresses
 from spotwise.core.members import MemberState
 from spotwise.mesh.control_access import ControlAccess
 from spotwise.mesh.plane_tls import MEMBER_NAME, PlaneTls
+from spotwise.mesh.redis_servers import open_blocking
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0
@@ -32,13 +31,7 @@ class Readiness:
     """Queries the services of one mesh; closes its connection to the store at the end of a `with` block."""
 
     def __init__(self, redis_url: str, tls: PlaneTls | None = None) -> None:
-        self._store = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            **(tls.redis_options() if tls is not None and redis_url.startswith("rediss:") else {}),
-        )
+        self._store = open_blocking(redis_url, _TIMEOUT_S, tls)
         self._credentials = None if tls is None else ControlAccess(tls).channel_credentials()
         self._addresses: dict[int, tuple[str, ...]] = {}
         self._store_away_s = -math.inf
@@ -106,13 +99,15 @@ class Readiness:
 
 
 def require_reachable(url: str, option: str) -> None:
-    """Check that a server listens at `url`; raises `CommandError`, naming `option`, where none does or `url` names none."""
-    host, port = server_address(url, option)
-    try:
-        with socket.create_connection((host, port), timeout=5.0):
-            pass
-    except OSError as error:
-        # The URL may hold a password.
-        raise CommandError(
-            f"nothing answers at {host}:{port} ({option}): {error}; start the server or correct the URL"
-        ) from None
+    """Check that a server listens at `url`, or one of several; raises `CommandError`, naming `option`, where none does or `url`
+    names none.
+    """
+    refusals = []
+    for host, port in server_addresses(url, option):
+        try:
+            with socket.create_connection((host, port), timeout=5.0):
+                return
+        except OSError as error:
+            # The URL may hold a password.
+            refusals.append(f"{host}:{port} ({option}): {error}")
+    raise CommandError(f"nothing answers at {', '.join(refusals)}; start the server or correct the URL")

@@ -28,7 +28,7 @@ from spotwise.cli.options import (
     parse_size,
     policy_name,
     read_profile,
-    server_address,
+    server_addresses,
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
@@ -198,7 +198,7 @@ def up(
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
-            server_address(url, option)
+            server_addresses(url, option)
     given = {"--speed": speed, "--simulated-kv": simulated_kv}
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
