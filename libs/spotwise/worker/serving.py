@@ -12,6 +12,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.own_profile import own_profile
@@ -21,6 +22,9 @@ from spotwise.worker.transfer_memory import transfer_memory
 
 #: Makes a worker's transport from that of this process, which takes what to call when a hand-off has arrived.
 MakeTransport = Callable[[Callable[[HandoffHandler], UcxKvTransport], HandoffHandler], KvTransport]
+
+#: Times that a group's leader waits longer for an iteration than its members do.
+LEADER_PATIENCE = 3
 
 
 async def started_worker(
@@ -63,7 +67,11 @@ async def started_worker(
     host.introduce(transfer_address=transport.address)
     policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
     policy = replace(policy, max_in_flight=engine.max_in_flight)
-    runtime = WorkerRuntime(host, engine, transport, policy)
+    # In a group the member that is stuck is to be found by its own watch, before its leader ends.
+    patience = LEADER_PATIENCE if isinstance(engine, GroupEngine) else 1
+    watch = EngineWatch(host.watchdog, host.id, settings.iteration_timeout_s, patience)
+    runtime = WorkerRuntime(host, engine, transport, policy, watch)
+    stack.callback(runtime.close)
     view.add(host.id, runtime)
     stack.callback(view.remove, host.id)
     await runtime.start()
