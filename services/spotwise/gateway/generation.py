@@ -26,6 +26,7 @@ class SequenceSpec:
             what its workers hold.
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
+        prefix_salt: KV of its prompt is shared with requests of the same salt only.
         client_request_id: what the client calls the request; empty where it gave no id.
     """
 
@@ -36,6 +37,7 @@ class SequenceSpec:
     priority: int = 0
     tenant: str = ""
     client_request_id: str = ""
+    prefix_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -64,6 +65,11 @@ class GatewaySettings(ModelServiceSettings):
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+    )
+    prefix_sharing: Literal["tenant", "mesh"] = Field(
+        "tenant",
+        description="whose prompts share the KV of equal beginnings: tenant (those of keys of one name, and those without a "
+        "name), or mesh (all)",
     )
     submit_timeout_s: float = Field(
         5.0,
