@@ -30,6 +30,8 @@ EXIT_STUCK = 70
 LOOK_S = 0.5
 #: Time that parts have to say goodbye, from the verdict to the end of the process.
 GOODBYE_S = 1.5
+#: Times that a part which waits for others may take longer, so that what it waits for is found first.
+WAITING_PATIENCE = 3
 
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class WatchedPart:
 
     def __init__(self, name: str, limit_s: float) -> None:
         self.name = name
+        #: Whether it waits for others now.
+        self.waits = False
         self._usual_s = self._limit_s = limit_s
         self._lock = threading.Lock()
         self._under_way = 0
@@ -86,7 +90,7 @@ class WatchedPart:
             if not self._under_way or self._steps != self._seen_steps:
                 self._seen_steps, self._still_s = self._steps, 0.0
                 return False
-            self._still_s += looked_s
+            self._still_s += looked_s / WAITING_PATIENCE if self.waits else looked_s
             return self._still_s >= self._limit_s
 
 
@@ -124,6 +128,7 @@ class Watchdog:
         self._end = end
         self._monotonic = monotonic
         self._parts: list[WatchedPart] = []
+        self._watches: list[Callable[[], object]] = []
         self._goodbyes: list[Callable[[Sequence[WatchedPart]], object]] = []
         self._loop_part = WatchedPart("event loop", limit_s or 0.0)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,6 +147,10 @@ class Watchdog:
         """Watch a part no more; idempotent."""
         if part in self._parts:
             self._parts.remove(part)
+
+    def ask(self, look: Callable[[], object]) -> None:
+        """Call `look` on the event loop before each look of the watchdog."""
+        self._watches.append(look)
 
     def say_goodbye_with(self, goodbye: Callable[[Sequence[WatchedPart]], object]) -> Callable[[], None]:
         """Call `goodbye` with the stuck parts, on the event loop, before the process ends; returns what undoes that."""
@@ -196,6 +205,8 @@ class Watchdog:
         self._loop_part.begin()
 
         def echo() -> None:
+            for look in self._watches:
+                look()
             self._loop_part.end()
             self._echoed.set()
 

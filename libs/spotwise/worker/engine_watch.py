@@ -53,6 +53,10 @@ class EngineWatch:
         with self._engine.work():
             yield
 
+    def waits(self, for_others: bool) -> None:
+        """Note whether its thread waits for other members of its group now."""
+        self._engine.waits = for_others
+
     def swap_began(self) -> None:
         """Note that a KV swap was ordered."""
         self._swaps.begin()

@@ -10,6 +10,7 @@ from spotwise.core.worker.policy import Discipline
 from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.watchdog import WAITING_PATIENCE
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch
@@ -22,9 +23,6 @@ from spotwise.worker.transfer_memory import transfer_memory
 
 #: Makes a worker's transport from that of this process, which takes what to call when a hand-off has arrived.
 MakeTransport = Callable[[Callable[[HandoffHandler], UcxKvTransport], HandoffHandler], KvTransport]
-
-#: Times that a group's leader waits longer for an iteration than its members do.
-LEADER_PATIENCE = 3
 
 
 async def started_worker(
@@ -44,6 +42,8 @@ async def started_worker(
     host.introduce(model_digest=engine.engine.model_digest)
     await warn_of_other_weights(host)
     memory, payloads = transfer_memory(engine.engine.kv)
+    copies = host.watchdog.part(f"{host.id}: KV copies", settings.iteration_timeout_s)
+    stack.callback(host.watchdog.forget, copies)
 
     def of_this_process(on_arrival: HandoffHandler) -> UcxKvTransport:
         return UcxKvTransport(
@@ -56,6 +56,7 @@ async def started_worker(
             push_timeout_s=settings.push_timeout_s,
             payloads=payloads,
             model_digest=engine.engine.model_digest,
+            watch=copies,
         )
 
     transport = make_transport(
@@ -68,7 +69,7 @@ async def started_worker(
     policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
     policy = replace(policy, max_in_flight=engine.max_in_flight)
     # In a group the member that is stuck is to be found by its own watch, before its leader ends.
-    patience = LEADER_PATIENCE if isinstance(engine, GroupEngine) else 1
+    patience = WAITING_PATIENCE if isinstance(engine, GroupEngine) else 1
     watch = EngineWatch(host.watchdog, host.id, settings.iteration_timeout_s, patience)
     runtime = WorkerRuntime(host, engine, transport, policy, watch)
     stack.callback(runtime.close)

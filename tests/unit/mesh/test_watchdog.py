@@ -98,6 +98,15 @@ def test_a_part_that_was_dropped_or_forgotten_is_not_stuck(bench: Bench) -> None
     assert bench.look(5 * LIMIT_S) == []
 
 
+def test_what_waits_for_others_has_three_times_as_long(bench: Bench) -> None:
+    """The part that it waits for, in another process, is to be found first."""
+    part = bench.watchdog.part("engine")
+    part.begin()
+    part.waits = True
+    assert bench.look(3 * LIMIT_S - 1) == []
+    assert bench.look(2) == [part]
+
+
 def test_calls_of_watched_threads_are_work(bench: Bench) -> None:
     """A call that waits behind one that is stuck does not hide it."""
     part = bench.watchdog.part("copies")
