@@ -83,7 +83,7 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated simulated_groups store_unavailable)
-TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision pools other_weights pauses script errors \
+TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
     closed_requests clusters disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices \
     standbys)
 

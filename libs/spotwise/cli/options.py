@@ -129,6 +129,7 @@ class MeshOptions(BaseModel):
         fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
         hang_timeout_s: silence after which a process is replaced; 0: never.
+        log_bytes: size of a process's log at which it is rotated.
         service_modules: the package before a service's name in `python -m`; tests set their own.
     """
 
@@ -172,6 +173,7 @@ class MeshOptions(BaseModel):
     fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
+    log_bytes: PositiveInt = 16 << 20
     service_modules: str = "spotwise."
 
     @field_validator("dtype")

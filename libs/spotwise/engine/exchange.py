@@ -70,6 +70,11 @@ class Exchange:
         """Whether every member has joined and shown life: from then on each that ends or stops breaks the exchange."""
         return self.handle is not None and bool(self._kernels.exchange_complete(self.handle))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this member's thread waits in it for another member."""
+        return self.handle is not None and bool(self._kernels.exchange_waits(self.handle))
+
     def times(self) -> ExchangeTimes:
         """Return what this member's thread has spent in it so far."""
         numbers = (ctypes.c_int64 * 3)()

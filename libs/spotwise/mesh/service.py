@@ -29,6 +29,7 @@ from spotwise.mesh.repeated_messages import RepeatedMessages
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.mesh.watchdog import Watchdog, WatchedPart
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
@@ -39,6 +40,8 @@ RoleT = TypeVar("RoleT")
 
 #: Ledger entries kept while the store is unreachable; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
+#: Limits of the watchdog that work may take which waits for broker or store: their own time-outs come first.
+WAITS_TAKE = 4
 
 
 class ServiceHost:
@@ -52,12 +55,15 @@ class ServiceHost:
         control: HealthServer,
         member: Member,
         clock: Clock | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.settings = settings
         self.bus = bus
         self.store = store
         self.control = control
         self.clock: Clock = clock or SystemClock()
+        #: Of this process; one that nothing started ends nothing.
+        self.watchdog = watchdog or Watchdog(None)
         self._member = member
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
@@ -71,6 +77,8 @@ class ServiceHost:
         self._subscriptions: list[Subscription] = []
         self._journals: list[Journal] = []
         self._failure: MeshError | None = None
+        self._is_ending = False
+        self._parts: list[WatchedPart] = []
         self._replaced = False  # by a newer incarnation, which has the id now
         #: What the first stop signal does; a member that drains calls `stop` when it holds nothing.
         self.leave: Callable[[], None] = self.stop
@@ -85,7 +93,8 @@ class ServiceHost:
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
         store do not answer, the port is taken, or the id is in use."""
-        async with bus_and_store(settings) as (bus, store):
+        watchdog = Watchdog(settings.stuck_after_s or None)
+        async with watchdog.watching(), bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
             access = control_access(settings)
             await wait_until_free(
@@ -93,7 +102,7 @@ class ServiceHost:
             )
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
-                async with cls(settings, bus, store, control, member).joined() as host:
+                async with cls(settings, bus, store, control, member, None, watchdog).joined() as host:
                     yield host
 
     @contextlib.asynccontextmanager
@@ -101,6 +110,7 @@ class ServiceHost:
         """Register, and leave at the end of the block; raises `MeshError` where broker or store do not answer."""
         await self._register()
         await self._beat()
+        undo_goodbye = self.watchdog.say_goodbye_with(lambda stuck: self.spawn(self._be_unhealthy(), "goodbye"))
         await self.listen(subjects.heartbeats_of(self.id), self._own_heartbeat)
         self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
@@ -109,6 +119,7 @@ class ServiceHost:
             yield self
         finally:
             await self._end()
+            undo_goodbye()
 
     @property
     def id(self) -> str:
@@ -167,10 +178,12 @@ class ServiceHost:
         self.post(subjects.inbox(recipient_id, incarnation), message)
 
     async def _empty_outbox(self) -> None:
+        publishing = self._watched("outbox")
         while True:
             subject, payload = await self._outbox.take()
             try:
-                await self.bus.publish(subject, payload)
+                with publishing.work():
+                    await self.bus.publish(subject, payload)
             except MeshError as error:
                 _log.error("message_lost", subject=subject, error=str(error))
             finally:
@@ -181,6 +194,7 @@ class ServiceHost:
     ) -> None:
         """Decode the messages on `subject` and call `handler` for each, one at a time."""
         repeated = RepeatedMessages() if subject == subjects.HEARTBEATS else None
+        part = self._watched(f"messages on {subject}")
 
         async def on_message(raw: BusMessage) -> None:
             try:
@@ -192,8 +206,8 @@ class ServiceHost:
                 # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
                 _log.warning("heartbeat_of_another", subject=raw.subject, kind=message.kind.value, member=message.id)
                 return
-            with LoggedErrors(raw.subject):
-                await handler(message, raw)
+            with LoggedErrors(raw.subject), part.work():
+                await _not_cancelled(handler(message, raw), raw.subject)
 
         self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))
 
@@ -214,6 +228,14 @@ class ServiceHost:
             _log.error("task_failed", task=task.get_name(), exc_info=error)
             self.fail(f"background work failed: {task.get_name()}: {error}")
 
+    def _watched(self, name: str) -> WatchedPart:
+        part = self.watchdog.part(f"{self.id}: {name}", WAITS_TAKE * self.settings.stuck_after_s or None)
+        self._parts.append(part)
+        return part
+
+    async def _be_unhealthy(self) -> None:
+        await self.control.set_serving(False)
+
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` periodically; broker or store errors are logged, and the next call retries."""
         self._repeat(lambda: asyncio.sleep(interval_s), work, name)
@@ -229,15 +251,25 @@ class ServiceHost:
         self.every(tick_s, tick, "tick")
 
     def _repeat(self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str) -> None:
+        part = self._watched(name)
+
         async def loop() -> None:
             while True:
                 await pause()
                 try:
-                    await work()
+                    with part.work():
+                        await work()
                 except (MeshError, OSError) as error:
                     _log.warning("periodic_work_failed", work=name, error=str(error))
 
-        self.spawn(loop(), name)
+        def ended(task: asyncio.Task[None]) -> None:
+            # A cancellation that nothing here requested: it leaked out of what the work awaited.
+            if task.cancelled() and not self._is_ending:
+                self.fail(f"background work was cancelled: {name}")
+
+        task = asyncio.ensure_future(loop())
+        task.add_done_callback(ended)
+        self.spawn(task, name)
 
     def stop(self) -> None:
         """End `run`; idempotent."""
@@ -257,6 +289,7 @@ class ServiceHost:
         """Serve until `stop`; raises `MeshError` where background work failed, or a newer process has this id."""
         self._member = replace(self._member, state=MemberState.READY)
         await self.control.set_serving(True)
+        self.watchdog.watch_loop()
         await self._register()
         await self._beat()
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
@@ -307,6 +340,7 @@ class ServiceHost:
 
     async def _end(self) -> None:
         """Send what is pending, then LEFT, so that peers need not wait for the heartbeat time-out."""
+        self._is_ending = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
         while self._tasks:  # one that ends may have started another
@@ -324,4 +358,17 @@ class ServiceHost:
                 await self.store.unregister(self.id)
         for journal in self._journals:
             journal.close()
+        for part in self._parts:
+            self.watchdog.forget(part)
         _log.info("left")
+
+
+async def _not_cancelled(work: Awaitable[None], subject: str) -> None:
+    """Await a handler; a cancellation that leaked out of something it awaited would end its subscription without a word."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        _log.error("handler_cancelled", subject=subject)

@@ -59,6 +59,12 @@ class ServiceSettings(BaseSettings):
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
+    stuck_after_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds without progress of a process's event loop, or four times as many of its messages and periodic "
+        "work, after which it ends itself with status 70, to be started anew; 0: never",
+    )
     journal: Path | None = Field(
         None, description="folder for journals: the events that a member received and its decisions; unset writes none"
     )

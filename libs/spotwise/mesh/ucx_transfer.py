@@ -26,6 +26,7 @@ from spotwise.mesh.ucx_link import UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_loopback import is_loopback
 from spotwise.mesh.ucx_push import UcxPush
+from spotwise.mesh.watchdog import WatchedExecutor, WatchedPart
 from spotwise.mesh.whole_push import push_at_once, source_of
 from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
@@ -54,6 +55,7 @@ class UcxKvTransport:
         model_digest: str | None = None,
         window_wait_s: float = 0.0,
         security: LinkSecurity | None = None,
+        watch: WatchedPart | None = None,
     ) -> None:
         """Create the transport; nothing is opened before `start`.
 
@@ -72,6 +74,7 @@ class UcxKvTransport:
             model_digest: of this worker's weights; peers with another one are refused.
             window_wait_s: how long the first bytes of a push may be here before its `expect`.
             security: of the links; by default, without a secret.
+            watch: over the copies to and from the memory; `None`: none.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
             raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
@@ -80,7 +83,11 @@ class UcxKvTransport:
         self._port = port
         self._push_timeout_s = push_timeout_s
         copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
-        self._copies = ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
+        self._copies = (
+            ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
+            if watch is None
+            else WatchedExecutor(copy_threads, "kv-copy", watch)
+        )
         payloads = payloads or HostPayloads()
         self._sections = KvSections(memory)
         scratch = ThreadScratch(payloads)

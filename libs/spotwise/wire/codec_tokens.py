@@ -68,6 +68,7 @@ def record_to(record: RequestRecord) -> pb.RequestRecord:
         priority=record.priority,
         tenant=record.tenant,
         model_digest=record.model_digest,
+        prefix_salt=record.prefix_salt,
     )
 
 
@@ -100,6 +101,7 @@ def record_from(proto: pb.RequestRecord) -> RequestRecord:
         priority=proto.priority,
         tenant=proto.tenant,
         model_digest=proto.model_digest if proto.HasField("model_digest") else None,
+        prefix_salt=proto.prefix_salt,
     )
 
 

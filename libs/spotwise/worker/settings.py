@@ -63,6 +63,12 @@ class WorkerSettings(ModelServiceSettings):
         10.0, gt=0, description="about how long measuring the costs of iterations may take, at a start that needs it"
     )
     profile_anew: bool = Field(False, description="measures the costs of iterations although a profile is kept")
+    iteration_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that an iteration may take at least before its engine counts as stuck: ten times as long while "
+        "nothing is measured, and never less than twenty times what iterations take",
+    )
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)

@@ -54,6 +54,7 @@ class SequenceSpec:
             what its workers hold.
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
+        prefix_salt: KV of its prompt is shared with requests of the same salt only.
         client_request_id: what the client calls the request; empty where it gave no id.
         owner: under which the request is kept, and its tokens are saved; empty where it is not.
         earlier: its tokens so far, where this gateway has taken it over.
@@ -66,6 +67,7 @@ class SequenceSpec:
     priority: int = 0
     tenant: str = ""
     client_request_id: str = ""
+    prefix_salt: str = ""
     owner: str = ""
     earlier: EarlierTokens | None = None
 

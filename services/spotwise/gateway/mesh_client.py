@@ -287,6 +287,7 @@ class MeshGeneration:
             priority=stream.spec.priority,
             tenant=stream.spec.tenant,
             model_digest=command.model_digest,
+            prefix_salt=stream.spec.prefix_salt,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
@@ -299,7 +300,9 @@ class MeshGeneration:
             stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
-            prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
+            prefix_spans=(
+                prefix_spans(self._settings.served_name, known, stream.spec.prefix_salt) if may_reuse else ()
+            ),
             priority=stream.spec.priority,
             avoid=command.avoid,
         )

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.api_options import ApiOptions
@@ -166,6 +167,7 @@ def plan_generation(
     request_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
+    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "")
     sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
@@ -176,7 +178,9 @@ def plan_generation(
                 request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
             )
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
-            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
+            spec = SequenceSpec(
+                prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant, prefix_salt=salt
+            )
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -82,6 +82,11 @@ class GatewaySettings(ModelServiceSettings):
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+    )
+    prefix_sharing: Literal["tenant", "mesh"] = Field(
+        "tenant",
+        description="whose prompts share the KV of equal beginnings: tenant (those of keys of one name, and those without a "
+        "name), or mesh (all)",
     )
     submit_timeout_s: float = Field(
         5.0,

@@ -72,7 +72,15 @@ def supervise(
                 started_unix_s=time.time(),
                 services={},
             )
-            supervisor = Supervisor(processes, state, folder.state_path, signals, report, verbose=verbose)
+            supervisor = Supervisor(
+                processes,
+                state,
+                folder.state_path,
+                signals,
+                report,
+                verbose=verbose,
+                further_logs=[folder.supervisor_log_path],
+            )
             try:
                 return supervisor.run(on_ready)
             finally:
@@ -85,7 +93,7 @@ def _clear(folder: RunFolder) -> None:
     if left is not None:
         end_recorded(left)
     folder.state_path.unlink(missing_ok=True)
-    for log_path in folder.logs_folder.glob("*.log"):
+    for log_path in [*folder.logs_folder.glob("*.log"), *folder.logs_folder.glob("*.log.[0-9]")]:
         if log_path != folder.supervisor_log_path:
             log_path.unlink()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotwise.cli.launch.liveness import LivenessWatch, Probe
+from spotwise.cli.launch.log_rotation import LogRotation
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.launch.service_process import StopOrder
@@ -43,6 +44,7 @@ class Supervisor:
         processes: in start order; embedded servers first.
         state: the mesh's record, without its services yet.
         verbose: whether to show the services' logs.
+        further_logs: files to bound beside the processes' logs.
     """
 
     def __init__(
@@ -54,12 +56,16 @@ class Supervisor:
         report: Report,
         *,
         verbose: bool,
+        further_logs: Sequence[Path] = (),
     ) -> None:
         self._processes = tuple(processes)
         self._state = state
         self._state_file = StateFile(state_path, report)
         self._signals = signals
         self._report = report
+        self._log_rotation = LogRotation(
+            [*(process.log_path for process in processes), *further_logs], state.options.log_bytes
+        )
         self._log_follower = LogFollower(
             {process.service_id: process.log_path for process in processes} if verbose else {}
         )
@@ -211,6 +217,7 @@ class Supervisor:
 
     def _pause(self) -> None:
         self._report.log_lines(self._log_follower.new_lines())
+        self._log_rotation.rotate_when_due(time.monotonic())
         time.sleep(_LOOP_PAUSE_S)
 
     def _explain(self, failure: MeshFailedError) -> None:

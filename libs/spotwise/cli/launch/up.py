@@ -161,6 +161,9 @@ def up(
         float,
         typer.Option(min=0, help="Seconds without activity after which a process is replaced; 0: never."),
     ] = 15.0,
+    log_size: Annotated[
+        str, typer.Option(help="Size at which a process's log begins anew; the last two are kept beside it.")
+    ] = "16MiB",
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the mesh is up; stop it with `spotwise down`.")
     ] = False,
@@ -252,6 +255,7 @@ def up(
             simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
             hang_timeout_s=hang_timeout,
+            log_bytes=parse_size(log_size, "--log-size"),
             reshapable=parallel is not None or fleet_mesh is not None,
             fleet=fleet_mesh,
         )

@@ -231,6 +231,8 @@ class WorkerRole:
     def _engine_was_lost(self, event: c.EngineLost, now: float) -> None:
         """Give all sequences back, and take none, until the engine is whole again."""
         self._lost = event.reason
+        if event.is_stuck:
+            self._iterations.give_back_computed(f"the engine is stuck with this request: {event.reason}", now)
         self._give_back_all(f"the worker lost a part of its engine: {event.reason}", now)
         self._iterations.drop_all(now)
         self._prefixes.forget()

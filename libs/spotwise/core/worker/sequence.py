@@ -83,7 +83,7 @@ class Sequence:
         prompt_ordered_here: its prompt phase is this worker's; `prefilled_here`: it ran here.
         preemptions: times that it lost its blocks here.
         token_ids: all known tokens, from the record on, up to the first that was only counted.
-        may_reuse: its prompt may begin with cached blocks.
+        may_reuse: its prompt may begin with cached blocks; `prefix_salt`: of sequences with the same salt.
         cached_tokens: prompt tokens found in the cache, once the prompt has begun.
         block_hashes: of its first full blocks, computed on demand.
         entered_blocks: first blocks that are in the prefix cache; `reused_blocks`: first blocks that came from it.
@@ -123,6 +123,7 @@ class Sequence:
     started_s: float | None = None
     preemptions: int = 0
     model: str = ""
+    prefix_salt: str = ""
     token_ids: list[int] = field(default_factory=list)
     may_reuse: bool = False
     cached_tokens: int = 0
@@ -248,7 +249,7 @@ class Sequence:
 
     def load(self, record: RequestRecord) -> None:
         """Take over the record."""
-        self.stop, self.model = record.stop, record.model
+        self.stop, self.model, self.prefix_salt = record.stop, record.model, record.prefix_salt
         self.priority, self.tenant = record.priority, record.tenant
         self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
