@@ -28,6 +28,7 @@ class RequestRecord:
         tenant: for fairness among tenants; empty by default.
         model_digest: of the weights that `output_token_ids` were computed with, which other workers must have. `None` without
             output tokens, or from workers without weights.
+        deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
     """
 
     choice_id: str
@@ -43,6 +44,7 @@ class RequestRecord:
     priority: int = 0
     tenant: str = ""
     model_digest: str | None = None
+    deadline_unix_s: float | None = None
 
     @property
     def sequence_id(self) -> str:

@@ -24,6 +24,7 @@ from spotwise.gateway.auth import BearerAuth, key_name
 from spotwise.gateway.body import BodyReader, parse_json_object
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.completions import CompletionFormat, plan_completion
+from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.metrics import GatewayMetrics
@@ -84,11 +85,12 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         return _json(model_card)
 
     async def plan(request: Request, plan_body: PlanBody) -> GenerationPlan:
+        deadline_unix_s = deadline_of(request.headers, time.time())  # before the body: its time counts
         async with bodies.body(request) as body:
             planning = off_loop.run(len(body), _plan, plan_body, body, text, options, key_name(request))
             planned = await (planning if is_small(len(body)) else run_unless_left(request.receive, planning))
         name_request(request, planned.request_id)
-        return planned.named(client_request_id(request))
+        return planned.named(client_request_id(request)).due_by(deadline_unix_s)
 
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:

@@ -26,6 +26,7 @@ class SequenceSpec:
             what its workers hold.
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
+        deadline_unix_s: Unix time at which the client gives up, and the mesh with it; `None` without a deadline.
         client_request_id: what the client calls the request; empty where it gave no id.
     """
 
@@ -36,6 +37,7 @@ class SequenceSpec:
     priority: int = 0
     tenant: str = ""
     client_request_id: str = ""
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class GenerationError(Exception):
     """The mesh cannot serve a sequence, or cannot finish it.
 
     Attributes:
-        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
+        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 504 (its deadline came),
+            500.
         code: machine-readable reason, snake case.
         message: what happened and what the user can do.
         retry_after_s: when a retry makes sense; `None` where it does not.

@@ -42,6 +42,7 @@ _STATUS = {
     RejectCode.NO_WORKERS: 503,
     RejectCode.NEVER_FITS: 400,
     RejectCode.QUEUE_TIMEOUT: 503,
+    RejectCode.DEADLINE_EXCEEDED: 504,
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
@@ -92,7 +93,8 @@ class MeshGeneration:
         stream = TokenStream(choice_id, spec, self._host.clock.now())
         self._streams[choice_id] = stream
         self._record_names(choice_id, spec.client_request_id)
-        self._loop.feed(g.RequestReceived(choice_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+        sizes = len(spec.prompt_token_ids), spec.stop.max_new_tokens
+        self._loop.feed(g.RequestReceived(choice_id, *sizes, spec.deadline_unix_s))
         text_ended = False
         try:
             while True:
@@ -215,6 +217,7 @@ class MeshGeneration:
             priority=stream.spec.priority,
             tenant=stream.spec.tenant,
             model_digest=command.model_digest,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
@@ -230,6 +233,7 @@ class MeshGeneration:
             prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
             priority=stream.spec.priority,
             avoid=command.avoid,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:

@@ -10,11 +10,14 @@ from spotwise.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`, until `deadline_unix_s`
+    (Unix time; `None` without a deadline).
+    """
 
     choice_id: str
     prompt_tokens: int
     max_new_tokens: int
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class OpenRequest:
     """The gateway's state of a request; `epoch` and `attempt_id` are those of the newest attempt.
 
     Attributes:
+        deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
         queued: a scheduler has accepted the attempt.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
@@ -41,6 +42,7 @@ class OpenRequest:
     choice_id: str
     prompt_tokens: int
     received_s: float
+    deadline_unix_s: float | None = None
     state: RequestState = RequestState.WAITING
     epoch: int = 0
     attempt_id: int = 0
@@ -82,6 +84,10 @@ class OpenRequest:
         self.gap_since_s = None
         self.submitted_s, self.held_s, self.retry_at_s = now, now, None
         self.history.began()
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its client has given up; time in which the gateway was cut off counts."""
+        return self.deadline_unix_s is not None and now >= self.deadline_unix_s
 
     def assign(self, prompt_worker: str, token_worker: str) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
