@@ -17,6 +17,12 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0, gt=0, description="seconds that a request waits for a worker with free capacity, at most"
     )
+    max_passes: int = Field(
+        16,
+        ge=0,
+        description="how often requests may pass one of their priority for which no worker has enough free KV, on the worker "
+        "that it waits for; 0: the queue is strictly in order",
+    )
     max_unready_s: float = Field(
         30.0,
         ge=0,
@@ -76,6 +82,7 @@ class SchedulerSettings(ServiceSettings):
             prefix_spans=self.prefix_spans,
             interruption_s=self.interruption_s,
             token_s=self.token_s,
+            max_passes=self.max_passes,
         )
 
     @property
