@@ -52,6 +52,11 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["console", "json"] = "console"
 
     @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of what every member counts (`None`: another endpoint of the service shows it), and its setting's name."""
+        return None, ""
+
+    @property
     def peer_host(self) -> str:
         """The address under which peers reach this process."""
         if self.advertise_host:

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import structlog
 
@@ -10,6 +11,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.members import Member, MemberKind, QuarantinedPair
 from spotwise.core.messages import (
     CloseRequest,
+    FleetReported,
     RecordLedger,
     RequestAccepted,
     RequestRejected,
@@ -27,6 +29,8 @@ from spotwise.wire.codec import encode
 
 _log = structlog.get_logger(__name__)
 
+#: What its inbox takes; requests come on their own subject, so that one of the schedulers gets each.
+_TO_INBOX = frozenset(get_args(SchedulerEvent)) - {SubmitRequest, CloseRequest, Member, FleetReported, Tick}
 #: Interval of the role's deadline checks (lost members, unanswered orders, queue time-outs).
 TICK_S = 0.2
 
@@ -45,7 +49,10 @@ class SchedulerService:
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("open_requests", lambda: self._role.live)
+        host.metrics.watch("queued_requests", lambda: self._role.queued)
         self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
@@ -57,9 +64,11 @@ class SchedulerService:
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
-        await self._host.listen(subjects.FLEET, self._on_message)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.REQUESTS, self._on_request, queue=subjects.SCHEDULERS)
+        await self._host.listen(subjects.FLEET, self._on_message, expects=(FleetReported,))
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(
+            subjects.REQUESTS, self._on_request, subjects.SCHEDULERS, expects=(SubmitRequest, CloseRequest)
+        )
         self._host.keep_time(TICK_S, self._tick)
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:

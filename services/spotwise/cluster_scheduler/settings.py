@@ -69,6 +69,15 @@ class SchedulerSettings(ServiceSettings):
         description="seconds of an answer's token, until answers have ended that show it",
     )
 
+    scheduler_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the scheduler's metrics; 0 takes a free one, unset serves none"
+    )
+
+    @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of its metrics, and the setting's name."""
+        return self.scheduler_metrics_port, "SPOTWISE_SCHEDULER_METRICS_PORT"
+
     @property
     def policy(self) -> PoolPolicy:
         """How the role chooses workers."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import structlog
 
@@ -33,6 +34,8 @@ from spotwise.wire.codec import decode, encode
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
+#: What its inbox takes.
+_TO_INBOX = frozenset(get_args(g.GatewayEvent)) - {Member, Tick}
 #: Records written at once; a request whose client leaves before its record's turn is never written.
 MAX_WRITES = 32
 
@@ -77,12 +80,17 @@ class MeshGeneration:
                 RecordLedger: lambda command: host.record(command.entry),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("open_requests", lambda: self._role.open_requests)
+        host.metrics.watch("undelivered_tokens", lambda: sum(stream.num_tokens for stream in [*self._streams.values()]))
+        metrics.registry.register(host.metrics)
 
     async def start(self) -> None:
         """Subscribe to workers, schedulers and heartbeats, and start the ticks."""
         self._host.describe_with(self._describe)
-        await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
+        inbox = subjects.inbox(self._host.id, self._host.member.incarnation)
+        await self._host.listen(inbox, self._on_message, expects=_TO_INBOX)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.keep_time(TICK_S, self._tick)

@@ -129,6 +129,11 @@ class WorkerRole:
         return not len(self._table)
 
     @property
+    def num_sequences(self) -> int:
+        """Number of sequences that it holds, those that have ended and whose blocks are in use among them."""
+        return len(self._table)
+
+    @property
     def iterations(self) -> int:
         """Iterations that finished."""
         return self._iterations.finished
