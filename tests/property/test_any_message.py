@@ -86,7 +86,7 @@ def run(world: MeshWorld, count: int) -> None:
             event("a forged message upset the processes of the test")  # a token of nobody's, a block that is not there
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(meshes(1, 8) | meshes(1, 8, policies=SWAPPING), st.integers(1, 60), st.booleans())
 def test_no_message_makes_a_role_raise(case: MeshCase, count: int, plans: bool) -> None:
     """Gateway, scheduler, workers and planners, in the midst of requests."""
@@ -96,18 +96,18 @@ def test_no_message_makes_a_role_raise(case: MeshCase, count: int, plans: bool) 
     run(world, count)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_message_makes_a_watcher_raise(seed: int) -> None:
     """The watcher of a machine, and the keeper of a fleet."""
     rng = random.Random(seed)
     roles = [
-        SpotWatcherRole("watcher", WatchPolicy("here")),
-        FleetKeeperRole("watcher", 1, "provider", 5.0),
+        guarded(SpotWatcherRole("watcher", WatchPolicy("here"))),
+        guarded(FleetKeeperRole("watcher", 1, "provider", 5.0)),
     ]
     now = 1000.0
     for _ in range(300):
         now += rng.choice([0.0, 0.1, 3.0])
-        for role in map(guarded, roles):
+        for role in roles:
             message = m.Tick() if rng.random() < 0.2 else forge(rng, role)
             if message is not None:
                 role.handle(message, now)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
@@ -24,7 +25,7 @@ from spotwise.gateway.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 ROOT = Path(__file__).parents[3]
-ENDPOINTS = {
+ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
     "/v1/chat/completions": (CHAT, ChatRequest),
     "/v1/completions": (COMPLETION, CompletionRequest),
 }
@@ -106,7 +107,7 @@ async def check(app: FastAPI, method: str, path: str, content: bytes, headers: d
 
 
 QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
