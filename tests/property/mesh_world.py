@@ -126,6 +126,8 @@ class MeshWorld:
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.stops: dict[str, StopCriteria] = {}
         self.claims: dict[str, tuple[int, str]] = {}
+        self.patience_s: float | None = None
+        self.deadlines: dict[str, float] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
         self.moves_ordered = 0
@@ -351,13 +353,16 @@ class MeshWorld:
     # --- the client ---------------------------------------------------------------------------------------------------
 
     def request(self, choice_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
-        """A client comes; many prompts begin alike."""
+        """A client comes, which may give up within `patience_s`; many prompts begin alike."""
+        if self.patience_s is not None and self.rng.random() < 0.7:
+            self.deadlines[choice_id] = self.now + self.rng.uniform(0.0, self.patience_s)
         family, shared = self.rng.randrange(3), self.rng.randint(0, prompt_tokens)
         own = (self.rng.randrange(2) for _ in range(prompt_tokens - shared))
         self.prompts[choice_id] = (*(10 * family + position for position in range(shared)), *own)
         self.stops[choice_id] = StopCriteria(max_new_tokens)
         self.claims[choice_id] = self.rng.choice([-1, 0, 0, 0, 5]), self.rng.choice(["", "acme", "user:bob"])
-        self.feed_gateway(g.RequestReceived(choice_id, prompt_tokens, max_new_tokens))
+        deadline_unix_s = self.deadlines.get(choice_id)
+        self.feed_gateway(g.RequestReceived(choice_id, prompt_tokens, max_new_tokens, deadline_unix_s))
 
     def close(self, choice_id: str) -> None:
         if choice_id not in self.ended:
@@ -427,13 +432,17 @@ class MeshWorld:
             stop,
             self.now,
             *self.claims[command.choice_id],
+            deadline_unix_s=self.deadlines.get(command.choice_id),
         )
         stream = m.StreamRef(self.gateway_id, command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.choice_id]
-        order = m.SubmitRequest(command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
+        deadline = self.deadlines.get(command.choice_id)
+        order = m.SubmitRequest(
+            command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid, deadline
+        )
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:

@@ -79,6 +79,7 @@ POOL_POLICIES = st.builds(
     st.sampled_from([None, 0.3, 2.0]),
     st.sampled_from([0, 20, 1000]),
     decode_queue=st.sampled_from(DecodeQueue),
+    max_passes=st.sampled_from([0, 1, 4]),
 )
 
 

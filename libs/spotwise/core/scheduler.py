@@ -2,6 +2,7 @@
 
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
+One whose client's deadline comes first is rejected then; a resubmitted one has the deadline that it had.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
 Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
@@ -63,6 +64,9 @@ SchedulerCommand = m.Send | m.RecordLedger
 #: What a standby hears.
 _HEARD_BY_ALL = (m.Member, m.FleetReported, m.Tick)
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+#: Seconds after a deadline in which the gateway closes the request; by itself, so that a slow one is not asked first.
+CLOSED_WITHIN_S = 5.0
+_OVERDUE = "no worker had free capacity before the request's deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +210,7 @@ class SchedulerRole:
                 return  # delivered twice, or overtaken by a newer attempt
             self._assigner.drop(known, cancel=True)
         self._note_failures(order, known.order.avoid if known is not None else (), now)
-        if refusal := self._refusal(order):
+        if refusal := self._refusal(order, now):
             self._reject(order, *refusal)
             return
         self._watch_readiness(now)
@@ -220,7 +224,9 @@ class SchedulerRole:
             if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
 
-    def _refusal(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
+    def _refusal(self, order: m.SubmitRequest, now: float) -> tuple[RejectCode, str, float | None] | None:
+        if _is_overdue(order, now):
+            return RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None
         if not self.pools.ready and not self.limits.max_unready_s:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
         if never_fits := self._never_fits(order):
@@ -342,6 +348,7 @@ class SchedulerRole:
             self._member_changed(change, now)
         self._lives.expire(now)
         self._drop_orphans(now)
+        self._drop_overdue(now)
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
             for assigned in (False, True):
@@ -366,6 +373,14 @@ class SchedulerRole:
         if order := self._assigner.repurposing.observe(self.pools, now):
             self._commands.append(m.Send(order.worker_id, replace(order, term=self.term)))
 
+    def _drop_overdue(self, now: float) -> None:
+        """Reject queued requests at their deadline; forget those that workers have where their gateway does not close them."""
+        for entry in self._requests.queued:
+            if _is_overdue(entry.order, now):
+                self._give_up(entry, RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None)
+        for entry in [entry for entry in self._requests if _is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
+            self._assigner.drop(entry, cancel=True)
+
     def _drop_orphans(self, now: float) -> None:
         """Drop requests whose gateway never sent a heartbeat, or was replaced before its loss was noticed."""
         gateways = {(entry.order.stream.gateway_id, entry.order.stream.incarnation): None for entry in self._requests}
@@ -374,3 +389,7 @@ class SchedulerRole:
             stream = entry.order.stream
             if (stream.gateway_id, stream.incarnation) in gone:
                 self._assigner.drop(entry, cancel=True)
+
+
+def _is_overdue(order: m.SubmitRequest, now: float) -> bool:
+    return order.deadline_unix_s is not None and now >= order.deadline_unix_s

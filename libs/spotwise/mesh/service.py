@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,9 @@ from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
+from spotwise.mesh.host_metrics import Dropped, HostMetrics
 from spotwise.mesh.journal import Journal, make_role
+from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.registration import new_member, registration_ttl_s
@@ -71,6 +73,10 @@ class ServiceHost:
         self._attentions: list[Attention] = []
         self._ledger: list[LedgerEntry] = []
         self._outbox = Outbox()
+        self.metrics = HostMetrics()
+        self.metrics.watch("outbox_messages", lambda: len(self._outbox))
+        self.metrics.watch("ledger_backlog", lambda: len(self._ledger))
+        self.metrics.watch("background_tasks", lambda: len(self._tasks))
         self._registered_s = 0.0
         self._own_beat_s = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -102,8 +108,11 @@ class ServiceHost:
             )
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
-                async with cls(settings, bus, store, control, member, None, watchdog).joined() as host:
-                    yield host
+                host = cls(settings, bus, store, control, member, None, watchdog)
+                port, setting = settings.member_metrics
+                with served_metrics(host.metrics.registry, settings.bind_host, port, setting):
+                    async with host.joined():
+                        yield host
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[ServiceHost]:
@@ -190,9 +199,18 @@ class ServiceHost:
                 self._outbox.sent()
 
     async def listen(
-        self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
+        self,
+        subject: str,
+        handler: Callable[[Any, BusMessage], Awaitable[None]],
+        queue: str = "",
+        expects: Iterable[type] | None = None,
     ) -> None:
-        """Decode the messages on `subject` and call `handler` for each, one at a time."""
+        """Decode the messages on `subject` and call `handler` for each, one at a time; those that are not of a type in
+        `expects`, and heartbeats of another member than the subject's, are counted and dropped.
+        """
+        if subject.startswith(subjects.HEARTBEATS.partition("*")[0]):
+            expects = (Member,)
+        expected = None if expects is None else frozenset(expects)
         repeated = RepeatedMessages() if subject == subjects.HEARTBEATS else None
         part = self._watched(f"messages on {subject}")
 
@@ -200,16 +218,27 @@ class ServiceHost:
             try:
                 message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
-                _log.warning("malformed_message", subject=raw.subject, error=str(error))
+                self._dropped(Dropped.MALFORMED, raw, str(error))
                 return
-            if isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
+            if expected is not None and type(message) not in expected:
+                self._dropped(Dropped.UNEXPECTED, raw, type(message).__name__)
+            elif isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
                 # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
-                _log.warning("heartbeat_of_another", subject=raw.subject, kind=message.kind.value, member=message.id)
-                return
-            with LoggedErrors(raw.subject), part.work():
-                await _not_cancelled(handler(message, raw), raw.subject)
+                self._dropped(Dropped.WRONG_SENDER, raw, message.id)
+            else:
+                with LoggedErrors(raw.subject, self.count_failure), part.work():
+                    await _not_cancelled(handler(message, raw), raw.subject)
 
         self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))
+
+    def _dropped(self, reason: Dropped, raw: BusMessage, detail: str) -> None:
+        times = self.metrics.dropped(reason)
+        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: whoever sends them does not fill the log
+            _log.warning("message_dropped", reason=reason.value, subject=raw.subject, error=detail[:200], times=times)
+
+    def count_failure(self) -> None:
+        """Count an event whose handling raised."""
+        self.metrics.dropped(Dropped.FAILED)
 
     def record(self, entry: LedgerEntry) -> None:
         """Append to a request's ledger in the background; entries are written in batches."""

@@ -101,6 +101,11 @@ class ServiceSettings(BaseSettings):
         return None if self.mesh_secret_file is None else read_mesh_secret(self.mesh_secret_file)
 
     @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of what every member counts (`None`: another endpoint of the service shows it), and its setting's name."""
+        return None, ""
+
+    @property
     def peer_host(self) -> str:
         """The address under which peers reach this process."""
         if self.advertise_host:

@@ -70,6 +70,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
             m.SubmitRequest,
             cluster.SubmitRequest,
             *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority"),
+            optional=("deadline_unix_s",),
             stream=_STREAM,
             prefix_spans=(same, tuple),
             avoid=_SUSPECTS,

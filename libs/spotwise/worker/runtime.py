@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import psutil
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.members import Member
-from spotwise.core.messages import RecordLedger, Send, TokenBatch, TokenDelta
+from spotwise.core.messages import RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken
@@ -35,6 +36,8 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
+#: What its inbox takes.
+_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Tick}
 #: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
 GOODBYE_AFTER_S = 0.1
 #: Bound of an iteration at least, where the settings say nothing.
@@ -94,13 +97,15 @@ class WorkerRuntime:
                 c.Leave: lambda command: host.spawn(self._leave(command), "leave"),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("sequences", lambda: self.role.num_sequences)
 
     async def start(self) -> None:
         """Subscribe to orders and notices, and start the ticks."""
         self._host.describe_with(self._describe)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.NOTICES, self._on_message)
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(subjects.NOTICES, self._on_message, expects=(Drain,))
         self._host.keep_time(TICK_S, self._loop.feed)
         self._engine.watch(self._engine_lost, self._engine_restored)
 

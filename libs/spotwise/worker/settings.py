@@ -200,6 +200,9 @@ class WorkerSettings(ModelServiceSettings):
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
     )
+    worker_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the worker's metrics; 0 takes a free one, unset serves none"
+    )
 
     @model_validator(mode="after")
     def _encryption_has_a_secret(self) -> Self:
@@ -243,6 +246,11 @@ class WorkerSettings(ModelServiceSettings):
         if self.kv_host_bytes is None:
             return max(self.kv_cache_bytes, round(_HOST_SHARE * free_bytes))
         return self.kv_host_bytes
+
+    @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of its metrics, and the setting's name."""
+        return self.worker_metrics_port, "SPOTWISE_WORKER_METRICS_PORT"
 
     def cost_profile(self) -> CostProfile | None:
         """Return the configured cost profile, if any; raises `ValueError` where the file cannot be read, or is no profile."""

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from dataclasses import replace
+from typing import get_args
 
 import structlog
 
@@ -11,6 +12,7 @@ from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.members import Member, MemberKind, QuarantinedPair
 from spotwise.core.messages import (
     CloseRequest,
+    FleetReported,
     RecordLedger,
     RequestAccepted,
     RequestRejected,
@@ -20,7 +22,6 @@ from spotwise.core.messages import (
 )
 from spotwise.core.scheduler import SchedulerActivated, SchedulerDeactivated, SchedulerEvent, SchedulerRole
 from spotwise.core.term import TermLease
-from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.run_service import run_service
@@ -31,6 +32,8 @@ from spotwise.wire.codec import encode
 
 _log = structlog.get_logger(__name__)
 
+#: What its inbox takes; requests come on a subject of their own.
+_TO_INBOX = frozenset(get_args(SchedulerEvent)) - {SubmitRequest, CloseRequest, Member, FleetReported, Tick}
 #: Interval of the role's deadline checks (lost members, unanswered orders, queue time-outs).
 TICK_S = 0.2
 
@@ -52,7 +55,10 @@ class SchedulerService:
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("open_requests", lambda: self._role.live)
+        host.metrics.watch("queued_requests", lambda: self._role.queued)
         self._quarantined: tuple[QuarantinedPair, ...] = ()
         lease = TermLease(settings.scheduler_lease_s, needs_store=False)
         self._terms = TermHolder(host, subjects.SCHEDULER, lease, self._activate, self._deactivate)
@@ -66,9 +72,9 @@ class SchedulerService:
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
-        await self._host.listen(subjects.FLEET, self._on_message)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.REQUESTS, self._on_request)
+        await self._host.listen(subjects.FLEET, self._on_message, expects=(FleetReported,))
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(subjects.REQUESTS, self._on_request, expects=(SubmitRequest, CloseRequest))
         self._host.keep_time(TICK_S, self._tick)
         await self._terms.start()
 
@@ -154,18 +160,9 @@ class SchedulerService:
 
 async def serve(settings: SchedulerSettings) -> None:
     """Serve as the cluster scheduler."""
-    metrics = SchedulerMetrics()
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER))
-        stack.enter_context(
-            served_metrics(
-                metrics.registry,
-                settings.bind_host,
-                settings.scheduler_metrics_port,
-                "SPOTWISE_SCHEDULER_METRICS_PORT",
-            )
-        )
-        scheduler = SchedulerService(host, settings, metrics)
+        scheduler = SchedulerService(host, settings, SchedulerMetrics(host.metrics.registry))
         stack.push_async_callback(scheduler.close)
         await scheduler.start()
         await host.run()

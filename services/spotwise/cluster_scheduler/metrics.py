@@ -6,18 +6,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class SchedulerMetrics:
-    """The scheduler's series: whether it acts, and how often it has begun to."""
+    """The scheduler's series, in a registry: whether it acts, and how often it has begun to."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._active = Gauge(
-            "spotwise_scheduler_active", "1 while this scheduler acts, 0 while it stands by.", registry=self.registry
+            "spotwise_scheduler_active", "1 while this scheduler acts, 0 while it stands by.", registry=registry
         )
         self._term = Gauge(
-            "spotwise_scheduler_term", "Term that this scheduler holds; 0 while it stands by.", registry=self.registry
+            "spotwise_scheduler_term", "Term that this scheduler holds; 0 while it stands by.", registry=registry
         )
         self._takeovers = Counter(
-            "spotwise_scheduler_takeovers_total", "Terms that this scheduler has begun.", registry=self.registry
+            "spotwise_scheduler_takeovers_total", "Terms that this scheduler has begun.", registry=registry
         )
         self._held = 0
 

@@ -24,12 +24,14 @@ class EarlierTokens:
         deltas: the tokens that they saved, in order, from the first on.
         model_digest: of the weights that drew them.
         stop: as they had fitted it to the workers; `None` where nothing was submitted.
+        deadline_unix_s: when the client gives up, if it said so.
     """
 
     epoch: int = 0
     deltas: tuple[TokenDelta, ...] = ()
     model_digest: str | None = None
     stop: StopCriteria | None = None
+    deadline_unix_s: float | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -55,6 +57,7 @@ class SequenceSpec:
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
         prefix_salt: KV of its prompt is shared with requests of the same salt only.
+        deadline_unix_s: Unix time at which the client gives up, and the mesh with it; `None` without a deadline.
         client_request_id: what the client calls the request; empty where it gave no id.
         owner: under which the request is kept, and its tokens are saved; empty where it is not.
         earlier: its tokens so far, where this gateway has taken it over.
@@ -68,6 +71,7 @@ class SequenceSpec:
     tenant: str = ""
     client_request_id: str = ""
     prefix_salt: str = ""
+    deadline_unix_s: float | None = None
     owner: str = ""
     earlier: EarlierTokens | None = None
 
@@ -108,7 +112,8 @@ class GenerationError(Exception):
     """The mesh cannot serve a sequence, or cannot finish it.
 
     Attributes:
-        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
+        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 504 (its deadline came),
+            500.
         code: machine-readable reason, snake case.
         message: what happened and what the user can do.
         retry_after_s: when a retry makes sense; `None` where it does not.

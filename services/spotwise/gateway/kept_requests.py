@@ -351,7 +351,7 @@ def _begun(earlier: EarlierTokens, record: RequestRecord | None) -> EarlierToken
     """Add the last attempt: of a choice with tokens there was one, though its record be gone."""
     if record is None:
         return replace(earlier, epoch=1 if earlier.deltas else 0)
-    return replace(earlier, epoch=record.epoch, stop=record.stop)
+    return replace(earlier, epoch=record.epoch, stop=record.stop, deadline_unix_s=record.deadline_unix_s)
 
 
 def _ending_of(error: BaseException | None) -> KeptEnding:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import structlog
 
@@ -49,6 +50,8 @@ from spotwise.wire.codec import decode, encode
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
+#: What its inbox takes.
+_TO_INBOX = frozenset(get_args(g.GatewayEvent)) - {Member, Tick}
 #: Records written at once; a request whose client leaves before its record's turn is never written.
 MAX_WRITES = 32
 
@@ -58,6 +61,7 @@ _STATUS = {
     RejectCode.NO_WORKERS: 503,
     RejectCode.NEVER_FITS: 400,
     RejectCode.QUEUE_TIMEOUT: 503,
+    RejectCode.DEADLINE_EXCEEDED: 504,
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
@@ -100,7 +104,11 @@ class MeshGeneration:
                 RecordLedger: lambda command: host.record(command.entry),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("open_requests", lambda: self._role.open_requests)
+        host.metrics.watch("undelivered_tokens", lambda: sum(stream.num_tokens for stream in [*self._streams.values()]))
+        metrics.registry.register(host.metrics)
 
     async def start(self) -> None:
         """Read which schedulers are registered, subscribe to workers, schedulers and heartbeats, and start the ticks; raises
@@ -110,7 +118,8 @@ class MeshGeneration:
         for member in await self._host.store.members():
             if member.kind is MemberKind.CLUSTER_SCHEDULER:
                 self._loop.feed(member)
-        await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
+        inbox = subjects.inbox(self._host.id, self._host.member.incarnation)
+        await self._host.listen(inbox, self._on_message, expects=_TO_INBOX)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.keep_time(TICK_S, self._tick)
@@ -121,6 +130,8 @@ class MeshGeneration:
         earlier = spec.earlier
         stop = None if earlier is None else earlier.stop
         spec = self._fit(spec) if stop is None else replace(spec, stop=stop)
+        if earlier is not None:
+            spec = replace(spec, deadline_unix_s=earlier.deadline_unix_s)
         stream = TokenStream(choice_id, spec, self._host.clock.now())
         if choice_id in self._streams:
             self.step_down(choice_id)  # two connections resume it at once: the later one has it
@@ -129,7 +140,8 @@ class MeshGeneration:
             self._saver.watch(choice_id, spec.owner)
         if earlier is None:
             self._record_names(choice_id, spec.client_request_id)
-            self._loop.feed(g.RequestReceived(choice_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+            sizes = len(spec.prompt_token_ids), spec.stop.max_new_tokens
+            self._loop.feed(g.RequestReceived(choice_id, *sizes, spec.deadline_unix_s))
         else:
             self._resume(stream, earlier)
         text_ended = False
@@ -158,7 +170,7 @@ class MeshGeneration:
         if earlier.finish_reason is None:
             prompt_tokens = len(stream.spec.prompt_token_ids)
             ids = stream.choice_id, prompt_tokens, earlier.epoch, earlier.token_ids
-            self._loop.feed(g.RequestResumed(*ids, earlier.model_digest))
+            self._loop.feed(g.RequestResumed(*ids, earlier.model_digest, stream.spec.deadline_unix_s))
 
     async def save(self, *choice_ids: str) -> None:
         """Save the tokens of kept requests, of all without ids, that are not saved yet; raises `MeshError`."""
@@ -288,6 +300,7 @@ class MeshGeneration:
             tenant=stream.spec.tenant,
             model_digest=command.model_digest,
             prefix_salt=stream.spec.prefix_salt,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
@@ -305,6 +318,7 @@ class MeshGeneration:
             ),
             priority=stream.spec.priority,
             avoid=command.avoid,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:

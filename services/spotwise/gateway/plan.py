@@ -103,6 +103,15 @@ class GenerationPlan:
         )
         return replace(self, sequences=sequences)
 
+    def due_by(self, deadline_unix_s: float | None) -> GenerationPlan:
+        """Return the plan with its client's deadline, in Unix time; the same without one."""
+        if deadline_unix_s is None:
+            return self
+        sequences = tuple(
+            replace(each, spec=replace(each.spec, deadline_unix_s=deadline_unix_s)) for each in self.sequences
+        )
+        return replace(self, sequences=sequences)
+
 
 def require_model(name: str, options: ApiOptions) -> None:
     """Refuse a model that is not served here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from spotwise.gateway.body import BodyReader, parse_json_object
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
+from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import OffLoop, is_small
@@ -67,6 +69,7 @@ class Planning:
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
+        deadline_unix_s = deadline_of(request.headers, time.time())  # before the body: its time counts
         caller = caller_of(request)
         self._quotas.require_room(caller)
         async with self._bodies.body(request) as body:
@@ -75,7 +78,7 @@ class Planning:
                 planning if is_small(len(body)) else run_unless_left(request.receive, planning)
             )
         name_request(request, plan.request_id)
-        plan = plan.named(client_request_id(request))
+        plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
         return PlannedBody(plan, endpoint, body_bytes, body_hash, partial(self._quotas.reserve, caller, plan))
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:

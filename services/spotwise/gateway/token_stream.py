@@ -36,6 +36,11 @@ class TokenStream:
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that its client has not taken."""
+        return sum(len(item.tokens) for item in [*self._items] if isinstance(item, GeneratedTokens))
+
     def put(self, item: GeneratedTokens | GenerationError) -> None:
         """Let the call have an item."""
         self._items.append(item)

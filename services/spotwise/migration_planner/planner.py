@@ -9,15 +9,16 @@ from typing import Any
 
 import structlog
 
-from spotwise.core.fleet_messages import ShowFleet
+from spotwise.core.fleet_messages import FleetReported, LoadReported, ShowFleet
 from spotwise.core.latest import LatestDict
 from spotwise.core.members import Member
-from spotwise.core.messages import Message, Send
+from spotwise.core.messages import InterruptionReported, Message, Send
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.role import PlannerRole
-from spotwise.core.reshape_messages import ReshapeMesh
+from spotwise.core.reshape_messages import DeviceSurveyed, GroupFormed, ReshapeMesh
 from spotwise.core.term import TermLease
+from spotwise.core.worker_messages import MoveEnded, WorkerSurveyed
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
@@ -35,6 +36,8 @@ TICK_S = 0.1
 #: Operators that still wait for an answer; of more the oldest get none.
 _MOST_WAITING = 16
 _REMEMBERED = 256
+#: What its inbox takes.
+_TO_INBOX = frozenset((WorkerSurveyed, DeviceSurveyed, GroupFormed, MoveEnded))
 
 
 class Planner:
@@ -69,18 +72,21 @@ class Planner:
                 ),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("waiting_operators", lambda: len(self._waiting))
+        metrics.registry.register(host.metrics)
 
     async def start(self) -> None:
         """Subscribe to heartbeats, reports, answers and operators' orders, start the ticks, and compete for the lease."""
         self._host.describe_with(self._describe)
         await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
-        await self._host.listen(subjects.INTERRUPTIONS, self._on_message)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.LOAD, self._on_message)
-        await self._host.listen(subjects.FLEET, self._on_message)
-        await self._host.listen(subjects.RESHAPE, self._reshape)
-        await self._host.listen(subjects.SHOW_FLEET, self._show_fleet)
+        await self._host.listen(subjects.INTERRUPTIONS, self._on_message, expects=(InterruptionReported,))
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(subjects.LOAD, self._on_message, expects=(LoadReported,))
+        await self._host.listen(subjects.FLEET, self._on_message, expects=(FleetReported,))
+        await self._host.listen(subjects.RESHAPE, self._reshape, expects=(ReshapeMesh,))
+        await self._host.listen(subjects.SHOW_FLEET, self._show_fleet, expects=(ShowFleet,))
         self._host.keep_time(TICK_S, self._loop.feed)
         await self._terms.start()
 

@@ -10,17 +10,20 @@ from spotwise.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`, until `deadline_unix_s`
+    (Unix time; `None` without a deadline).
+    """
 
     choice_id: str
     prompt_tokens: int
     max_new_tokens: int
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResumed:
     """This gateway takes over a choice: `token_ids` came of another one's attempts, of which `epoch` is the last (0: none).
-    `model_digest` is of the weights that drew them.
+    `model_digest` is of the weights that drew them; `deadline_unix_s` as in `RequestReceived`.
     """
 
     choice_id: str
@@ -28,6 +31,7 @@ class RequestResumed:
     epoch: int
     token_ids: tuple[int, ...]
     model_digest: str | None = None
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

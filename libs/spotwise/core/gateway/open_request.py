@@ -20,6 +20,7 @@ class OpenRequest:
     """The gateway's state of a request; `epoch` and `attempt_id` are those of the newest attempt.
 
     Attributes:
+        deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
         queued: a scheduler has accepted the attempt.
         first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
@@ -42,6 +43,7 @@ class OpenRequest:
     choice_id: str
     prompt_tokens: int
     received_s: float
+    deadline_unix_s: float | None = None
     state: RequestState = RequestState.WAITING
     epoch: int = 0
     attempt_id: int = 0
@@ -94,6 +96,10 @@ class OpenRequest:
         """Note that a scheduler has the attempt, or workers have."""
         if self.first_accepted is None:
             self.first_accepted = self.epoch
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its client has given up; time in which the gateway was cut off counts."""
+        return self.deadline_unix_s is not None and now >= self.deadline_unix_s
 
     def assign(self, prompt_worker: str, token_worker: str) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""

@@ -6,6 +6,7 @@ The client sees an error only if recovery fails for `recovery_s`, attempts are f
 attempt is rejected. Messages of earlier attempts change nothing.
 A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
 A scheduler that takes over knows no queue: what has no workers is submitted to it anew (`active_scheduler.py`).
+A request ends at its client's deadline, in whatever attempt it is then; no attempt begins after it.
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
 committed tokens sufficient.
 """
@@ -25,6 +26,9 @@ from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, advance, is_terminal
+
+#: What no further attempt would change.
+_FINAL_REJECTIONS = (m.RejectCode.NEVER_FITS, m.RejectCode.DEADLINE_EXCEEDED)
 
 
 class GatewayRole:
@@ -90,7 +94,7 @@ class GatewayRole:
         return commands
 
     def _received(self, event: g.RequestReceived, now: float) -> None:
-        request = OpenRequest(event.choice_id, event.prompt_tokens, received_s=now, progress_s=now)
+        request = OpenRequest(event.choice_id, event.prompt_tokens, now, event.deadline_unix_s, progress_s=now)
         self._requests[event.choice_id] = request
         if self._load is not None:
             self._load.arrived(event.prompt_tokens, now)
@@ -98,8 +102,15 @@ class GatewayRole:
 
     def _resumed(self, event: g.RequestResumed, now: float) -> None:
         """Begin the attempt after another gateway's: its higher epoch ends those, wherever they are held."""
-        ids = event.choice_id, event.prompt_tokens
-        request = OpenRequest(*ids, received_s=now, progress_s=now, epoch=event.epoch, model_digest=event.model_digest)
+        request = OpenRequest(
+            event.choice_id,
+            event.prompt_tokens,
+            now,
+            event.deadline_unix_s,
+            progress_s=now,
+            epoch=event.epoch,
+            model_digest=event.model_digest,
+        )
         request.token_ids.extend(event.token_ids)
         self._requests[event.choice_id] = request
         self._submit(request, now)
@@ -110,6 +121,8 @@ class GatewayRole:
             self._fail(request, g.FAIL_TAKEN, g.TAKEN, None, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
+        if self._end_overdue(request, now):
+            return
         self._attempts.pop(request.attempt_id, None)
         request.begin_attempt(self._next_attempt_id, now)
         self._next_attempt_id = self._next_attempt_id % 0xFFFFFFFF + 1
@@ -144,7 +157,7 @@ class GatewayRole:
         request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
-        if request.is_first_attempt or event.code is m.RejectCode.NEVER_FITS:
+        if request.is_first_attempt or event.code in _FINAL_REJECTIONS:
             self._fail(request, event.code.value, event.message, event.retry_after_s, now)
         else:
             self._attempt_lost(request, event.message, now)
@@ -284,6 +297,13 @@ class GatewayRole:
         if self._load is not None:
             self._load.finished(len(request.token_ids))
 
+    def _end_overdue(self, request: OpenRequest, now: float) -> bool:
+        if not request.is_overdue(now):
+            return False
+        code = m.RejectCode.DEADLINE_EXCEEDED.value
+        self._fail(request, code, f"the deadline came after {len(request.token_ids)} tokens", None, now)
+        return True
+
     def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
         self._commands.append(g.Fail(request.choice_id, code, message, retry_after_s))
         self._end(request, RequestEvent.FAILED, now, finished=False)
@@ -354,6 +374,8 @@ class GatewayRole:
                 self._member_lost(change, now)
         tries_a_suspect: bool | None = None  # not known yet
         for request in list(self._requests.values()):
+            if self._end_overdue(request, now):
+                continue
             if request.retry_at_s is not None:
                 if request.retry_at_s > now:
                     continue

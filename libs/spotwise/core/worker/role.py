@@ -3,6 +3,7 @@
 Law: a worker computes prompts, tokens, or both; its home pool restricts nothing (mixed machines: Splitwise, section 4.1).
 Every sequence ends handed off, finished or pending_free, exactly once; after the last one all blocks are free.
 Orders of an earlier scheduler's term are refused: that scheduler was replaced and does not know it (`core/term.py`).
+A sequence ends at its client's deadline, and one that is overdue when its record is loaded is never computed.
 A draining worker accepts no reservation and no request of its own, and leaves when it holds nothing.
 """
 
@@ -129,6 +130,11 @@ class WorkerRole:
     def is_empty(self) -> bool:
         """Whether it holds no sequence, not even one that has ended and whose blocks are in use."""
         return not len(self._table)
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that it holds, those that have ended and whose blocks are in use among them."""
+        return len(self._table)
 
     @property
     def iterations(self) -> int:
@@ -294,7 +300,15 @@ class WorkerRole:
             self._table.emit(c.DropSequence(event.record.sequence_id))  # the attempt ended in the meantime
             return
         sequence.load(event.record)
-        self._token_side.pass_tokens(sequence, now)
+        if sequence.is_overdue(now):
+            self._end_overdue(sequence, now)
+        else:
+            self._token_side.pass_tokens(sequence, now)
+
+    def _end_overdue(self, sequence: Sequence, now: float) -> None:
+        """Drop a sequence at its deadline, as if its gateway had cancelled it: that one ends the request by itself."""
+        self._table.record(sequence, "failed", now, reason="its deadline came", tokens=sequence.output_tokens)
+        self._fence(sequence.choice_id, sequence.epoch)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._table.load_answered(event.choice_id, event.epoch)
@@ -305,6 +319,8 @@ class WorkerRole:
         if event.away_s:
             for side in (self._token_side, self._moves, self._arrivals):
                 side.was_away(event.away_s)
+        for sequence in [each for each in self._table if each.is_overdue(now) and not each.pending_free]:
+            self._end_overdue(sequence, now)
         self._token_side.expire_leases(now)
         self._moves.tick(now)
         self._arrivals.tick(now)

@@ -70,6 +70,7 @@ class Sequence:
         lease_expires_s: when a reservation expires unless renewed; `None` for other sequences.
         stop: `None` until the engine knows the sequence.
         handed_token_ids: the attempt's tokens, sampled by other workers, until the engine knows them.
+        deadline_unix_s: when its client gives up; `None` without a deadline, and until the engine knows the sequence.
         record_tokens: tokens of the record, which the attempt began with.
         move: its way to another worker.
         source_id, hop: the worker that it moved here from, and the number of that move; empty and 0 for one that began here.
@@ -108,6 +109,7 @@ class Sequence:
     lease_expires_s: float | None = None
     stop: StopCriteria | None = None
     handed_token_ids: tuple[int, ...] = ()
+    deadline_unix_s: float | None = None
     record_tokens: int = 0
     move: SequenceMove | None = None
     source_id: str = ""
@@ -143,6 +145,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.sequence_id = sequence_id(self.choice_id, self.epoch)
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its client has given up."""
+        return self.deadline_unix_s is not None and now >= self.deadline_unix_s
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -251,6 +257,7 @@ class Sequence:
         """Take over the record."""
         self.stop, self.model, self.prefix_salt = record.stop, record.model, record.prefix_salt
         self.priority, self.tenant = record.priority, record.tenant
+        self.deadline_unix_s = record.deadline_unix_s
         self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.record_tokens = len(self.token_ids)

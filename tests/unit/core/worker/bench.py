@@ -89,6 +89,7 @@ class WorkerBench:
         prompt: tuple[int, ...] | None = None,
         sampling: SamplingParams | None = None,
         salt: str = "",
+        deadline_unix_s: float | None = None,
     ) -> list[c.WorkerCommand]:
         """Report the record as loaded; no two requests' prompts share a prefix, unless the test gives one."""
         others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
@@ -105,6 +106,7 @@ class WorkerBench:
             StopCriteria(max_new, (STOP_TOKEN,)),
             self.now,
             prefix_salt=salt,
+            deadline_unix_s=deadline_unix_s,
         )
         return self.feed(c.RecordLoaded(record))
 
