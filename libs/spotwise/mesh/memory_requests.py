@@ -12,7 +12,7 @@ from spotwise.wire import subjects
 
 
 class MemoryRequests:
-    """See `RequestStore`; the part of `MemoryStore` that keeps API requests."""
+    """See `KeptRequestStore`; the part of `MemoryStore` that keeps API requests."""
 
     def __init__(self) -> None:
         self._kept: dict[str, KeptState] = {}
@@ -28,7 +28,7 @@ class MemoryRequests:
         raise NotImplementedError
 
     async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         if request.claim and (claimed := self._claims.get(request.claim)) is not None:
             return await self.get_request(claimed)
         if request.claim:
@@ -37,19 +37,19 @@ class MemoryRequests:
         return None
 
     async def get_request(self, request_id: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)
         return None if kept is None else replace(kept, chunks=tuple(self._saved[request_id]))
 
     async def take_request(self, request_id: str, owner: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)
         if kept is not None and kept.ending is None:
             self._kept[request_id] = replace(kept, owner=owner)
         return await self.get_request(request_id)
 
     async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         lost = set[str]()
         for each in tokens:
             kept = self._kept.get(each.request_id)
@@ -60,7 +60,7 @@ class MemoryRequests:
         return lost
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         if not self._owns(request.request_id, owner):
             return False
         self._kept[request.request_id] = replace(self._kept[request.request_id], ending=ending)
@@ -69,7 +69,7 @@ class MemoryRequests:
         return True
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(record.choice_id)
         if request_id in self._kept and not self._owns(request_id, owner):
             return False
@@ -77,7 +77,7 @@ class MemoryRequests:
         return True
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(choice_id)
         if request_id not in self._kept or self._owns(request_id, owner):
             await self.delete_record(choice_id)

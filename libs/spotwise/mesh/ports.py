@@ -15,7 +15,7 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 from spotwise.mesh.key_ports import KeyStore
-from spotwise.mesh.request_store import RequestStore
+from spotwise.mesh.request_store import KeptRequestStore
 
 
 class MeshError(Exception):
@@ -81,7 +81,7 @@ class MessageBus(Protocol):
         """Send what is pending and disconnect; idempotent."""
 
 
-class MeshStore(RequestStore, Protocol):
+class MeshStore(KeptRequestStore, Protocol):
     """Request records, ledgers, registrations and kept requests (Redis). Every method raises `MeshError` where it does not
     answer.
     """

@@ -93,7 +93,7 @@ _ENDING: TypeAdapter[KeptEnding] = TypeAdapter(KeptEnding)
 
 
 class RedisRequests:
-    """See `RequestStore`; the part of `RedisStore` that keeps API requests."""
+    """See `KeptRequestStore`; the part of `RedisStore` that keeps API requests."""
 
     _redis: Redis
 
@@ -101,7 +101,7 @@ class RedisRequests:
         raise NotImplementedError
 
     async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(request.request_id)] * 2
         if request.claim:
             keys[1] = subjects.claim_key(request.claim)
@@ -110,7 +110,7 @@ class RedisRequests:
         return None if claimed is None else await self.get_request(claimed.decode())
 
     async def get_request(self, request_id: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hmget(subjects.kept_request_key(request_id), "form", "owner", "ending")
             pipe.lrange(subjects.kept_tokens_key(request_id), 0, -1)
@@ -119,13 +119,13 @@ class RedisRequests:
         return _state(form, owner, ending, chunks)
 
     async def take_request(self, request_id: str, owner: str) -> KeptState | None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(request_id), subjects.kept_tokens_key(request_id)]
         taken = await self._eval(_TAKE, keys, owner)
         return None if taken is None else _state(*taken)
 
     async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         lost = set[str]()
         for first in range(0, len(tokens), _MAX_SAVED):
             part = tokens[first : first + _MAX_SAVED]
@@ -139,7 +139,7 @@ class RedisRequests:
         return lost
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         key = subjects.kept_request_key(request.request_id)
         claim = subjects.claim_key(request.claim) if request.claim else key
         keys = [key, subjects.kept_tokens_key(request.request_id), claim]
@@ -147,7 +147,7 @@ class RedisRequests:
         return bool(await self._eval(_END, keys, owner, orjson.dumps(ending), int(keep_s * 1000), loses_claim))
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         keys = [
             subjects.kept_request_key(subjects.request_id_of(record.choice_id)),
             subjects.request_key(record.choice_id),
@@ -155,7 +155,7 @@ class RedisRequests:
         return bool(await self._eval(_PUT_RECORD, keys, owner, encode_record(record), KEPT_TTL_S))
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
-        """See `RequestStore`."""
+        """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(subjects.request_id_of(choice_id)), subjects.request_key(choice_id)]
         await self._eval(_DELETE_RECORD, keys, owner)
 

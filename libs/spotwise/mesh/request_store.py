@@ -11,7 +11,7 @@ from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptStat
 from spotwise.core.record import RequestRecord
 
 
-class RequestStore(Protocol):
+class KeptRequestStore(Protocol):
     """API requests, their owners and their tokens. What no owner writes to for an hour expires."""
 
     async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:

@@ -9,10 +9,10 @@ import structlog
 
 from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.core.fleet_messages import FleetReported
 from spotwise.core.members import Member, MemberKind, QuarantinedPair
 from spotwise.core.messages import (
     CloseRequest,
-    FleetReported,
     RecordLedger,
     RequestAccepted,
     RequestRejected,

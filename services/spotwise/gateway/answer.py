@@ -22,7 +22,7 @@ from spotwise.gateway.generation import GeneratedTokens, GenerationError, Sequen
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.quotas import Reservation
-from spotwise.gateway.replay import Replay
+from spotwise.gateway.replay import ReplayedChoice
 from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
 from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
 from spotwise.gateway.stream_position import ChoicePosition, StreamPosition
@@ -112,7 +112,7 @@ class GenerationResponse(Response):
             async with aclosing(self._generate(sequence.choice_id, sequence.spec)) as batches:
                 replay = None
                 if had is not None and (had.tokens or had.has_end):
-                    replay = Replay(choice, had)
+                    replay = ReplayedChoice(choice, had)
                     yield ChoiceText("")  # opens the stream
                 async for batch in batches:
                     if replay is not None:

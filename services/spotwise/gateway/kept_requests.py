@@ -38,7 +38,7 @@ from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.request_store import RequestStore
+from spotwise.mesh.request_store import KeptRequestStore
 
 Result = TypeVar("Result")
 
@@ -64,7 +64,7 @@ class KeepingGeneration(Generation, Protocol):
         """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
 
 
-class KeepingStore(RequestStore, Protocol):
+class KeepingStore(KeptRequestStore, Protocol):
     """The store, with the records of attempts and the ledgers."""
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:

@@ -9,7 +9,7 @@ from spotwise.gateway.generation import GeneratedTokens, GenerationError
 from spotwise.gateway.stream_position import ChoicePosition
 
 
-class Replay:
+class ReplayedChoice:
     """Brings a new choice to the position of its client.
 
     Attributes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from spotwise.core.gateway.kept_request import KeptTokens
 from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.gateway.generation import EarlierTokens
-from spotwise.mesh.request_store import RequestStore
+from spotwise.mesh.request_store import KeptRequestStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 
@@ -37,7 +37,7 @@ class TokenSaver:
     """
 
     def __init__(
-        self, store: RequestStore, digest_of: Callable[[str], str | None], taken: Callable[[str], None]
+        self, store: KeptRequestStore, digest_of: Callable[[str], str | None], taken: Callable[[str], None]
     ) -> None:
         self._store = store
         self._digest_of = digest_of
