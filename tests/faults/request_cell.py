@@ -66,9 +66,10 @@ async def _all_phases(watch: PhaseWatch, passing: RequestPhase) -> Counter[Reque
 #: No user may listen to all subjects: what each of these may.
 _LISTENS = {
     WORKER: (subjects.inbox("*"), subjects.HEARTBEATS, subjects.NOTICES),
-    Principal(MeshRole.GATEWAY, "gateway-0"): (f"{subjects.inbox('gateway-0')}.*",),
+    **{Principal(MeshRole.GATEWAY, id_): (f"{subjects.inbox(id_)}.*",) for id_ in ("gateway-0", "gateway-1")},
     Principal(MeshRole.SCHEDULER, "scheduler-0"): (subjects.inbox("scheduler-0"), subjects.REQUESTS),
-    Principal(MeshRole.PLANNER, "planner-0"): (subjects.inbox("planner-0"),),
+    Principal(MeshRole.SCHEDULER, "scheduler-1"): (subjects.inbox("scheduler-1"),),
+    **{Principal(MeshRole.PLANNER, id_): (subjects.inbox(id_),) for id_ in ("planner-0", "planner-1")},
 }
 
 

@@ -20,7 +20,8 @@ from tests.faults.request_cell import run_cell
 from tests.faults.request_matrix import MatrixRow, row_of
 from tests.faults.seeded_load import LoadShape
 
-_CONTROL = ("gateway-0", "scheduler-0", "planner-0", "watcher-0")
+#: Of schedulers and planners, those that began first: they act, until a fault before this one has changed that.
+_CONTROL = ("gateway-0", "scheduler-0", "scheduler-1", "planner-0", "watcher-0")
 _SERVERS = ("nats-server", "redis-server")
 PROCESSES = (*sorted(FaultMesh.WORKERS), *_CONTROL, *_SERVERS)
 #: A worker that ends in order has drained, and stays away: tests/live/test_drains.py.
