@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from spotwise.cli.chat_stream import AnswerFigures, ChatClient
 from tests.live.mesh import MODEL, wait_for
-from tests.live.own_gateway import OwnGateway, own_gateway
+from tests.live.second_gateway import SecondGateway
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
 #: Long enough to be in the midst of, and a few seconds at most.
@@ -29,17 +30,18 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
-    """One prompt worker and two token workers, which take their time."""
+    """Two gateways, one prompt worker and two token workers, which take their time."""
     home = tmp_path_factory.mktemp("gateways")
-    with SimulatedMesh(home, "--prompt-workers", "1", "--token-workers", "2", "--speed", "1") as mesh:
+    with SimulatedMesh(home, "--gateways", "2", "--prompt-workers", "1", "--token-workers", "2") as mesh:
         yield mesh
 
 
 @pytest.fixture
-def gateway(simulated: SimulatedMesh, tmp_path: Path) -> Iterator[OwnGateway]:
-    """A gateway to lose."""
-    with own_gateway(simulated, f"gateway-{tmp_path.name.replace('_', '-')}", tmp_path / "gateway.log") as running:
-        yield running
+def gateway(simulated: SimulatedMesh) -> SecondGateway:
+    """The gateway to lose."""
+    second = SecondGateway(simulated)
+    second.wait_until_it_serves()
+    return second
 
 
 @dataclass
@@ -76,13 +78,11 @@ class Said:
                 self.ends[index] = choice["finish_reason"]
 
     def same_as(self, other: Said) -> bool:
-        return (self.tokens, self.text, self.logprobs, self.ends, self.usage) == (
-            other.tokens,
-            other.text,
-            other.logprobs,
-            other.ends,
-            other.usage,
+        mine, others = (
+            (said.tokens, said.text, said.logprobs, said.ends, said.usage and said.usage["total_tokens"])
+            for said in (self, other)
         )
+        return mine == others
 
 
 def read(url: str, path: str, body: dict[str, Any], said: Said, seen: Callable[[Said], None] = lambda _: None) -> Said:
@@ -115,7 +115,7 @@ def requests(seed: int) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def disturbed(gateway: OwnGateway, seed: int, after_tokens: int, disturb: Callable[[], None]) -> list[Said]:
+def disturbed(gateway: SecondGateway, seed: int, after_tokens: int, disturb: Callable[[], None]) -> list[Said]:
     """Stream at the gateway, and disturb it in the midst of all streams; what the clients have when these break."""
     said = [Said() for _ in requests(seed)]
     begun = threading.Barrier(len(said) + 1)
@@ -142,7 +142,9 @@ def disturbed(gateway: OwnGateway, seed: int, after_tokens: int, disturb: Callab
     return said
 
 
-def test_streams_go_on_at_another_gateway_when_theirs_is_killed(simulated: SimulatedMesh, gateway: OwnGateway) -> None:
+def test_streams_go_on_at_another_gateway_when_theirs_is_killed(
+    simulated: SimulatedMesh, gateway: SecondGateway
+) -> None:
     """kill -9 in the midst of all streams, and of a token worker at the same time: nothing is lost, nothing comes twice."""
     undisturbed = [read(simulated.url, path, body, Said()) for path, body in requests(10)]
     assert all(each.is_whole for each in undisturbed)
@@ -163,17 +165,21 @@ def test_streams_go_on_at_another_gateway_when_theirs_is_killed(simulated: Simul
     simulated.wait_until_idle()
 
 
-def test_a_gateway_that_wakes_up_doubles_nothing(simulated: SimulatedMesh, gateway: OwnGateway) -> None:
+def test_a_gateway_that_wakes_up_doubles_nothing(simulated: SimulatedMesh, gateway: SecondGateway) -> None:
     """SIGSTOP; another gateway goes on; SIGCONT. What the woken one still says is the beginning of the same answer, or that the
     request is elsewhere; the mesh holds nothing of it.
     """
     undisturbed = [read(simulated.url, path, body, Said()) for path, body in requests(20)]
     resumed: list[Said] = []
 
+    def resume(number: int) -> Said:
+        path, body = requests(20)[number]
+        return read(simulated.url, path, body, Said(last_id=said[number].last_id))
+
     def pause() -> None:
         gateway.stop()
-        for (path, body), so_far in zip(requests(20), said, strict=True):
-            resumed.append(read(simulated.url, path, body, Said(last_id=so_far.last_id)))
+        with ThreadPoolExecutor() as clients:  # at once: what ends before it is resumed, the woken one has whole
+            resumed.extend(clients.map(resume, range(len(said))))
         gateway.wake()
 
     said = [Said() for _ in requests(20)]
@@ -207,7 +213,7 @@ def test_a_gateway_that_wakes_up_doubles_nothing(simulated: SimulatedMesh, gatew
     simulated.wait_until_idle()
 
 
-def test_the_command_line_and_the_example_go_on(simulated: SimulatedMesh, gateway: OwnGateway) -> None:
+def test_the_command_line_and_the_example_go_on(simulated: SimulatedMesh, gateway: SecondGateway) -> None:
     """`spotwise chat` and docs/examples/spotwise_stream.py read on when the gateway is killed and the other one is there."""
     path = Path(__file__).parents[2] / "docs" / "examples" / "spotwise_stream.py"
     spec = importlib.util.spec_from_file_location("spotwise_stream", path)
@@ -254,7 +260,7 @@ def test_the_command_line_and_the_example_go_on(simulated: SimulatedMesh, gatewa
 
 
 def test_a_restarted_gateway_goes_on_with_its_own_streams(simulated: SimulatedMesh) -> None:
-    """The mesh's only gateway is killed; its successor, with the same address, has its streams."""
+    """A gateway is killed; its successor, with the same address, has its streams."""
     path, body = requests(40)[2]
     whole = read(simulated.url, path, body, Said())
     so_far = Said()
