@@ -34,7 +34,7 @@ class ClosingMesh(SimulatedMesh):
     @contextlib.contextmanager
     def redis(self) -> Iterator[Redis]:
         """The store of the mesh."""
-        with contextlib.closing(Redis.from_url(self.state.redis_url)) as redis:
+        with contextlib.closing(Redis.from_url(self.admin_redis_url)) as redis:
             yield redis
 
     def records(self) -> list[bytes]:

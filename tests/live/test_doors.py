@@ -157,7 +157,7 @@ def written(mesh: SimulatedMesh) -> str:
     journals = [gzip_text(path.read_bytes()) for path in (mesh.home / "journals").iterdir()]
     assert len(logs) >= 8 and journals
     kept: list[str] = []
-    with redis.Redis.from_url(mesh.state.redis_url) as store:
+    with redis.Redis.from_url(mesh.admin_redis_url) as store:
         reads: dict[bytes, Callable[[bytes], Any]] = {
             b"string": store.get,
             b"hash": store.hgetall,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from spotwise.wire import subjects
-from spotwise.wire.permissions import Principal, store_rule, subject_rule
+from spotwise.wire.permissions import ADMIN, Principal, store_rule, subject_rule
 
 #: How long the receiver of a request may reply. The longest wait of a requester is far shorter.
 _REPLY_EXPIRES = "5m"
@@ -51,6 +51,9 @@ def store_acl(passwords: Mapping[Principal, str], *, separates_reads: bool) -> s
         keys = [_key_pattern(key, *access, separates_reads) for key, access in rule.access.items()]
         commands = [f"+{command}" for command in rule.commands]
         password_hash = hashlib.sha256(password.encode()).hexdigest()
+        if principal == ADMIN:
+            lines.append(f"user {principal.name} on #{password_hash} ~* &* +@all")
+            continue
         lines.append(" ".join([f"user {principal.name} on #{password_hash} resetchannels -@all", *commands, *keys]))
     return "\n".join(lines) + "\n"
 

@@ -53,6 +53,10 @@ class Principal:
         return self.role.value if self.member_id is None else f"{self.role}.{self.member_id}"
 
 
+#: Who looks into an embedded store by hand: all commands on all keys. No process logs in as it.
+ADMIN = Principal(MeshRole.OPERATOR, "admin")
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectRule:
     """The subjects on which a principal may publish and subscribe; `replies`: to a message that it received, once, too."""

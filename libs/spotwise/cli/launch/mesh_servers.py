@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from spotwise.cli.launch.service_process import ServiceProcess
 from spotwise.mesh.server_configs import derived_password
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import ADMIN, MeshRole, Principal
 
 OPERATOR = Principal(MeshRole.OPERATOR)
 WORKER = Principal(MeshRole.WORKER)
@@ -89,4 +89,4 @@ def principal_of(service: ServiceProcess) -> Principal:
 
 def principals_of(services: Sequence[ServiceProcess]) -> tuple[Principal, ...]:
     """Return all users of a mesh: of its services, of workers that may join, and of commands."""
-    return tuple(dict.fromkeys([*map(principal_of, services), WORKER, OPERATOR]))
+    return tuple(dict.fromkeys([*map(principal_of, services), WORKER, OPERATOR, ADMIN]))
