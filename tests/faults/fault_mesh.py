@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.cost_profile import CostProfile
-from spotwise.core.messages import LedgerEntry
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire.cost_profile import profile_as_dict
 from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import wait_for
@@ -78,13 +75,5 @@ class FaultMesh(SimulatedMesh):
 
     def attempts_of(self, request_id: str) -> int:
         """How many attempts a request took; 1 where the store has forgotten its ledger."""
-
-        async def read() -> list[LedgerEntry]:
-            store = await RedisStore.connect(self.state.redis_url)
-            try:
-                return await store.get_ledger(request_id)
-            finally:
-                await store.close()
-
-        entries = asyncio.run(read())
+        entries = self.ledger_entries(request_id)
         return next((int(dict(each.facts)["attempts"]) for each in entries if each.stage == "completed"), 1)

@@ -163,9 +163,8 @@ class LiveMesh:
         places = [status.member_now for status in self.members() if status.member_now.load is not None]
         return {member.id: (member.place.stages, member.place.shards) for member in places if member.place is not None}
 
-    def ledger(self, request_id: str, *stages: str) -> dict[str, dict[str, Any]]:
-        """A request's ledger once it has these stages (by default all): facts by stage, the member among them."""
-        awaited = set(stages or ("assigned", "prefilled", "decoded", "completed"))
+    def ledger_entries(self, request_id: str) -> list[LedgerEntry]:
+        """A request's ledger as it is now, in order of time."""
 
         async def read() -> list[LedgerEntry]:
             store = await RedisStore.connect(self.state.redis_url)
@@ -174,10 +173,16 @@ class LiveMesh:
             finally:
                 await store.close()
 
+        return asyncio.run(read())
+
+    def ledger(self, request_id: str, *stages: str) -> dict[str, dict[str, Any]]:
+        """A request's ledger once it has these stages (by default all): facts by stage, the member among them."""
+        awaited = set(stages or ("assigned", "prefilled", "decoded", "completed"))
+
         entries: list[LedgerEntry] = []
 
         def complete() -> bool:
-            entries[:] = asyncio.run(read())
+            entries[:] = self.ledger_entries(request_id)
             return awaited <= {entry.stage for entry in entries}
 
         wait_for(complete, lambda: f"the ledger of {request_id}: {[entry.stage for entry in entries]}")

@@ -47,15 +47,7 @@ def undisturbed(mesh: SimulatedMesh) -> list[list[int]]:
 def entries(mesh: SimulatedMesh, request_id: str) -> list[LedgerEntry]:
     """A request's whole ledger, once it has ended."""
     mesh.ledger(request_id, "completed")
-
-    async def read() -> list[LedgerEntry]:
-        store = await RedisStore.connect(mesh.state.redis_url)
-        try:
-            return await store.get_ledger(request_id)
-        finally:
-            await store.close()
-
-    return asyncio.run(read())
+    return mesh.ledger_entries(request_id)
 
 
 def holder(mesh: SimulatedMesh) -> str:

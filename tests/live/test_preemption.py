@@ -17,8 +17,6 @@ import httpx
 import pytest
 
 from spotwise.core.members import WorkerLoad
-from spotwise.core.messages import LedgerEntry
-from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
@@ -71,15 +69,7 @@ class SwappingMesh(LiveMesh):
     def stages(self, request_id: str) -> Counter[str]:
         """How often each stage is in a request's ledger, once it is completed."""
         self.ledger(request_id, "decoded", "completed")
-
-        async def read() -> list[LedgerEntry]:
-            store = await RedisStore.connect(self.state.redis_url)
-            try:
-                return await store.get_ledger(request_id)
-            finally:
-                await store.close()
-
-        return Counter(entry.stage for entry in asyncio.run(read()))
+        return Counter(entry.stage for entry in self.ledger_entries(request_id))
 
 
 def prompts() -> list[tuple[int, ...]]:

@@ -13,6 +13,7 @@ import signal
 import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,8 +67,7 @@ def crowd(
 
         def run(name: str, situation: _Situation) -> None:
             progress.update(task, description=name)
-            answered = lambda: progress.advance(task)  # noqa: E731
-            results[name].append(uvloop.run(_run(endpoint, shape, situation, answered)))
+            results[name].append(uvloop.run(_run(endpoint, shape, situation, partial(progress.advance, task))))
 
         for number in range(1, rounds + 1):
             for name in in_order_of_round(number, list(situations)):
