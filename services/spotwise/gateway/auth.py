@@ -126,6 +126,9 @@ class KeyFinder(Protocol):
     async def caller(self, secret: bytes) -> Caller | None:
         """Return whose secret this is, if it admits."""
 
+    async def look_for(self, secret: bytes) -> None:
+        """Take in the store's keys if this may be the secret of one that is not known yet; raises nothing."""
+
 
 class BearerAuth:
     """Middleware that requires `Authorization: Bearer KEY`, where keys are required, and notes whose it is.
@@ -147,23 +150,34 @@ class BearerAuth:
         Raises:
             ApiError: 401, without a valid key; 403, with one that does not admit to this.
         """
-        if scope["type"] == "http" and self._keys.requires_key and scope["path"] not in self._open_paths:
-            found = await self._caller(Headers(scope=scope).get("authorization", ""))
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            await self._take_caller(scope)
+        await self._app(scope, receive, send)
+
+    async def _take_caller(self, scope: Scope) -> None:
+        given = _bearer(Headers(scope=scope).get("authorization", ""))
+        if given and not self._keys.requires_key:
+            await self._keys.look_for(given)  # the first key of all may just have been made
+        if self._keys.requires_key:
+            found = await self._caller(given)
             needed = _scope_of(scope["method"], scope["path"])
             if found.record is not None and not found.record.allows(needed):
                 message = f"This API key has no scope '{needed}'."
                 raise ApiError(403, message, code="insufficient_permissions")
             scope.setdefault("state", {})[_CALLER] = found
-        await self._app(scope, receive, send)
 
-    async def _caller(self, authorization: str) -> Caller:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
+    async def _caller(self, given: bytes) -> Caller:
+        if not given:
             raise _refusal("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
-        found = await self._keys.caller(given.strip().encode("latin-1"))
+        found = await self._keys.caller(given)
         if found is None:
             raise _refusal("Incorrect API key provided.")
         return found
+
+
+def _bearer(authorization: str) -> bytes:
+    scheme, _, given = authorization.partition(" ")
+    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
 def _scope_of(method: str, path: str) -> KeyScope:

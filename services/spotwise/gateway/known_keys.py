@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -87,12 +88,21 @@ class KnownKeys:
         """
         digest = digest_of(secret)
         found = self._find(digest)
-        if found is None and self._store is not None and is_secret(secret.decode("latin-1")):
+        if found is None and self._may_be_new(secret):
             await self._look_again()
             found = self._find(digest)
         if found is not None and found.record is not None:
             self._used_unix_s[found.name] = self._clock.now()
         return found
+
+    async def look_for(self, secret: bytes) -> None:
+        """Take in the store's keys if this may be the secret of one that is not known yet; a store that is away has none."""
+        if self._may_be_new(secret):
+            with suppress(ApiError):
+                await self._look_again()
+
+    def _may_be_new(self, secret: bytes) -> bool:
+        return self._store is not None and is_secret(secret.decode("latin-1")) and self._find(digest_of(secret)) is None
 
     def _find(self, digest: str) -> Caller | None:
         for known in (self._configured, self._of_file, self._of_store):

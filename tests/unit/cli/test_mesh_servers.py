@@ -10,6 +10,7 @@ from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.service_process import ServiceProcess
 from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import MeshOptions
+from spotwise.wire.permissions import ADMIN
 
 SERVERS = MeshServers(
     broker=ServerAccess.embedded("nats://127.0.0.1:1"), store=ServerAccess.embedded("redis://127.0.0.1:2/0")
@@ -63,10 +64,10 @@ def test_a_watchers_instances_are_workers() -> None:
 
 
 def test_the_servers_get_all_users() -> None:
-    """Those of all services, of workers that may join, and of commands."""
+    """Those of all services, of workers that may join, of commands, and of who looks into the servers by hand."""
     planned = list(services().values())
     principals = principals_of(planned)
-    assert {principal_of(each) for each in planned} | {WORKER, OPERATOR} == set(principals)
+    assert {principal_of(each) for each in planned} | {WORKER, OPERATOR, ADMIN} == set(principals)
     assert set(SERVERS.broker.passwords(principals)) == set(principals)
 
 

@@ -81,6 +81,26 @@ async def test_a_key_that_was_just_made_works_at_once(store: CountingKeys, clock
     assert keys.requires_key is True  # the last key's end opens nothing
 
 
+async def test_the_first_key_of_all_has_its_limits_at_once(
+    make_app: MakeApp, store: CountingKeys, clock: FakeClock
+) -> None:
+    """An open API looks whose key it is that it does not know; while the store is away, it stays open."""
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    access = ApiAccess(keys, Quotas(store, clock, "g", lambda _: None))
+    headers = {"Authorization": f"Bearer {secret(1).decode()}"}
+    transport = httpx.ASGITransport(make_app(access=access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+        store.is_away = True
+        clock.advance(1.0)
+        assert (await client.get("/v1/models")).status_code == 200
+        store.is_away = False
+        await keys.look()
+        await store.put_key(key("acme", 1, KeyScope.READ), None)
+        clock.advance(1.0)
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 403
+
+
 async def test_unknown_keys_cost_no_memory_and_few_looks(store: CountingKeys, clock: FakeClock) -> None:
     """However many come at once; what has not a key's form costs none."""
     await store.put_key(key("acme", 1), None)
