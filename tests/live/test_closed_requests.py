@@ -96,8 +96,9 @@ async def streams(mesh: LiveMesh, count: int) -> AsyncIterator[Callable[[], int]
         async with client.stream("POST", "/v1/completions", json={**body, "prompt": f"{number} Once"}) as answer:
             assert answer.status_code == 200, await answer.aread()
             lines = answer.aiter_lines()  # kept: a stream whose iterator goes is closed
-            line = await anext(lines)
-            begun += decode_event(line) is not None
+            while decode_event(await anext(lines)) is None:
+                pass
+            begun += 1
             await asyncio.sleep(60.0)
 
     limits = httpx.Limits(max_connections=None)
