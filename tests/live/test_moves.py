@@ -17,7 +17,7 @@ from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streamed import Streamed, stream
 
 #: Long enough for a move, which waits for the ledger, to begin well before the end.
-NEW_TOKENS = 160
+NEW_TOKENS = 96
 
 
 @pytest.fixture(scope="module")
