@@ -128,6 +128,8 @@ class MeshWorld:
         self.claims: dict[str, tuple[int, str]] = {}
         self.patience_s: float | None = None
         self.deadlines: dict[str, float] = {}
+        #: Probability that a client takes none of its tokens for a while, after some.
+        self.stalling = 0.0
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
         self.moves_ordered = 0
@@ -369,6 +371,11 @@ class MeshWorld:
             self.ended[choice_id] = "closed"
             self.feed_gateway(g.RequestClosed(choice_id))
 
+    def _stall_reader(self, choice_id: str) -> None:
+        """A client leaves its tokens lying for a while; now and then for no time at all."""
+        self.feed_gateway(g.ReaderStalled(choice_id))
+        self.at(self.rng.choice([0.0, 0.05, 1.0, 8.0]), lambda: self.feed_gateway(g.ReaderCaughtUp(choice_id)))
+
     def tokens(self, choice_id: str, count: int) -> tuple[int, ...]:
         """The first tokens of a request's prompt and right answer."""
         prompt = self.prompts[choice_id]
@@ -400,6 +407,10 @@ class MeshWorld:
                         self.delivered[choice_id].append(delta.token_id)
                     if finish_reason is not None:
                         self.ended[choice_id] = finish_reason.value
+                    elif self.stalling and self.rng.random() < self.stalling:
+                        self.at(self.delay(), partial(self._stall_reader, choice_id))
+                case g.ParkAttempts(order):
+                    self.close_attempts(self.gateway_id, order)
                 case m.RecordLedger(entry) if entry.stage == "attempt_lost":
                     self.lost_attempts.append(str(dict(entry.facts)["reason"]))
                 case g.Fail(choice_id, code):

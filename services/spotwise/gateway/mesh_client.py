@@ -96,6 +96,7 @@ class MeshGeneration:
             {
                 g.SubmitAttempt: self._submit_attempt,
                 g.CloseAttempts: self._close_attempts,
+                g.ParkAttempts: self._park_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
@@ -148,6 +149,9 @@ class MeshGeneration:
         try:
             while True:
                 item = await stream.take()
+                if stream.is_parked:
+                    stream.is_parked = False
+                    self._loop.feed(g.ReaderCaughtUp(choice_id))
                 if isinstance(item, GenerationError):
                     raise item
                 yield item
@@ -321,11 +325,18 @@ class MeshGeneration:
             deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
-    def _close_attempts(self, command: g.CloseAttempts) -> None:
-        stream = self._streams[command.order.choice_id]
+    def _park_attempts(self, command: g.ParkAttempts) -> None:
+        self._metrics.count_parked()
+        self._post_end(self._streams[command.order.choice_id], command.order)
+
+    def _post_end(self, stream: TokenStream, order: CloseRequest) -> None:
         if stream.submitted_epoch:
             # An attempt that was not submitted has a number that another gateway's may have.
-            self._host.post(subjects.REQUESTS, replace(command.order, epoch=stream.submitted_epoch))
+            self._host.post(subjects.REQUESTS, replace(order, epoch=stream.submitted_epoch))
+
+    def _close_attempts(self, command: g.CloseAttempts) -> None:
+        stream = self._streams[command.order.choice_id]
+        self._post_end(stream, command.order)
         if not stream.has_record and stream.submission is not None:
             stream.submission.cancel()
         elif stream.has_record:
@@ -355,6 +366,15 @@ class MeshGeneration:
         cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
         ids = command.choice_id, command.tokens, command.finish_reason
         self._put(command.choice_id, generated(*ids, cached_tokens, prefill_s))
+        if command.finish_reason is None:
+            self._park_if_unread(command.choice_id)
+
+    def _park_if_unread(self, choice_id: str) -> None:
+        """Pause the sequence of a client that takes too little where it is generated."""
+        stream = self._streams.get(choice_id)
+        if stream is not None and not stream.is_parked and stream.num_tokens > self._settings.max_unread_tokens:
+            stream.is_parked = True
+            self._loop.feed(g.ReaderStalled(choice_id))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
         """Prompt tokens found in a prefix cache; of the first attempt only."""

@@ -72,6 +72,7 @@ class GatewayMetrics:
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
         self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
+        self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
@@ -114,6 +115,10 @@ class GatewayMetrics:
     def count_resumed(self) -> None:
         """Count a connection that goes on with an answer."""
         self._resumed.inc()
+
+    def count_parked(self) -> None:
+        """Count a sequence that gives its place up until its client reads."""
+        self._parked.inc()
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""

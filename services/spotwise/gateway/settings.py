@@ -75,6 +75,12 @@ class GatewaySettings(ModelServiceSettings):
     write_timeout_s: float = Field(
         60.0, gt=0, description="time after which a client that reads next to nothing is disconnected"
     )
+    max_unread_tokens: int = Field(
+        512,
+        ge=1,
+        description="tokens of a sequence that may wait for a client which reads slowly; with more its work is paused, and "
+        "it holds no KV until they are read",
+    )
     cors_origins: str = Field(
         "",
         description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "

@@ -21,6 +21,8 @@ class TokenStream:
         submission: the work of submitting the current attempt.
         has_record: a write has begun.
         submitted_epoch: of the last attempt that a scheduler may know of; 0 where it may know of none.
+        num_tokens: tokens that its client has not taken.
+        is_parked: its client takes too little, and nothing is generated for it.
     """
 
     def __init__(self, choice_id: str, spec: SequenceSpec, received_s: float) -> None:
@@ -33,16 +35,15 @@ class TokenStream:
         self.submission: asyncio.Task[None] | None = None
         self.has_record = False
         self.submitted_epoch = 0
+        self.num_tokens = 0
+        self.is_parked = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that its client has not taken."""
-        return sum(len(item.tokens) for item in [*self._items] if isinstance(item, GeneratedTokens))
-
     def put(self, item: GeneratedTokens | GenerationError) -> None:
         """Let the call have an item."""
+        if isinstance(item, GeneratedTokens):
+            self.num_tokens += len(item.tokens)
         self._items.append(item)
         self._has_items.set()
 
@@ -61,6 +62,8 @@ class TokenStream:
                 following.prefill_s if item.prefill_s is None else item.prefill_s,
             )
             self._items.popleft()
+        if isinstance(item, GeneratedTokens):
+            self.num_tokens -= len(item.tokens)
         if not self._items:
             self._has_items.clear()
         return item

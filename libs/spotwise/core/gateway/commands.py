@@ -50,6 +50,20 @@ class RequestClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderStalled:
+    """The client leaves its tokens lying: more than the gateway holds for it."""
+
+    choice_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderCaughtUp:
+    """The client, which had stalled, has taken its tokens."""
+
+    choice_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitFailed:
     """The scheduler was unreachable, or the request's record could not be written (`store_is_away`)."""
 
@@ -70,6 +84,8 @@ GatewayEvent = (
     | RequestTaken
     | BusReconnected
     | RequestClosed
+    | ReaderStalled
+    | ReaderCaughtUp
     | SubmitFailed
     | m.RequestAccepted
     | m.RequestAssigned
@@ -97,6 +113,13 @@ class SubmitAttempt:
 @dataclass(frozen=True, slots=True)
 class CloseAttempts:
     """Notify the scheduler that the request is over, and delete its record."""
+
+    order: m.CloseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ParkAttempts:
+    """Notify the scheduler that the attempts are over; the record stays, for the next one."""
 
     order: m.CloseRequest
 
@@ -146,4 +169,6 @@ FELLS_WORKERS = (
     "do not send it again as it is"
 )
 
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger
+GatewayCommand = (
+    SubmitAttempt | CloseAttempts | ParkAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger
+)

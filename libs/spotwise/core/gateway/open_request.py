@@ -8,6 +8,7 @@ Tokens are missing where a later one has overtaken them, or where a worker has l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
@@ -37,7 +38,7 @@ class OpenRequest:
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
         held_s: when a scheduler or a worker last named the attempt as held.
         lost_since_s: when the first attempt since the last token was lost.
-        retry_at_s: when the next attempt begins; `None` while one runs.
+        retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
     """
 
     choice_id: str
@@ -86,6 +87,15 @@ class OpenRequest:
         self.gap_since_s = None
         self.submitted_s, self.held_s, self.retry_at_s = now, now, None
         self.history.began()
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it has no attempt, nor will have one, until its client reads."""
+        return self.retry_at_s == math.inf
+
+    def park(self) -> None:
+        """Have no attempt; the recovery of a lost one begins anew when the client reads."""
+        self.retry_at_s, self.lost_since_s = math.inf, None
 
     @property
     def is_first_attempt(self) -> bool:

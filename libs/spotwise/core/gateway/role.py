@@ -5,6 +5,8 @@ When a worker is lost or gives an attempt back, the next attempt starts from the
 The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`attempt_history.py`), or the first
 attempt is rejected. Messages of earlier attempts change nothing.
 A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
+A request whose client does not take its tokens is parked: its attempt ends, and it holds neither KV nor a place in a batch; when
+the client has read, the next attempt starts from the committed tokens.
 A scheduler that takes over knows no queue: what has no workers is submitted to it anew (`active_scheduler.py`).
 A request ends at its client's deadline, in whatever attempt it is then; no attempt begins after it.
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
@@ -60,6 +62,8 @@ class GatewayRole:
             g.RequestResumed: self._resumed,
             g.RequestTaken: self._taken,
             g.RequestClosed: self._closed,
+            g.ReaderStalled: self._reader_stalled,
+            g.ReaderCaughtUp: self._reader_caught_up,
             g.SubmitFailed: self._submit_failed,
             g.BusReconnected: self._bus_reconnected,
             m.RequestAccepted: self._queued,
@@ -133,7 +137,8 @@ class GatewayRole:
 
     def _current(self, choice_id: str, epoch: int) -> OpenRequest | None:
         request = self._requests.get(choice_id)
-        return request if request is not None and request.epoch == epoch else None
+        is_current = request is not None and request.epoch == epoch and not request.is_parked
+        return request if is_current else None
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._current(event.choice_id, event.epoch)) is not None:
@@ -182,7 +187,7 @@ class GatewayRole:
         reason = f"{member.kind.value} {member.id} has taken over"
         for request in list(self._requests.values()):
             waits_for_suspect = request.retry_at_s is not None and request.history.is_suspect
-            if request.workers or waits_for_suspect or (is_first and request.queued):
+            if request.workers or request.is_parked or waits_for_suspect or (is_first and request.queued):
                 continue
             self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
             self._submit(request, now)
@@ -292,6 +297,21 @@ class GatewayRole:
             if event.text_ended:
                 self._finished_in_order(request)
             self._end(request, RequestEvent.ABORTED, now, finished=False)
+
+    def _reader_stalled(self, event: g.ReaderStalled, now: float) -> None:
+        request = self._requests.get(event.choice_id)
+        if request is None or request.is_parked or not request.token_ids:
+            return
+        request.park()
+        self._attempts.pop(request.attempt_id, None)
+        self._commands.append(g.ParkAttempts(m.CloseRequest(request.choice_id, request.epoch, finished=False)))
+        self._record(request, "parked", now, tokens=len(request.token_ids))
+
+    def _reader_caught_up(self, event: g.ReaderCaughtUp, now: float) -> None:
+        request = self._requests.get(event.choice_id)
+        if request is not None and request.is_parked:
+            request.retry_at_s = now
+            self._record(request, "unparked", now)
 
     def _finished_in_order(self, request: OpenRequest) -> None:
         if self._load is not None:
