@@ -1,0 +1,33 @@
+"""The budget of a property: it stops what passes, and never what fails."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.example_budget import FEWEST, within_budget
+
+
+def test_examples_after_the_budget_are_not_tried_and_a_few_always_are() -> None:
+    tried: list[int] = []
+    spend = within_budget(lambda number: (tried.append(number), time.sleep(0.002))[0], budget_s=0.001)
+    for number in range(3 * FEWEST):
+        spend(number)
+    assert tried == list(range(FEWEST))
+
+
+def test_a_failure_is_found_and_made_small_whatever_has_been_spent() -> None:
+    """The same failure again and again, else hypothesis would call the test flaky."""
+
+    @settings(max_examples=200, database=None)
+    @given(st.integers(0, 1000))
+    def fails(number: int) -> None:
+        time.sleep(0.001)
+        assert number < 37
+
+    fails.hypothesis.inner_test = within_budget(fails.hypothesis.inner_test, budget_s=0.005)
+    with pytest.raises(AssertionError, match="assert 37 < 37"):
+        fails()
