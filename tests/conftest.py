@@ -23,7 +23,6 @@ from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.container import DockerContainer
 
 from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
-
 from tests.example_budget import limit_examples
 
 pytest.register_assert_rewrite("tests.contracts")

@@ -1,7 +1,8 @@
 """A budget of time for each property: as many examples as this machine tries within it, and no fewer than a few.
 
 A fast machine tries all that a test asks for. On a slow one the rest of the examples pass untried, so that a run ends in time;
-`SPOTWISE_EXAMPLES_S=0` sets no budget. From a first failure on every example is tried: the search for the smallest one needs them.
+`SPOTWISE_EXAMPLES_S=0` sets no budget. From a first failure on every example is tried: the search for the smallest one needs
+them.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def test_no_port_is_open_to_other_machines(mesh: SimulatedMesh) -> None:
 
 
 def written(mesh: SimulatedMesh) -> str:
-    """All that the mesh keeps as text: logs, journals, and what is in the store, but for the bodies of requests that any gateway
-    can go on with (ADR 39): those are gone soon.
+    """All that the mesh keeps as text: logs, journals, and what is in the store, but for the bodies of requests that any
+    gateway can go on with (ADR 39): those are gone soon.
     """
     logs = [path.read_text(errors="replace") for path in (mesh.home / "run" / "default" / "logs").glob("*.log")]
     journals = [gzip_text(path.read_bytes()) for path in (mesh.home / "journals").iterdir()]

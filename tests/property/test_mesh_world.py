@@ -453,8 +453,8 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int
 @settings(max_examples=40, deadline=None)
 @given(meshes(1, 16), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.1]), st.sampled_from(["", *FAILING]))
 def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, loss: float, failing: str) -> None:
-    """Clients stop to read and read on, again and again; their requests hold nothing meanwhile, and get every token once, though
-    closings are lost, or a worker, the scheduler or their gateway goes with it.
+    """Clients stop to read and read on, again and again; their requests hold nothing meanwhile, and get every token once,
+    though closings are lost, or a worker, the scheduler or their gateway goes with it.
     """
     world, count, pools = case.world(), case.count, case.pools
     if failing != "gateway":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ def test_a_failure_is_found_and_made_small_whatever_has_been_spent() -> None:
         time.sleep(0.001)
         assert number < 37
 
-    fails.hypothesis.inner_test = within_budget(fails.hypothesis.inner_test, budget_s=0.005)
+    handle: Any = fails
+    handle.hypothesis.inner_test = within_budget(handle.hypothesis.inner_test, budget_s=0.005)
     with pytest.raises(AssertionError, match="assert 37 < 37"):
         fails()
