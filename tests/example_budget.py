@@ -2,7 +2,7 @@
 
 A fast machine tries all that a test asks for. On a slow one the rest of the examples pass untried, so that a run ends in time;
 `SPOTWISE_EXAMPLES_S=0` sets no budget. From a first failure on every example is tried: the search for the smallest one needs
-them.
+them. A property that draws within its body has no budget: to hypothesis an example that stops to draw is a flaky one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis.strategies import DataObject
 
 BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "8"))
 #: So many are tried however long they take.
@@ -36,7 +37,8 @@ def within_budget(test: Callable[..., None], budget_s: float) -> Callable[..., N
     @functools.wraps(test)
     def limited(*arguments: Any, **named: Any) -> None:
         nonlocal tried, spent_s, has_failed
-        if spent_s > budget_s and tried >= FEWEST and not has_failed:
+        draws = any(isinstance(each, DataObject) for each in (*arguments, *named.values()))
+        if spent_s > budget_s and tried >= FEWEST and not (has_failed or draws):
             return
         began_s = time.perf_counter()
         try:

@@ -33,3 +33,21 @@ def test_a_failure_is_found_and_made_small_whatever_has_been_spent() -> None:
     handle.hypothesis.inner_test = within_budget(handle.hypothesis.inner_test, budget_s=0.005)
     with pytest.raises(AssertionError, match="assert 37 < 37"):
         fails()
+
+
+def test_a_property_that_draws_within_its_body_has_no_budget() -> None:
+    """To hypothesis it would be flaky: where it drew before, it would draw nothing."""
+    tried = 0
+
+    @settings(max_examples=50, database=None)
+    @given(st.data())
+    def draws(data: st.DataObject) -> None:
+        nonlocal tried
+        tried += 1
+        time.sleep(0.001)
+        data.draw(st.integers())
+
+    handle: Any = draws
+    handle.hypothesis.inner_test = within_budget(handle.hypothesis.inner_test, budget_s=0.001)
+    draws()
+    assert tried == 50
