@@ -85,7 +85,7 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
     lost_tokens own_profile simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
     closed_requests clusters disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices \
-    standbys gateway_loss)
+    standbys gateway_loss some_faults)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -13,7 +15,9 @@ from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.permissions import MeshRole, Principal
+from tests.faults.disturbances import Disturbance
 from tests.faults.fault_mesh import FaultMesh
+from tests.faults.request_matrix import MatrixRow, row_of
 from tests.faults.request_phases import PASSING, PhaseWatch, RequestPhase
 from tests.faults.seeded_load import LoadShape, SeededAnswer, SeededLoad
 
@@ -23,6 +27,24 @@ _ALL_PHASES_S = 10.0
 _AFTERWARDS_S = 2.0
 #: An operator moves a request so often, to and fro between the two workers that decode.
 _MOVE_S = 0.4
+
+
+def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str]) -> MatrixRow:
+    """Run one cell, and wait until the mesh is whole again."""
+    name = f"{disturbance.name}: {' and '.join(victims)}"
+    pids = [mesh.pid(victim) for victim in victims]
+
+    def disturb() -> None:
+        threads = [threading.Thread(target=disturbance.apply, args=(pid,)) for pid in pids]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), zlib.crc32(name.encode())))
+    mesh.wait_until_whole()
+    again = sum(mesh.attempts_of(answer.request_id) - 1 for answer in answers if answer.done)
+    return row_of(disturbance.name, " and ".join(victims), phases, answers, mesh.words(), again)
 
 
 async def run_cell(
