@@ -195,8 +195,16 @@ def test_without_native_kernels_only_the_last_bits_differ(members: list[Member],
         assert max(float(np.abs(a - b).max()) for a, b in zip(group_of.logits, logits, strict=True)) < 1e-3
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize(("victim", "through"), [*((victim, MEMORY) for victim in range(4)), (0, TCP), (3, TCP)])
+@pytest.mark.parametrize(
+    ("victim", "through", "sign"),
+    [
+        *((victim, MEMORY, signal.SIGKILL) for victim in range(4)),
+        (0, MEMORY, signal.SIGSTOP),
+        (3, MEMORY, signal.SIGSTOP),
+        (0, TCP, signal.SIGKILL),
+        (3, TCP, signal.SIGSTOP),
+    ],
+)
 def test_a_lost_member_frees_the_others_and_they_form_another_group(
     victim: int, sign: signal.Signals, through: GroupExchange, members: list[Member], tmp_path: Path
 ) -> None:
