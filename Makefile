@@ -85,8 +85,8 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
-    closed_requests clusters disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices \
-    standbys gateway_loss some_faults)
+    closed_requests clusters disconnects unsupported_parameters readme drains groups reshapes standbys gateway_loss \
+    some_faults)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
@@ -101,7 +101,7 @@ else
 	$(PYTEST) $(ARGS)
 endif
 
-test-long: setup ## Every change between two shapes, under requests; takes forty minutes, a choice of them in ARGS
+test-long: setup ## Every change between two shapes, under requests, and groups that lose devices; an hour, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
