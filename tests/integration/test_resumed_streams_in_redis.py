@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from spotwise.gateway.text import ChatText
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import MessageBus
 from spotwise.mesh.redis_store import RedisStore
-from tests.contracts.waiting import until
+from tests.contracts.waiting import until, until_none
 from tests.unit.gateway.conftest import model_dir as model_dir
 from tests.unit.gateway.conftest import text as text
 from tests.unit.gateway.fake_mesh import CHAT
@@ -58,7 +59,7 @@ async def test_a_stream_goes_on_token_for_token(mesh: Gateways, saves: bool) -> 
     request_id = str(events[0].data and events[0].data["id"])
     for choice_id in (f"{request_id}#0", f"{request_id}#1"):
         assert mesh.worker.epochs[choice_id] == [1, 2]
-        assert await mesh.store.get_record(choice_id) is None
+        await until_none(partial(mesh.store.get_record, choice_id))
     await until(lambda: not mesh.worker.running)
     state = await Client(first, "GET", f"/v1/requests/{request_id}").answer()
     assert (state["state"], [choice["finish_reason"] for choice in state["choices"]]) == ("finished", ["length"] * 2)

@@ -71,9 +71,12 @@ def stored_plan(mesh: SimulatedMesh) -> Plan | None:
 class Drained:
     """Streams that ran while something happened: what the workers did for them."""
 
-    def __init__(self, mesh: SimulatedMesh, undisturbed: list[list[int]], disturb: Callable[[], Any]) -> None:
-        self.streams: list[SeededStream] = mesh.streams(STREAMS, TOKENS, after_tokens=20, disturb=disturb)
-        assert [stream.tokens for stream in self.streams] == undisturbed
+    def __init__(
+        self, mesh: SimulatedMesh, undisturbed: list[list[int]], disturb: Callable[[], Any], tokens: int = TOKENS
+    ) -> None:
+        self.streams: list[SeededStream] = mesh.streams(STREAMS, tokens, after_tokens=20, disturb=disturb)
+        assert [stream.tokens[:TOKENS] for stream in self.streams] == undisturbed
+        assert {len(stream.tokens) for stream in self.streams} == {tokens}
         self.ledgers = [entries(mesh, stream.request_id) for stream in self.streams]
         mesh.wait_until_idle()
 
@@ -152,11 +155,11 @@ def test_a_planner_that_is_killed_in_the_midst_moves_them_after_its_restart(
     def disturb() -> None:
         nonlocal worker_id
         worker_id = holder(mesh)
-        mesh.drain(worker_id, 30.0)  # longer than a slow machine takes to start another planner
+        mesh.drain(worker_id, 30.0)  # longer than a slow machine takes to start another planner, as the streams are
         wait_for(lambda: (stored_plan(mesh) or Plan(0, 0, 0)).leaves != (), lambda: "a plan")
         os.kill(mesh.pid("planner-0"), signal.SIGKILL)
 
-    drained = Drained(mesh, undisturbed, disturb)
+    drained = Drained(mesh, undisturbed, disturb, tokens=2 * TOKENS)
     assert set(drained.attempts) == {1}
     assert drained.moves_from(worker_id) >= 1
 

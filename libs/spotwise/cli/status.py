@@ -25,7 +25,7 @@ from spotwise.mesh.ports import MeshError
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 #: Of several of them one acts.
 _ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)
-_PIPE_WIDTH = 180
+_PIPE_WIDTH = 240
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
 from spotwise.mesh.ports import MessageBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
-from tests.contracts.waiting import until
+from tests.contracts.waiting import until, until_none
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import Gateways, gateways_over
 from tests.unit.gateway.keeping_mesh import Client, content
@@ -58,7 +59,7 @@ async def test_another_gateway_takes_a_stream_over(saves: bool, text: ChatText, 
         for choice_id in (f"{request_id}#0", f"{request_id}#1"):
             assert mesh.worker.epochs[choice_id] == [1, 2]
             assert (mesh.worker.drawn[choice_id].count(0) == 1) is saves
-            assert await mesh.store.get_record(choice_id) is None
+            await until_none(partial(mesh.store.get_record, choice_id))
         await until(lambda: not mesh.worker.running)
 
 
