@@ -19,5 +19,5 @@ async def until(true: Callable[[], object]) -> None:
 async def until_none(ask: Callable[[], Awaitable[object]]) -> None:
     """Wait until `ask()` returns `None`."""
     async with asyncio.timeout(PATIENCE_S):
-        while await ask() is not None:
+        while await ask() is not None:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
