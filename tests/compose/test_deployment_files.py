@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from spotwise.mesh.redis_servers import SentinelUrl
 from tests.compose.project import ROOT, SERVICES
 from tests.compose.service_settings import SETTINGS, setting_rows
 
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 DOCS = (ROOT / "docs" / "deploy.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+HA_SERVERS = {"nats-1", "nats-2", "redis-replica", "sentinel", "sentinel-1", "sentinel-2", "load-balancer"}
+HA_TEXT = (ROOT / "deploy" / "ha.env").read_text()
+HA = dict(line.split("=", 1) for line in HA_TEXT.splitlines() if line and not line.startswith("#"))
 
 
 def test_documentation_lists_every_setting_with_its_default() -> None:
@@ -58,10 +62,69 @@ def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None
     assert f"COPY --from=kernels /opt/spotwise/{folder} /opt/spotwise/{folder}" in worker
 
 
+@pytest.mark.parametrize("service", sorted(COMPOSE["services"]))
+def test_no_container_has_more_rights_than_it_needs(service: str) -> None:
+    """No capabilities, none to be had, bounded memory and processes, no root; only the model's download writes its root."""
+    container = COMPOSE["services"][service]
+    assert container["cap_drop"] == ["ALL"]
+    assert container["security_opt"] == ["no-new-privileges:true"]
+    assert container["pids_limit"] <= 1024
+    assert re.fullmatch(r"\$\{SPOTWISE_\w+_MEMORY:-\d+g\}", container["mem_limit"])
+    if service != "model":
+        assert container["read_only"] is True
+        assert container["tmpfs"] == ["/tmp"]
+    if "build" not in container:
+        assert container["user"] in ("redis", "65534:65534")
+    else:
+        assert re.search(
+            r"^FROM \$\{SERVICE\}\n(?:.*\n)*USER spotwise$", (ROOT / "deploy" / "Dockerfile").read_text(), re.M
+        )
+
+
+def test_only_the_gateway_and_its_balancer_can_be_reached_from_outside() -> None:
+    """Brokers, stores and members are on a network without a way out; no container but these two publishes a port."""
+    assert COMPOSE["networks"]["mesh"] == {"internal": True}
+    by_network = {
+        network: {name for name, service in COMPOSE["services"].items() if network in service["networks"]}
+        for network in COMPOSE["networks"]
+    }
+    assert by_network["front"] == {"gateway", "load-balancer"}
+    assert by_network["fetch"] == {"model"}
+    assert by_network["mesh"] == set(COMPOSE["services"]) - {"load-balancer", "model"}
+    assert {name for name, service in COMPOSE["services"].items() if "ports" in service} == by_network["front"]
+
+
+def test_what_the_store_keeps_survives_its_restart() -> None:
+    """Primary and replica write an append-only file, each into a volume of its own."""
+    volumes = set()
+    for service in ("redis", "redis-replica"):
+        command = " ".join(COMPOSE["services"][service]["command"])
+        assert "--appendonly yes --appendfsync everysec" in command
+        volumes.update(COMPOSE["services"][service]["volumes"])
+    assert len(volumes) == 2
+
+
+def test_the_ha_profile_names_servers_that_it_starts() -> None:
+    """Every host of its URLs and routes is a service; without the profile none of its servers starts."""
+    assert HA["COMPOSE_PROFILES"] == "ha"
+    assert all(COMPOSE["services"][name]["profiles"] == ["ha"] for name in HA_SERVERS)
+    for name in ("SPOTWISE_NATS_URL", "SPOTWISE_NATS_CLUSTER"):
+        assert set(re.findall(r"//(nats[\w-]*):", HA[name])) == {"nats", "nats-1", "nats-2"}
+    sentinels = SentinelUrl(HA["SPOTWISE_REDIS_URL"])
+    script = (ROOT / "deploy" / "sentinel.sh").read_text()
+    assert f"sentinel monitor {sentinels.primary_name} redis 6379 2\n" in script
+    assert [host for host, _port in sentinels.sentinels] == ["sentinel", "sentinel-1", "sentinel-2"]
+    for host, port in sentinels.sentinels:
+        assert COMPOSE["services"][host]["command"] == ["sh", "/opt/sentinel.sh", host]
+        assert f"port {port}\n" in script
+    assert " gateway:8000\n" in (ROOT / "deploy" / "haproxy.cfg").read_text()
+    assert HA.keys() - {"COMPOSE_PROFILES"} <= set(re.findall(r"\$\{(\w+):-", COMPOSE_TEXT))
+
+
 def test_every_service_is_built_for_itself() -> None:
     """A service's image is built with SERVICE naming its package, and the Dockerfile has a stage of that name."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
-    assert set(COMPOSE["services"]) == SERVICES | {"nats", "redis", "model"}
+    assert set(COMPOSE["services"]) == SERVICES | {"nats", "redis", "model"} | HA_SERVERS
     for service in SERVICES:
         package = COMPOSE["services"][service]["build"]["args"]["SERVICE"]
         assert (ROOT / "services" / "spotwise" / package / "__main__.py").is_file()

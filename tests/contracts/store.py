@@ -216,36 +216,52 @@ class StoreContract:
         await store.close()
         await store.close()
 
-    async def test_one_planner_at_a_time_holds_the_term(self, store: MeshStore) -> None:
+    async def test_one_process_of_a_service_at_a_time_holds_the_term(self, store: MeshStore) -> None:
         """The same one extends it; the next holder's term is higher, also where the store begins anew."""
-        assert await store.hold_term("a/1", 100, LONG_S) == 100
-        assert await store.hold_term("b/1", 200, LONG_S) is None
-        assert await store.hold_term("a/1", 300, LONG_S) == 100
-        await store.end_term("b/1")  # not its own
-        assert await store.hold_term("b/1", 200, LONG_S) is None
-        await store.end_term("a/1")
-        await store.end_term("a/1")
-        assert await store.hold_term("b/1", 50, LONG_S) == 101
-        await store.end_term("b/1")
-        assert await store.hold_term("a/1", 500, LONG_S) == 500
+        assert await store.hold_term("s", "a/1", 100, LONG_S) == 100
+        assert await store.hold_term("s", "b/1", 200, LONG_S) is None
+        assert await store.hold_term("s", "a/1", 300, LONG_S) == 100
+        await store.end_term("s", "b/1")  # not its own
+        assert await store.hold_term("s", "b/1", 200, LONG_S) is None
+        await store.end_term("s", "a/1")
+        await store.end_term("s", "a/1")
+        assert await store.hold_term("s", "b/1", 50, LONG_S) == 101
+        await store.end_term("s", "b/1")
+        assert await store.hold_term("s", "a/1", 500, LONG_S) == 500
+
+    async def test_services_have_terms_of_their_own(self, store: MeshStore) -> None:
+        assert await store.hold_term("s", "a/1", 100, LONG_S) == 100
+        assert await store.hold_term("other", "b/1", 7, LONG_S) == 7
+        await store.end_term("other", "a/1")
+        assert await store.hold_term("s", "b/1", 200, LONG_S) is None
 
     async def test_a_lease_that_is_not_extended_ends(self, store: MeshStore) -> None:
-        """A planner that died holds up no other; its own successor gets a new term, too."""
-        assert await store.hold_term("a/1", 1, 0.05) == 1
+        """A process that died holds up no other. One that stood still, and that no other replaced, goes on in its term."""
+        assert await store.hold_term("s", "a/1", 1, 0.05) == 1
         await asyncio.sleep(0.1)
-        assert await store.hold_term("b/1", 1, 0.05) == 2
+        assert await store.hold_term("s", "b/1", 1, 0.05) == 2
         await asyncio.sleep(0.1)
-        assert await store.hold_term("b/1", 1, LONG_S) == 3
+        assert await store.hold_term("s", "b/1", 1, LONG_S) == 2
+        await store.end_term("s", "b/1")
+        assert await store.hold_term("s", "b/1", 1, LONG_S) == 3  # it gave the term back
+
+    async def test_a_process_takes_the_lease_from_its_predecessor(self, store: MeshStore) -> None:
+        """A process that is started again waits for no lease of the one that died; the dead one's id does not get it back."""
+        assert await store.hold_term("s", "a/9", 1, LONG_S) == 1
+        assert await store.hold_term("s", "a/10", 1, LONG_S) == 2
+        assert await store.hold_term("s", "a/9", 1, LONG_S) is None
+        assert await store.hold_term("s", "aa/11", 1, LONG_S) is None
+        assert await store.hold_term("s", "a/10", 1, LONG_S) == 2
 
     async def test_only_the_holder_writes_plans(self, store: MeshStore) -> None:
         """A plan comes back whole; one of a planner that was replaced is refused."""
         assert await store.get_plan() is None
         assert not await store.put_plan("a/1", PLAN)
-        await store.hold_term("a/1", 1, LONG_S)
+        await store.hold_term("planner", "a/1", 1, LONG_S)
         assert await store.put_plan("a/1", PLAN)
         assert await store.get_plan() == PLAN
-        await store.end_term("a/1")
-        await store.hold_term("b/1", 1, LONG_S)
+        await store.end_term("planner", "a/1")
+        await store.hold_term("planner", "b/1", 1, LONG_S)
         assert not await store.put_plan("a/1", replace(PLAN, version=3))
         assert await store.get_plan() == PLAN
 

@@ -35,7 +35,7 @@ _PROFILE = CostProfile(
 
 
 class FaultMesh(SimulatedMesh):
-    """A worker of each kind, each in a process of its own; KV is swapped where it runs short."""
+    """A worker of each kind, each in a process of its own, two of each control service; KV is swapped where it runs short."""
 
     #: Workers that decode; a request can move from one to the other.
     DECODERS = ("token-0", "mixed-0")
@@ -46,12 +46,13 @@ class FaultMesh(SimulatedMesh):
         profile.write_text(json.dumps(profile_as_dict(_PROFILE)), encoding="utf-8")
         workers = ("--prompt-workers", "1", "--token-workers", "1", "--mixed-workers", "1")
         queues = ("--policy", "mlfq", "--profile", str(profile), "--hang-timeout", f"{HANG_S:g}")
-        super().__init__(home, *workers, *queues, *options, env=env)
+        control = ("--gateways", "2", "--schedulers", "2", "--planners", "2")
+        super().__init__(home, *workers, *queues, *control, *options, env=env)
 
     @property
     def urls(self) -> Sequence[str]:
         """Of its gateways."""
-        return (self.url,)
+        return self.state.options.urls
 
     def wait_until_whole(self) -> None:
         """Wait until every process is healthy, and no member holds anything of a request."""

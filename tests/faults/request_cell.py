@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from spotwise.cli.launch.mesh_servers import WORKER
 from spotwise.core.worker_messages import MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.wire.permissions import MeshRole, Principal
+from tests.faults.disturbances import Disturbance
 from tests.faults.fault_mesh import FaultMesh
+from tests.faults.request_matrix import MatrixRow, row_of
 from tests.faults.request_phases import PASSING, PhaseWatch, RequestPhase
 from tests.faults.seeded_load import LoadShape, SeededAnswer, SeededLoad
 
@@ -21,6 +27,24 @@ _ALL_PHASES_S = 10.0
 _AFTERWARDS_S = 2.0
 #: An operator moves a request so often, to and fro between the two workers that decode.
 _MOVE_S = 0.4
+
+
+def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str]) -> MatrixRow:
+    """Run one cell, and wait until the mesh is whole again."""
+    name = f"{disturbance.name}: {' and '.join(victims)}"
+    pids = [mesh.pid(victim) for victim in victims]
+
+    def disturb() -> None:
+        threads = [threading.Thread(target=disturbance.apply, args=(pid,)) for pid in pids]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), zlib.crc32(name.encode())))
+    mesh.wait_until_whole()
+    again = sum(mesh.attempts_of(answer.request_id) - 1 for answer in answers if answer.done)
+    return row_of(disturbance.name, " and ".join(victims), phases, answers, mesh.words(), again)
 
 
 async def run_cell(
@@ -61,15 +85,29 @@ async def _all_phases(watch: PhaseWatch, passing: RequestPhase) -> Counter[Reque
     return watch.present()
 
 
+#: No user may listen to all subjects: what each of these may.
+_LISTENS = {
+    WORKER: (subjects.inbox("*"), subjects.HEARTBEATS, subjects.NOTICES),
+    **{Principal(MeshRole.GATEWAY, id_): (f"{subjects.inbox(id_)}.*",) for id_ in ("gateway-0", "gateway-1")},
+    Principal(MeshRole.SCHEDULER, "scheduler-0"): (subjects.inbox("scheduler-0"), subjects.REQUESTS),
+    Principal(MeshRole.SCHEDULER, "scheduler-1"): (subjects.inbox("scheduler-1"),),
+    **{Principal(MeshRole.PLANNER, id_): (subjects.inbox(id_),) for id_ in ("planner-0", "planner-1")},
+}
+
+
 @contextlib.asynccontextmanager
 async def _watching(mesh: FaultMesh) -> AsyncIterator[tuple[NatsBus, PhaseWatch]]:
-    bus = await NatsBus.connect(mesh.state.nats_url, "phase-watch")
-    try:
-        watch = PhaseWatch()
-        await watch.start(bus)
+    servers = mesh.state.servers
+    assert servers is not None
+    watch = PhaseWatch()
+    async with contextlib.AsyncExitStack() as stack:
+        for principal, patterns in _LISTENS.items():
+            listener = await NatsBus.connect(servers.broker.url_of(principal), "phase-watch")
+            stack.push_async_callback(listener.close)
+            await watch.start(listener, *patterns)
+        bus = await NatsBus.connect(mesh.state.nats_url, "phase-watch")
+        stack.push_async_callback(bus.close)
         yield bus, watch
-    finally:
-        await bus.close()
 
 
 async def _move_now_and_then(bus: NatsBus, watch: PhaseWatch, workers: Sequence[str]) -> None:

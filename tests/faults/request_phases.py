@@ -60,9 +60,10 @@ class PhaseWatch:
         self._awaited: dict[RequestPhase, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
-    async def start(self, bus: NatsBus) -> None:
-        """Listen to all subjects."""
-        await bus.subscribe("spotwise.v1.>", self._received)
+    async def start(self, bus: NatsBus, *patterns: str) -> None:
+        """Listen to the subjects that the bus's user may."""
+        for pattern in patterns:
+            await bus.subscribe(pattern, self._received)
 
     def present(self) -> Counter[RequestPhase]:
         """How many requests are in each phase now."""

@@ -40,6 +40,7 @@ class SeededAnswer:
     """One request, and what its client got.
 
     Attributes:
+        event_id: of the last event that it got, after which any gateway goes on.
         tokens: of its only choice.
         refused: times that it was not accepted.
         broken: times that its connection broke, once it had been accepted.
@@ -52,6 +53,7 @@ class SeededAnswer:
     prompt_tokens: int
     new_tokens: int
     request_id: str = ""
+    event_id: str = ""
     tokens: list[int] = field(default_factory=list)
     refused: int = 0
     broken: int = 0
@@ -68,11 +70,6 @@ class SeededAnswer:
     def expected(self, words: Sequence[int]) -> list[int]:
         """Return the tokens that it has to get, of a vocabulary."""
         return [words[int(counter_uniform(self.seed, index) * len(words))] for index in range(self.new_tokens)]
-
-    def begin_again(self) -> None:
-        """Forget what came, to send the request once more."""
-        self.tokens.clear()
-        self.last_s = None
 
     def body(self) -> dict[str, Any]:
         """Return the request."""
@@ -136,7 +133,7 @@ class SeededLoad:
         return SeededAnswer(seed, self._rng.randint(*shape.prompt_tokens), self._rng.randint(*shape.new_tokens))
 
     async def _client(self, http: httpx.AsyncClient, answer: SeededAnswer) -> None:
-        """Send a request until it was accepted; what broke off is sent once more."""
+        """Send a request until it was accepted; what broke off goes on at any gateway, after the last event."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while not answer.has_ended:
             urls = self._urls()
@@ -145,9 +142,8 @@ class SeededLoad:
                 retry_s = await self._stream(http, url, answer)
             except httpx.TransportError:
                 retry_s = _RETRY_S
-                if answer.tokens:
+                if answer.event_id:
                     answer.broken += 1
-                    answer.begin_again()
                 else:
                     answer.refused += 1
             if answer.has_ended:
@@ -159,21 +155,27 @@ class SeededLoad:
 
     async def _stream(self, http: httpx.AsyncClient, url: str, answer: SeededAnswer) -> float:
         """Return the seconds after which to try again, where it has not ended."""
-        async with http.stream("POST", f"{url}/v1/completions", json=answer.body()) as response:
-            if response.status_code in _REFUSED and not answer.tokens:
+        headers = {"Last-Event-ID": answer.event_id} if answer.event_id else {}
+        async with http.stream("POST", f"{url}/v1/completions", json=answer.body(), headers=headers) as response:
+            if response.status_code in _REFUSED:
                 answer.refused += 1
                 return float(response.headers.get("retry-after", _RETRY_S))
             if response.status_code != 200:
                 answer.errors.append(f"{response.status_code}: {(await response.aread())[:300]!r}")
                 return 0.0
+            event_id = answer.event_id
             async for line in response.aiter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
+                if line.startswith("id: "):
+                    event_id = line.removeprefix("id: ")
+                elif line.startswith("data: ") and line != "data: [DONE]":
                     self._event(json.loads(line.removeprefix("data: ")), answer)
+                    answer.event_id = event_id
         return _RETRY_S
 
     def _event(self, event: dict[str, Any], answer: SeededAnswer) -> None:
-        if "error" in event:
-            answer.errors.append(str(event["error"]))
+        if (error := event.get("error")) is not None:
+            if error.get("code") != "resumed_elsewhere":
+                answer.errors.append(str(error))
             return
         answer.request_id = event["id"]
         for choice in event["choices"]:

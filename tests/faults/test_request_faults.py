@@ -6,21 +6,18 @@ was accepted, its client sends again; what was accepted ends as it should.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.faults.disturbances import DISTURBANCES, Disturbance
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.packet_loss import why_impossible
-from tests.faults.request_cell import run_cell
-from tests.faults.request_matrix import MatrixRow, row_of
-from tests.faults.seeded_load import LoadShape
+from tests.faults.request_cell import disturbed
+from tests.faults.request_matrix import MatrixRow
 
-_CONTROL = ("gateway-0", "scheduler-0", "planner-0", "watcher-0")
+#: Of schedulers and planners, those that began first: they act, until a fault before this one has changed that.
+_CONTROL = ("gateway-0", "scheduler-0", "scheduler-1", "planner-0", "watcher-0")
 _SERVERS = ("nats-server", "redis-server")
 PROCESSES = (*sorted(FaultMesh.WORKERS), *_CONTROL, *_SERVERS)
 #: A worker that ends in order has drained, and stays away: tests/live/test_drains.py.
@@ -73,21 +70,3 @@ def test_two_processes_are_killed_at_once(
     row = disturbed(mesh, DISTURBANCES[0], victims)
     record_row(row)
     assert row.is_clean, row
-
-
-def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str]) -> MatrixRow:
-    """Run one cell, and wait until the mesh is whole again."""
-    name = f"{disturbance.name}: {' and '.join(victims)}"
-    pids = [mesh.pid(victim) for victim in victims]
-
-    def disturb() -> None:
-        threads = [threading.Thread(target=disturbance.apply, args=(pid,)) for pid in pids]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), zlib.crc32(name.encode())))
-    mesh.wait_until_whole()
-    again = sum(mesh.attempts_of(answer.request_id) - 1 for answer in answers if answer.done)
-    return row_of(disturbance.name, " and ".join(victims), phases, answers, mesh.words(), again)

@@ -30,11 +30,11 @@ async def test_a_worker_that_beats_has_not_left_whatever_the_store_says(nats_url
     bus = await NatsBus.connect(nats_url, "token-0")
     waiting = asyncio.create_task(drain._wait(MeshAddresses(nats_url, redis_url), "token-0", 60.0))
     for _ in range(30):
-        await bus.publish(subjects.heartbeat("token-0"), worker(MemberState.DRAINING))
+        await bus.publish(subjects.heartbeat(MemberKind.TOKEN_WORKER, "token-0"), worker(MemberState.DRAINING))
         await asyncio.sleep(0.1)
         assert not waiting.done()
     started_s = time.monotonic()
-    await bus.publish(subjects.heartbeat("token-0"), worker(MemberState.LEFT))
+    await bus.publish(subjects.heartbeat(MemberKind.TOKEN_WORKER, "token-0"), worker(MemberState.LEFT))
     await waiting
     assert time.monotonic() - started_s < 2.0
     await bus.close()

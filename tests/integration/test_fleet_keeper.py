@@ -85,7 +85,7 @@ class Mesh:
 
     async def beat(self, device_id: str, state: MemberState) -> None:
         member = Member(device_id, MemberKind.DEVICE, 1, state, "h", 1, "h:1")
-        await self._bus.publish(subjects.heartbeat(device_id), encode(member))
+        await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     def states(self) -> dict[str, InstanceState]:
         return {each.id: each.state for each in self.reports[-1].instances} if self.reports else {}

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from spotwise.core.gateway.kept_request import KeptTokens
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_requests import KEPT_TTL_S
 from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
+from tests.contracts.requests import FORM, RequestStoreContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
 
+ROOT = Path(__file__).parents[2]
 
-class TestRedisStore(StoreContract):
+
+class TestRedisStore(StoreContract, RequestStoreContract):
     @pytest.fixture
     async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
         """The session's server, emptied."""
@@ -33,9 +40,11 @@ class TestRedisStore(StoreContract):
         await store.put_record(RECORD)
         await store.append_ledger(entry(RECORD.choice_id, 1.0))
         await store.register(MEMBER, LONG_S)
-        await store.hold_term("planner/1", 1, LONG_S)
+        await store.hold_term(subjects.PLANNER, "planner/1", 1, LONG_S)
         assert await store.put_plan("planner/1", PLAN)
         assert await store.put_fleet("default", FLEET)
+        await store.keep_request(FORM, "g0")
+        await store.save_tokens("g0", [KeptTokens(FORM.request_id, b"tokens")])
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -43,10 +52,14 @@ class TestRedisStore(StoreContract):
             subjects.ledger_key(RECORD.choice_id): LEDGER_TTL_S,
             subjects.member_key(MEMBER.id): LONG_S,
             subjects.incarnation_key(MEMBER.id): INCARNATION_TTL_S,
-            subjects.PLANNER_LEASE_KEY: LONG_S,
-            subjects.PLANNER_TERM_KEY: INCARNATION_TTL_S,
+            subjects.lease_key(subjects.PLANNER): LONG_S,
+            subjects.term_key(subjects.PLANNER): INCARNATION_TTL_S,
+            subjects.term_holder_key(subjects.PLANNER): INCARNATION_TTL_S,
             subjects.PLAN_KEY: PLAN_TTL_S,
             subjects.fleet_key("default"): FLEET_TTL_S,
+            subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,
+            subjects.kept_tokens_key(FORM.request_id): KEPT_TTL_S,
+            subjects.claim_key(FORM.claim): KEPT_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)
@@ -94,6 +107,37 @@ async def test_a_servers_restart_is_a_pause(tmp_path: Path) -> None:
         assert await store.members() == [MEMBER]
         assert await store.get_ledger("a") == [entry("a", 1.0)]
         assert await store.get_record(RECORD.choice_id) is None  # it kept nothing on disk
+    finally:
+        await store.close()
+        child.stop()
+
+
+async def test_what_is_kept_for_long_survives_the_store_as_it_is_shipped(tmp_path: Path) -> None:
+    """With the options of docker-compose.yml, the store's end loses neither the plan nor the lease, the fleet's record nor a
+    member's incarnation: all but the last second's writes.
+    """
+    command = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis"]["command"]
+    given = dict(zip(command[1::2], command[2::2], strict=True))
+    assert given["--appendfsync"] == "everysec"
+    server = redis_server(tmp_path)
+    options = {**given, "--bind": "127.0.0.1", "--dir": str(tmp_path), "--port": str(server.port)}
+    argv = (server.argv[0], *(word for option in options.items() for word in option))
+    shipped = dataclasses.replace(server, argv=argv)
+    child = shipped.start()
+    store = await RedisStore.connect(shipped.url)
+    try:
+        assert await store.hold_term(subjects.PLANNER, "a/1", 100, LONG_S) == 100
+        assert await store.put_plan("a/1", PLAN)
+        assert await store.put_fleet("mesh", FLEET)
+        assert await store.next_incarnation("w", 7) == 7
+        await asyncio.sleep(1.5)  # the file is flushed each second
+        child.kill()
+        child = shipped.start()
+        assert await store.get_plan() == PLAN
+        assert await store.get_fleet("mesh") == FLEET
+        assert await store.hold_term(subjects.PLANNER, "b/1", 200, LONG_S) is None
+        assert await store.hold_term(subjects.PLANNER, "a/1", 200, LONG_S) == 100
+        assert await store.next_incarnation("w", 7) == 8
     finally:
         await store.close()
         child.stop()

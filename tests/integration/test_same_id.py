@@ -115,7 +115,7 @@ async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSet
             await until(lambda: MemberState.READY in onlooker.states())
             newer = replace(host.member, incarnation=host.member.incarnation + 1)
             await onlooker.store.register(newer, PATIENCE_S)
-            await onlooker.bus.publish(subjects.heartbeat("extra"), encode(newer))
+            await onlooker.bus.publish(subjects.heartbeat(newer.kind, newer.id), encode(newer))
             await running
     [registered] = await onlooker.store.members()
     assert registered.incarnation == newer.incarnation

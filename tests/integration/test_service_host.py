@@ -185,7 +185,7 @@ async def test_a_malformed_message_is_logged_and_survived(settings: ServiceSetti
             await until(lambda: heard)
     assert heard == [CancelRequest("r", 1)]
     told = [(each["event"], each.get("subject") or each.get("on")) for each in logs if each["log_level"] != "info"]
-    assert told == [("malformed_message", inbox), ("malformed_message", inbox), ("event_failed", inbox)]
+    assert told == [("message_dropped", inbox), ("message_dropped", inbox), ("event_failed", inbox)]
 
 
 async def test_a_handler_can_answer(settings: ServiceSettings, onlooker: Onlooker) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from spotwise.mesh.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.mesh_secret import MeshSecret
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
 
@@ -15,3 +19,10 @@ class TestUcxKvTransport(KvTransportContract):
     def make(self) -> MakeTransport:
         """Transports on loopback."""
         return UcxKvTransport
+
+
+class TestUcxKvTransportEncrypted(KvTransportContract):
+    @pytest.fixture
+    def make(self) -> MakeTransport:
+        """Transports on loopback that know a secret and encrypt."""
+        return partial(UcxKvTransport, security=LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON))

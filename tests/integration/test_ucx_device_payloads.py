@@ -53,6 +53,8 @@ class DeviceArray:
 class DeviceMemory:
     """A memory, and its payloads as device arrays with a checksum of their own."""
 
+    on_host = False
+
     def __init__(self, memory: KvMemory) -> None:
         self.memory = memory
         self.num_layers = memory.num_layers

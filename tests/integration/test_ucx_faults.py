@@ -15,6 +15,7 @@ import xxhash
 
 from spotwise.core.kv_part import KvPart
 from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
+from spotwise.mesh.link_handshake import LinkSecurity
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
@@ -38,12 +39,13 @@ def _answered(raw: RawPeer, times: int) -> bool:
 class RawPeer:
     """Exchanges single frames with a worker, valid or malformed."""
 
-    def __init__(self, receiver: Worker) -> None:
+    def __init__(self, receiver: Worker, security: LinkSecurity | None = None, name: str = "raw") -> None:
         self.receiver = receiver
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
-        me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
-        self.links = UcxLinks(me, KV_LINKS, PayloadBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
+        me = LinkHello(name, 9, layout_fingerprint(receiver.memory.layout))
+        buffers = PayloadBuffers(HostPayloads(), 4096, 1)
+        self.links = UcxLinks(me, KV_LINKS, buffers, 4, self._heard, self._lost, security=security)
 
     def _heard(self, link: UcxLink[KvFrame], frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)
@@ -178,7 +180,7 @@ async def test_a_malformed_header_ends_the_link_and_frees_the_window(header: byt
     async with running(sender, receiver), raw.linked() as link:
         receiver.transport.expect("r", 1, (1, 2))
         link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
-        link._reactor.send_tagged(link._endpoint, link.peer.receive_tag, header)
+        link._reactor.send_tagged(link._endpoint, link._terms.sends.header_tag, header)
         await until(lambda: raw.lost)
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
     assert receiver.handoffs == [handoff()]

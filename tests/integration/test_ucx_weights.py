@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from spotwise.core.weights.inventory import FilePiece, ModelSketch, PanelRange, SketchFile, WeightInventory
+from spotwise.mesh.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.mesh_secret import MeshSecret
 from spotwise.mesh.ucx_weights import UcxWeights
 from spotwise.mesh.weight_ports import WeightTransferError
 
 pytestmark = pytest.mark.mesh
 
+ENCRYPTED = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)
 LAYOUT, PANELS, PANEL_BYTES = 77, 8, 64 << 10
 SKETCH = ModelSketch("model", "d1", (SketchFile("config.json", 10, (FilePiece(2, b"abc"),)),))
 
@@ -52,8 +55,10 @@ def wanted(panels: range, matrix: str = "w") -> PanelRange:
 
 
 @contextlib.asynccontextmanager
-async def ends(*sources: Source, patience_s: float = 5.0) -> AsyncIterator[list[UcxWeights]]:
-    opened = [UcxWeights(source, source.name, 1, patience_s=patience_s) for source in sources]
+async def ends(
+    *sources: Source, patience_s: float = 5.0, security: LinkSecurity | None = None
+) -> AsyncIterator[list[UcxWeights]]:
+    opened = [UcxWeights(source, source.name, 1, patience_s=patience_s, security=security) for source in sources]
     try:
         for end in opened:
             await end.start()
@@ -63,10 +68,11 @@ async def ends(*sources: Source, patience_s: float = 5.0) -> AsyncIterator[list[
             await end.close()
 
 
-async def test_what_a_holder_has_is_listed_described_and_sent() -> None:
+@pytest.mark.parametrize("security", [None, ENCRYPTED], ids=["plain", "encrypted"])
+async def test_what_a_holder_has_is_listed_described_and_sent(security: LinkSecurity | None) -> None:
     """Inventory and sketch as they are; panels byte for byte, in the memory that was named."""
     source = Source()
-    async with ends(source, Source("asking")) as (holder, asking):
+    async with ends(source, Source("asking"), security=security) as (holder, asking):
         assert await asking.inventory(holder.address) == source.inventory()
         assert await asking.sketch(holder.address) == SKETCH
         into = bytearray(PANELS * PANEL_BYTES)
@@ -93,10 +99,13 @@ async def test_what_a_holder_has_is_listed_described_and_sent() -> None:
         (LAYOUT + 1, wanted(range(1)), "another layout"),
     ],
 )
-async def test_what_it_does_not_have_is_refused(layout: int, request_: PanelRange, reason: str) -> None:
+@pytest.mark.parametrize("security", [None, ENCRYPTED], ids=["plain", "encrypted"])
+async def test_what_it_does_not_have_is_refused(
+    layout: int, request_: PanelRange, reason: str, security: LinkSecurity | None
+) -> None:
     """With a reason; the link serves on, and the holder is not taken for lost."""
     source = Source(held=range(4))
-    async with ends(source, Source("asking")) as (holder, asking):
+    async with ends(source, Source("asking"), security=security) as (holder, asking):
         into = memoryview(bytearray(request_.byte_count))
         with pytest.raises(WeightTransferError, match=reason) as caught:
             await asking.get(holder.address, layout, request_, into)
@@ -116,7 +125,10 @@ async def test_panels_that_change_while_they_are_sent_are_noticed() -> None:
         assert not caught.value.holder_is_lost
 
 
-async def test_panels_that_are_given_back_before_their_checksum_is_known_are_refused() -> None:
+@pytest.mark.parametrize("security", [None, ENCRYPTED], ids=["plain", "encrypted"])
+async def test_panels_that_are_given_back_before_their_checksum_is_known_are_refused(
+    security: LinkSecurity | None,
+) -> None:
     """Their zeros would have the right checksum; once the panels are here again they are sent."""
 
     class Dropping(Source):
@@ -129,7 +141,7 @@ async def test_panels_that_are_given_back_before_their_checksum_is_known_are_ref
 
     source = Dropping()
     data = source.data[:PANEL_BYTES].tobytes()
-    async with ends(source, Source("asking")) as (holder, asking):
+    async with ends(source, Source("asking"), security=security) as (holder, asking):
         into = memoryview(bytearray(PANEL_BYTES))
         with pytest.raises(WeightTransferError, match="given back") as caught:
             await asking.get(holder.address, LAYOUT, wanted(range(1)), into)
@@ -139,9 +151,10 @@ async def test_panels_that_are_given_back_before_their_checksum_is_known_are_ref
         assert bytes(into) == data
 
 
-async def test_a_holder_that_closes_is_lost() -> None:
+@pytest.mark.parametrize("security", [None, ENCRYPTED], ids=["plain", "encrypted"])
+async def test_a_holder_that_closes_is_lost(security: LinkSecurity | None) -> None:
     """Also for requests under way, whose memory is not written any more; and one that cannot be reached."""
-    async with ends(Source(), Source("asking")) as (holder, asking):
+    async with ends(Source(), Source("asking"), security=security) as (holder, asking):
         into = [memoryview(bytearray(PANELS * PANEL_BYTES)) for _ in range(6)]
         asked = [asyncio.create_task(asking.get(holder.address, LAYOUT, wanted(range(PANELS)), each)) for each in into]
         await asyncio.sleep(0)
@@ -166,6 +179,10 @@ async def test_a_holder_that_says_nothing_is_lost() -> None:
             return SKETCH
 
     async with ends(Silent(), Source("asking"), patience_s=0.5) as (holder, asking):
+        for _ in range(20):  # until they are connected, which may take longer on a busy machine
+            with contextlib.suppress(WeightTransferError):
+                await asking.inventory(holder.address)
+                break
         with pytest.raises(WeightTransferError, match="said nothing") as caught:
             await asking.sketch(holder.address)
         assert caught.value.holder_is_lost

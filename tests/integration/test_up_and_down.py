@@ -138,7 +138,11 @@ def test_detached_mesh_comes_up_and_goes_down_without_a_trace(home: Home) -> Non
     assert all(service.state is ServiceState.HEALTHY for service in state.services.values())
     assert len(home.left()) == 1 + len(state.services)
     with redis.Redis.from_url(state.redis_url) as store:
-        assert len(store.keys("spotwise:member:*")) == len(SERVICE_IDS)
+        assert len(list(store.scan_iter("spotwise:member:*"))) == len(SERVICE_IDS)
+    secret = home.path / "run" / "test" / "mesh.secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    for service_id in SERVICE_IDS:
+        assert psutil.Process(home.pid(service_id)).environ()["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
 
     down = home.spotwise("down", "--name", "test")
     assert (down.returncode, down.stdout) == (0, "mesh 'test' is stopped\n")

@@ -21,6 +21,7 @@ from spotwise.cli.status import MemberStatus, gather_status
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire.permissions import ADMIN
 
 MODEL = "smollm2-135m-instruct"
 #: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
@@ -97,6 +98,13 @@ class LiveMesh:
         state = read_state(self.home / "run" / "default" / "state.json")
         assert state is not None
         return state
+
+    @property
+    def admin_redis_url(self) -> str:
+        """The URL of its embedded store for a user who may do everything there."""
+        servers = self.state.servers
+        assert servers is not None
+        return servers.store.url_of(ADMIN)
 
     @property
     def url(self) -> str:

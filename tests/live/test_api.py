@@ -48,6 +48,16 @@ def test_a_prompt_that_was_computed_before_is_not_computed_again(mesh: LiveMesh)
     assert last.usage.prompt_tokens_details == again.usage.prompt_tokens_details
 
 
+def test_a_cache_salt_hides_what_was_computed_before(mesh: LiveMesh) -> None:
+    """A prompt that was computed without the salt is computed anew, with the same answer; then the salt finds it."""
+    prompt = " ".join([COUNTING] * 6)
+    plain = complete(mesh, prompt)
+    salted, again = (complete(mesh, prompt, {"cache_salt": "mine"}) for _ in range(2))
+    assert salted.usage.prompt_tokens_details.cached_tokens == 0
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+    assert plain.choices[0].text == salted.choices[0].text == again.choices[0].text
+
+
 def test_priority_and_user_change_no_answer(mesh: LiveMesh) -> None:
     """Priority and user only matter for order and fairness; without a queue the answers are the same."""
     plain = complete(mesh)

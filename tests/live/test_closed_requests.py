@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -34,7 +35,7 @@ class ClosingMesh(SimulatedMesh):
     @contextlib.contextmanager
     def redis(self) -> Iterator[Redis]:
         """The store of the mesh."""
-        with contextlib.closing(Redis.from_url(self.state.redis_url)) as redis:
+        with contextlib.closing(Redis.from_url(self.admin_redis_url)) as redis:
             yield redis
 
     def records(self) -> list[bytes]:
@@ -81,7 +82,7 @@ class ClosingMesh(SimulatedMesh):
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosingMesh]:
     """A mesh of this module's own."""
-    with ClosingMesh(tmp_path_factory.mktemp("closed")) as live:
+    with ClosingMesh(tmp_path_factory.mktemp("closed"), env={"SPOTWISE_MAX_UNREAD_TOKENS": "40"}) as live:
         yield live
 
 
@@ -96,8 +97,9 @@ async def streams(mesh: LiveMesh, count: int) -> AsyncIterator[Callable[[], int]
         async with client.stream("POST", "/v1/completions", json={**body, "prompt": f"{number} Once"}) as answer:
             assert answer.status_code == 200, await answer.aread()
             lines = answer.aiter_lines()  # kept: a stream whose iterator goes is closed
-            line = await anext(lines)
-            begun += decode_event(line) is not None
+            while decode_event(await anext(lines)) is None:
+                pass
+            begun += 1
             await asyncio.sleep(60.0)
 
     limits = httpx.Limits(max_connections=None)
@@ -147,6 +149,36 @@ def test_clients_that_leave_while_there_is_no_scheduler(mesh: ClosingMesh) -> No
             await asyncio.sleep(0.1)
 
     asyncio.run(leave())
+    mesh.wait_until_closed()
+
+
+def test_a_client_that_stops_to_read_holds_nothing_until_it_reads_on(mesh: ClosingMesh) -> None:
+    """Its sequences are paused where they are generated; it gets every token once, those of a client that reads at once."""
+    body = {"model": MODEL, "prompt": "Once", "max_tokens": 600, "n": 16, "seed": 5, "ignore_eos": True}
+    body |= {"return_token_ids": True, "logprobs": 5, "stream": True}
+
+    def tokens(lines: Iterator[str]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for line in lines:
+            for choice in (decode_event(line) or {}).get("choices", []):
+                found.setdefault(choice["index"], []).extend(choice["token_ids"])
+        return found
+
+    def running() -> int:
+        loads = (status.member_now.load for status in mesh.members())
+        return sum(load.running + load.waiting_for_kv for load in loads if load is not None)
+
+    with httpx.Client(base_url=mesh.url, timeout=60.0) as client:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            wait_for(lambda: running() == 0, lambda: f"paused sequences: {running()} run")
+            assert "\nspotwise_requests_parked_total{" in mesh.get("/metrics").text
+            slow = tokens(itertools.chain([first], lines))
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            fast = tokens(answer.iter_lines())
+    assert sorted(fast) == list(range(16)) and {len(each) for each in fast.values()} == {600}
+    assert slow == fast
     mesh.wait_until_closed()
 
 

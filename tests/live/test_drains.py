@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import pytest
 
 from spotwise.core.messages import LedgerEntry
@@ -72,9 +71,12 @@ def stored_plan(mesh: SimulatedMesh) -> Plan | None:
 class Drained:
     """Streams that ran while something happened: what the workers did for them."""
 
-    def __init__(self, mesh: SimulatedMesh, undisturbed: list[list[int]], disturb: Callable[[], Any]) -> None:
-        self.streams: list[SeededStream] = mesh.streams(STREAMS, TOKENS, after_tokens=20, disturb=disturb)
-        assert [stream.tokens for stream in self.streams] == undisturbed
+    def __init__(
+        self, mesh: SimulatedMesh, undisturbed: list[list[int]], disturb: Callable[[], Any], tokens: int = TOKENS
+    ) -> None:
+        self.streams: list[SeededStream] = mesh.streams(STREAMS, tokens, after_tokens=20, disturb=disturb)
+        assert [stream.tokens[:TOKENS] for stream in self.streams] == undisturbed
+        assert {len(stream.tokens) for stream in self.streams} == {tokens}
         self.ledgers = [entries(mesh, stream.request_id) for stream in self.streams]
         mesh.wait_until_idle()
 
@@ -153,11 +155,11 @@ def test_a_planner_that_is_killed_in_the_midst_moves_them_after_its_restart(
     def disturb() -> None:
         nonlocal worker_id
         worker_id = holder(mesh)
-        mesh.drain(worker_id, 7.0)
+        mesh.drain(worker_id, 30.0)  # longer than a slow machine takes to start another planner, as the streams are
         wait_for(lambda: (stored_plan(mesh) or Plan(0, 0, 0)).leaves != (), lambda: "a plan")
         os.kill(mesh.pid("planner-0"), signal.SIGKILL)
 
-    drained = Drained(mesh, undisturbed, disturb)
+    drained = Drained(mesh, undisturbed, disturb, tokens=2 * TOKENS)
     assert set(drained.attempts) == {1}
     assert drained.moves_from(worker_id) >= 1
 
@@ -179,34 +181,6 @@ def test_without_a_planner_requests_are_given_back_at_the_deadline(
     drained = Drained(mesh, undisturbed, disturb)
     assert drained.moves_from(worker_id) == 0
     assert 2 in drained.attempts
-
-
-def test_a_second_planner_takes_over_from_one_that_stands_still(
-    mesh: SimulatedMesh, undisturbed: list[list[int]]
-) -> None:
-    """Within its lease; the first one, when it goes on, has lost its term and orders nothing."""
-    first = mesh.pid("planner-0")
-    env = psutil.Process(first).environ() | {"SPOTWISE_SERVICE_ID": "planner-1"}
-    command = [sys.executable, "-m", "spotwise.migration_planner"]
-    worker_id = ""
-    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as second:
-        try:
-            there = {"planner-1"}
-            wait_for(lambda: there <= {each.member.id for each in mesh.members()}, lambda: "the second planner")
-
-            def disturb() -> None:
-                nonlocal worker_id
-                worker_id = holder(mesh)
-                with stopped(first):
-                    mesh.drain(worker_id, 5.0)
-                    gone = {worker_id}
-                    wait_for(lambda: not gone & {each.member.id for each in mesh.members()}, lambda: f"{gone} to leave")
-
-            drained = Drained(mesh, undisturbed, disturb)
-        finally:
-            second.terminate()
-    assert set(drained.attempts) == {1}
-    assert drained.moves_from(worker_id) >= 1
 
 
 def test_a_deadline_that_comes_sooner_and_a_store_that_stands_still(

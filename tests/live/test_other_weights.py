@@ -48,10 +48,11 @@ def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 def stray(mesh: LiveMesh, other_folder: Path) -> Iterator[Path]:
     """The log of a worker with other weights that has joined the mesh and reports READY."""
     log_path = mesh.home / "stray.log"
+    nats_url, redis_url = mesh.state.worker_urls()
     env = {
         **mesh.env,
-        "SPOTWISE_NATS_URL": mesh.state.nats_url,
-        "SPOTWISE_REDIS_URL": mesh.state.redis_url,
+        "SPOTWISE_NATS_URL": nats_url,
+        "SPOTWISE_REDIS_URL": redis_url,
         "SPOTWISE_MODEL_DIR": str(other_folder),
         "SPOTWISE_MODEL_NAME": "tiny",
         "SPOTWISE_SERVICE_ID": STRAY,

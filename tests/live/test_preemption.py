@@ -119,13 +119,12 @@ def come_and_leave(mesh: SwappingMesh) -> None:
     ("workers", "when_full", "max_num_batched_tokens"),
     [
         (ONE_MIXED, "proactive", "24"),
-        ((), "proactive", None),
         ((), "reactive", "24"),
     ],
-    ids=["mixed proactive in parts", "split proactive", "split reactive in parts"],
+    ids=["mixed proactive in parts", "split reactive in parts"],
 )
 def test_tokens_are_the_same_from_kv_that_was_away(
-    tmp_path: Path, workers: tuple[str, ...], when_full: str, max_num_batched_tokens: str | None
+    tmp_path: Path, workers: tuple[str, ...], when_full: str, max_num_batched_tokens: str
 ) -> None:
     """Requests are swapped out and in, most of them many times; nothing is computed again, and nothing held afterwards.
 
@@ -133,9 +132,11 @@ def test_tokens_are_the_same_from_kv_that_was_away(
     replayed from its journal.
     """
     journals = tmp_path / "journals"
-    env = {"SPOTWISE_WHEN_FULL": when_full, "SPOTWISE_JOURNAL": str(journals)}
-    if max_num_batched_tokens is not None:
-        env["SPOTWISE_MAX_NUM_BATCHED_TOKENS"] = max_num_batched_tokens
+    env = {
+        "SPOTWISE_WHEN_FULL": when_full,
+        "SPOTWISE_JOURNAL": str(journals),
+        "SPOTWISE_MAX_NUM_BATCHED_TOKENS": max_num_batched_tokens,
+    }
     with SwappingMesh(tmp_path, *workers, env=env) as mesh:
         if when_full == "proactive":
             come_and_leave(mesh)

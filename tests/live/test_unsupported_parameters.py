@@ -22,7 +22,6 @@ REQUESTS: list[tuple[str, Any]] = [
     ("truncate_prompt_tokens", 8),
     ("logits_processors", ["pkg.Processor"]),
     ("structural_tag", "{}"),
-    ("cache_salt", "salt"),
     ("guided_json", {}),
     ("guided_choice", []),
     ("structured_outputs", {}),

@@ -7,8 +7,9 @@ Messages between scheduler and workers, tokens, and heartbeats, may be lost. A w
 while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: messages
 to them wait, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
 knows the registrations, old or new, and nothing else. The gateway may be replaced: no process owns its requests then, and its
-successor numbers its streams from 1, as it did. The message that a request is over may be lost, late or sent twice, and a
-submission may come after it.
+successor numbers its streams from 1, as it did. Another gateway may take its requests over, while it is dead or only stands
+still (`former_gateways.py`). The message that a request is over may be lost, late or sent twice, and a submission
+may come after it.
 
 Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
 worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
@@ -38,12 +39,14 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
+from tests.property.former_gateways import FormerGateway
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
 if TYPE_CHECKING:
     from tests.property.devices import Devices
     from tests.property.market import FleetMarket
     from tests.property.planners import Planners
+    from tests.property.schedulers import Schedulers
 
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
@@ -93,6 +96,8 @@ class MeshWorld:
         self.loss = 0.0
         self.repeats = 0.0
         self.planners: Planners | None = None
+        self.schedulers: Schedulers | None = None  # in the place of the one
+        self.submit_s = 0.0
         self.devices: Devices | None = None
         self.market: FleetMarket | None = None
         self.ending_loss = 0.0
@@ -104,7 +109,9 @@ class MeshWorld:
         self.lost_attempts: list[str] = []
         self.now = 1000.0
         self.num_blocks = num_blocks
-        self.gateway = self._new_gateway(1)
+        self.gateway_id = "gateway"
+        self.former: dict[str, FormerGateway] = {}
+        self.gateway = self.new_gateway(1)
         self.paused: dict[str, list[Callable[[], None]]] = {}
         self.broker_away: tuple[float, float] = (0.0, 0.0)
         self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
@@ -119,6 +126,10 @@ class MeshWorld:
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.stops: dict[str, StopCriteria] = {}
         self.claims: dict[str, tuple[int, str]] = {}
+        self.patience_s: float | None = None
+        self.deadlines: dict[str, float] = {}
+        #: Probability that a client takes none of its tokens for a while, after some.
+        self.stalling = 0.0
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
         self.moves_ordered = 0
@@ -239,17 +250,46 @@ class MeshWorld:
         worker.waiting.append(lambda: self.feed_worker(worker, m.Tick()))
         worker.wake(self.rng)
 
-    def _new_gateway(self, incarnation: int) -> GatewayRole:
-        limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, unheld_s=10.0)
-        return GatewayRole("gateway", limits, incarnation, load_report_s=self.load_report_s)
+    def new_gateway(self, incarnation: int) -> GatewayRole:
+        limits = RecoveryLimits(
+            recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, submit_s=self.submit_s, unheld_s=10.0
+        )
+        return GatewayRole(self.gateway_id, limits, incarnation, load_report_s=self.load_report_s)
 
     def restart_gateway(self) -> None:
         """Kill it; the next one takes its id, and no process owns the old one's requests."""
         for choice_id in self.stops:
             self.ended.setdefault(choice_id, "gateway died")
         incarnation = int(self.now * 1000)
-        self.gateway = self._new_gateway(incarnation)
-        self.plain_members["gateway"] = replace(self.plain_members["gateway"], incarnation=incarnation)
+        self.gateway = self.new_gateway(incarnation)
+        self.plain_members[self.gateway_id] = replace(self.plain_members[self.gateway_id], incarnation=incarnation)
+
+    def take_over(self, sleeps_s: float | None) -> None:
+        """Let another gateway go on with all requests from tokens that were saved lately; the former one is dead, or stands
+        still for so long, and is told after a while that it has lost them.
+        """
+        former_id, former = (
+            self.gateway_id,
+            FormerGateway(self, self.gateway_id, self.gateway, is_dead=sleeps_s is None),
+        )
+        self.former[former_id] = former
+        self.gateway_id = f"gateway-{len(self.former)}"
+        self.gateway = self.new_gateway(int(self.now * 1000))
+        self.plain_members[self.gateway_id] = replace(
+            self._plain(self.gateway_id, m.MemberKind.GATEWAY), incarnation=self.gateway.incarnation
+        )
+        self._beat_plain(self.gateway_id)
+        if sleeps_s is not None:
+            self.at(sleeps_s, partial(former.wake, sleeps_s))
+        for choice_id, prompt in self.prompts.items():
+            if choice_id in self.ended:
+                continue
+            saved = self.delivered[choice_id] = self.delivered[choice_id][
+                : max(0, len(self.delivered[choice_id]) - self.rng.randrange(6))
+            ]
+            record = self.records.get(choice_id)
+            epoch = 0 if record is None else record.epoch
+            self.feed_gateway(g.RequestResumed(choice_id, len(prompt), epoch, tuple(saved)))
 
     def _beat(self, worker: FakeWorker) -> None:
         if not worker.alive:
@@ -261,19 +301,25 @@ class MeshWorld:
         member = replace(worker.member, state=worker.role.state, load=load, leaves_at_s=worker.role.leaves_at_s)
         if worker.registered is None or self.rng.random() < 0.3:
             worker.registered = member
-        self._broadcast(member)
+        self.broadcast(member)
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
     def _beat_plain(self, member_id: str) -> None:
+        former = self.former.get(member_id)
+        if former is not None and not former.is_awake:
+            self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
+            return
         if member_id not in self.paused and (member_id != "scheduler" or self.scheduler_is_up):
-            self._broadcast(self.plain_members[member_id])
+            self.broadcast(self.plain_members[member_id])
         self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
 
-    def _broadcast(self, member: m.Member) -> None:
+    def broadcast(self, member: m.Member) -> None:
         if not self.loses(member):
             self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
         if not self.loses(member):
-            self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
+            self.transmit(member.id, self.gateway_id, lambda: self.feed_gateway(member))
+        for former in self.former.values():
+            self.transmit(member.id, former.id, partial(former.feed, member))
         if self.planners is not None and not self.loses(member):
             self.planners.receive_all(member.id, member)
         if self.market is not None:
@@ -283,8 +329,13 @@ class MeshWorld:
         since, until = self.broker_away
         tick = m.Tick(away_s=TICK_S if since + DEAF_AFTER_S < self.now < until + TICK_S else 0.0)
         for member_id, feed in (("gateway", self.feed_gateway), ("scheduler", self.feed_scheduler)):
-            if member_id not in self.paused:
+            if member_id not in self.paused and (member_id == "gateway" or self.schedulers is None):
                 feed(tick)
+        for former in self.former.values():
+            if former.is_awake:
+                former.feed(tick)
+        if self.schedulers is not None:
+            self.schedulers.tick(tick)
         for worker in list(self.workers.values()):
             if not worker.stalled:
                 self.feed_worker(worker, tick)
@@ -304,18 +355,26 @@ class MeshWorld:
     # --- the client ---------------------------------------------------------------------------------------------------
 
     def request(self, choice_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
-        """A client comes; many prompts begin alike."""
+        """A client comes, which may give up within `patience_s`; many prompts begin alike."""
+        if self.patience_s is not None and self.rng.random() < 0.7:
+            self.deadlines[choice_id] = self.now + self.rng.uniform(0.0, self.patience_s)
         family, shared = self.rng.randrange(3), self.rng.randint(0, prompt_tokens)
         own = (self.rng.randrange(2) for _ in range(prompt_tokens - shared))
         self.prompts[choice_id] = (*(10 * family + position for position in range(shared)), *own)
         self.stops[choice_id] = StopCriteria(max_new_tokens)
         self.claims[choice_id] = self.rng.choice([-1, 0, 0, 0, 5]), self.rng.choice(["", "acme", "user:bob"])
-        self.feed_gateway(g.RequestReceived(choice_id, prompt_tokens, max_new_tokens))
+        deadline_unix_s = self.deadlines.get(choice_id)
+        self.feed_gateway(g.RequestReceived(choice_id, prompt_tokens, max_new_tokens, deadline_unix_s))
 
     def close(self, choice_id: str) -> None:
         if choice_id not in self.ended:
             self.ended[choice_id] = "closed"
             self.feed_gateway(g.RequestClosed(choice_id))
+
+    def _stall_reader(self, choice_id: str) -> None:
+        """A client leaves its tokens lying for a while; now and then for no time at all."""
+        self.feed_gateway(g.ReaderStalled(choice_id))
+        self.at(self.rng.choice([0.0, 0.05, 1.0, 8.0]), lambda: self.feed_gateway(g.ReaderCaughtUp(choice_id)))
 
     def tokens(self, choice_id: str, count: int) -> tuple[int, ...]:
         """The first tokens of a request's prompt and right answer."""
@@ -334,9 +393,9 @@ class MeshWorld:
                     self._submit(command)
                 case g.CloseAttempts(order):
                     self.records.pop(order.choice_id, None)
-                    self._close(order)
+                    self.close_attempts(self.gateway_id, order)
                 case m.Send():
-                    self.send("gateway", command)
+                    self.send(self.gateway_id, command)
                 case g.PublishLoad(report):
                     if self.planners is not None:
                         self.planners.receive_all("gateway", report)
@@ -348,20 +407,25 @@ class MeshWorld:
                         self.delivered[choice_id].append(delta.token_id)
                     if finish_reason is not None:
                         self.ended[choice_id] = finish_reason.value
+                    elif self.stalling and self.rng.random() < self.stalling:
+                        self.at(self.delay(), partial(self._stall_reader, choice_id))
+                case g.ParkAttempts(order):
+                    self.close_attempts(self.gateway_id, order)
                 case m.RecordLedger(entry) if entry.stage == "attempt_lost":
                     self.lost_attempts.append(str(dict(entry.facts)["reason"]))
                 case g.Fail(choice_id, code):
                     assert choice_id not in self.ended, "failed after the end"
                     self.ended[choice_id] = code
 
-    def _close(self, order: m.CloseRequest) -> None:
+    def close_attempts(self, gateway_id: str, order: m.CloseRequest) -> None:
+        """Send the end of a request's attempts to the scheduler."""
         for _ in range(self.rng.choice([1, 2]) if self.ending_loss else 1):
             if self.loses(order):
                 continue
             if self.ending_loss and self.rng.random() < 0.5:
                 self.at(self.delay(3.0), lambda: self.feed_scheduler(order))
             else:
-                self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
+                self.transmit(gateway_id, "scheduler", lambda: self.feed_scheduler(order))
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.choice_id] = command.epoch
@@ -370,7 +434,7 @@ class MeshWorld:
         self.records[command.choice_id] = RequestRecord(
             command.choice_id,
             command.epoch,
-            "gateway",
+            self.gateway_id,
             command.attempt_id,
             "model",
             prompt,
@@ -379,21 +443,27 @@ class MeshWorld:
             stop,
             self.now,
             *self.claims[command.choice_id],
+            deadline_unix_s=self.deadlines.get(command.choice_id),
         )
-        stream = m.StreamRef("gateway", command.attempt_id, self.gateway.incarnation)
+        stream = m.StreamRef(self.gateway_id, command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.choice_id]
-        order = m.SubmitRequest(command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
+        deadline = self.deadlines.get(command.choice_id)
+        order = m.SubmitRequest(
+            command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid, deadline
+        )
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:
-            self.transmit("gateway", "scheduler", lambda: self._submit_to_scheduler(order))
+            self.transmit(self.gateway_id, "scheduler", lambda: self._submit_to_scheduler(order))
 
     def _submit_to_scheduler(self, order: m.SubmitRequest) -> None:
         """Submissions are requests: the sender gets an error where no scheduler answers."""
-        if self.scheduler_is_up:
+        if self.schedulers is not None:
+            self.schedulers.submit(order)
+        elif self.scheduler_is_up:
             self.feed_scheduler(order)
         else:
             self.feed_gateway(g.SubmitFailed(order.choice_id, order.epoch, "no scheduler"))
@@ -401,6 +471,9 @@ class MeshWorld:
     # --- scheduler ----------------------------------------------------------------------------------------------------
 
     def feed_scheduler(self, event: Any) -> None:
+        if self.schedulers is not None:
+            self.schedulers.receive_all(event)
+            return
         if not self.scheduler_is_up:
             return
         if "scheduler" in self.paused:
@@ -419,10 +492,14 @@ class MeshWorld:
 
     def _deliver(self, sender: str, command: m.Send) -> None:
         recipient, message = command.recipient_id, command.message
-        if recipient == "gateway":
+        if (former := self.former.get(recipient)) is not None:
+            self.transmit(sender, recipient, partial(former.receive, command))
+        elif recipient == self.gateway_id:
             self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
+        elif self.schedulers is not None and recipient in self.schedulers.processes:
+            self.schedulers.receive(recipient, message)
         elif recipient == "planner":
             assert isinstance(message, m.MoveEnded)
             self.moves_ended.append(message)
@@ -450,7 +527,8 @@ class MeshWorld:
     def feed_worker(self, worker: FakeWorker, event: Any) -> None:
         if not worker.alive:
             return
-        for command in worker.role.handle(event, self.now):
+        handle = partial(worker.role.handle, event, self.now)
+        for command in handle() if self.schedulers is None else self.schedulers.handled_by(worker, event, handle):
             match command:
                 case m.Send():
                     self.send(worker.member.id, command)
@@ -467,4 +545,4 @@ class MeshWorld:
     def _leave(self, worker: FakeWorker) -> None:
         worker.alive = False
         self.retired.append(self.workers.pop(worker.member.id))
-        self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
+        self.broadcast(replace(worker.member, state=m.MemberState.LEFT))

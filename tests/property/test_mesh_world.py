@@ -67,6 +67,8 @@ SWAPPING = st.builds(
     swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.REACTIVE, WhenFull.PROACTIVE]), st.integers(0, 2)),
 )
 MAX_PROMPT, MAX_NEW = 20, 24
+#: What is lost while clients do not read.
+FAILING = ("worker", "scheduler", "gateway")
 #: Two questions to a gateway, what settles before the first, and three of the longest iterations in flight.
 OVER_HELD_S = 10.0
 #: Pools that spill over at once, soon and never; home pools that never change, and ones that change at every chance.
@@ -79,6 +81,7 @@ POOL_POLICIES = st.builds(
     st.sampled_from([None, 0.3, 2.0]),
     st.sampled_from([0, 20, 1000]),
     decode_queue=st.sampled_from(DecodeQueue),
+    max_passes=st.sampled_from([0, 1, 4]),
 )
 
 
@@ -358,6 +361,45 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
     assert_nothing_held(world)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    meshes(2, 16),
+    st.lists(st.sampled_from([None, 0.5, 3.0, 12.0]), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_another_gateway_goes_on_token_for_token(
+    case: MeshCase, sleeps_s: list[float | None], loss: float, worker_too: bool, scheduler_too: bool
+) -> None:
+    """A gateway dies, or sleeps and wakes up as if nothing had been, and others take its requests over, one after the other,
+    from tokens that were saved a while ago: every request gets every token once, though a worker or the scheduler dies with it,
+    and messages are lost. In the end nothing is held anywhere for any of the gateways.
+    """
+    world, count, pools = case.world(), case.count, case.pools
+    world.loss = loss
+    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    for each in sleeps_s:
+        at_s = world.rng.uniform(0.5, 5)
+        world.at(at_s, partial(world.take_over, each))
+        if worker_too:
+            number = world.rng.randrange(len(pools))
+            world.at(at_s, partial(kill_if_there, world, f"w{number}"))
+            world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+        if scheduler_too:
+            world.at(max(0.0, at_s - 0.1), lambda: world.restart_scheduler(0.3))
+    settle(world, count)
+    for choice_id, ending in world.ended.items():
+        assert ending in ("length", "no_workers", "no_scheduler")
+        if ending == "length":
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+    if not (loss or worker_too or scheduler_too):
+        assert (
+            world.lost_attempts == []
+        )  # the first attempt after each take-over is accepted, and is ended by no former one
+    assert_nothing_held(world)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     meshes(
@@ -406,3 +448,29 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int
     assert_nothing_held(world)
     moved = sum(worker.role.load().kv_blocks_swapped_out for worker in world.workers.values())
     event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")
+
+
+@settings(max_examples=40, deadline=None)
+@given(meshes(1, 16), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.1]), st.sampled_from(["", *FAILING]))
+def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, loss: float, failing: str) -> None:
+    """Clients stop to read and read on, again and again; their requests hold nothing meanwhile, and get every token once,
+    though closings are lost, or a worker, the scheduler or their gateway goes with it.
+    """
+    world, count, pools = case.world(), case.count, case.pools
+    if failing != "gateway":
+        watch_engines(world)
+    world.stalling, world.loss, world.ending_loss = stalling, loss, 3 * loss
+    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    at_s, number = world.rng.uniform(0.5, 4), world.rng.randrange(len(pools))
+    if failing == "worker":
+        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
+        world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+    elif failing == "scheduler":
+        world.at(at_s, lambda: world.restart_scheduler(0.3))
+    elif failing == "gateway":
+        world.at(at_s, partial(world.take_over, world.rng.choice([None, 3.0])))
+    settle(world, count)
+    assert_served(world)
+    if not (loss or failing):
+        assert world.lost_attempts == []
+    assert_nothing_held(world)

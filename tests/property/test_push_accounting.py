@@ -18,7 +18,7 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
-from spotwise.mesh.kv_payloads import HostPayloads, PayloadBuffers
+from spotwise.mesh.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch
 from spotwise.mesh.kv_sections import KvSections, WholeKv
 from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_inbox import KvInbox
@@ -66,6 +66,8 @@ class End:
         self.slots = asyncio.Semaphore(2)
         self.alive = True
         self.transport = "wire"
+        self.is_sealed = False
+        self.outgoing_seal = self.incoming_seal = None
         self.peer = SimpleNamespace(worker_id="t", incarnation=1)
         self.send: Any
 
@@ -152,7 +154,12 @@ async def story(seed: int, damage: float, ends: str, chunk_bytes: int, least_byt
     wire = Wire(rng, damage)
     with ThreadPoolExecutor(2) as copies:
         wire.inbox = KvInbox(
-            KvSections(receiver), HostPayloads(), 1, lambda handoff, report: handoffs.append(handoff), copies
+            KvSections(receiver),
+            HostPayloads(),
+            ThreadScratch(HostPayloads()),
+            1,
+            lambda handoff, report: handoffs.append(handoff),
+            copies,
         )
         wire.inbox.expect("r", 1, RESERVED)
         exports = KvExports(
@@ -161,6 +168,7 @@ async def story(seed: int, damage: float, ends: str, chunk_bytes: int, least_byt
             PayloadBuffers(HostPayloads(), chunk_bytes, keep=1),
             copies,
             ByteBudget(3 * chunk_bytes),
+            ThreadScratch(HostPayloads()),
             chunk_bytes,
             least_bytes,
         )

@@ -24,7 +24,7 @@ from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh
-from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.launch.listening_port import open_ports
 from spotwise.core.parallel.config import ParallelConfig
 
 #: One group in so many gets a notice.
@@ -58,7 +58,7 @@ def groups_at_scale(
     other = ParallelConfig(groups, 1, size) if stages > 1 and size <= 8 else ParallelConfig(groups, size, 1)
     rng = random.Random(seed)
     prompts = [random_prompt(rng, input_tokens) for _ in range(streams)]
-    port = open_port(_LOOPBACK, 0)
+    (port,) = open_ports(_LOOPBACK, 0)
     arguments = ("--parallel", f"{groups},{stages},{shards}", "--devices", str((groups + noticed) * size))
     # A slow machine must not count members as lost, nor take the planner's lease.
     env = {"SPOTWISE_PLANNER_METRICS_PORT": str(port), "SPOTWISE_MEMBER_TIMEOUT_S": "10"}

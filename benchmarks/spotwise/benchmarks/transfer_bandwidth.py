@@ -45,16 +45,21 @@ class Bandwidth:
         return ",".join(sorted({lane.split("/")[0] for lane in self.transport.split(",")}))
 
 
-def push_bandwidth(chunk_bytes: int, pushes: int, *, copies: bool) -> Bandwidth:
-    """Push to another process, one push after the other, in messages of `chunk_bytes`; `copies` as in `PeerOptions`."""
-    options = PeerOptions(pushes + _WARM_UP_PUSHES, chunk_bytes, copies)
+def push_bandwidth(chunk_bytes: int, pushes: int, *, copies: bool, is_encrypted: bool = False) -> Bandwidth:
+    """Push to another process, one push after the other, in messages of `chunk_bytes`; the others as in `PeerOptions`."""
+    options = PeerOptions(pushes + _WARM_UP_PUSHES, chunk_bytes, copies, is_encrypted)
     with _peer(options) as address:
         return uvloop.run(_push(options, address))
 
 
 async def _push(options: PeerOptions, address: str) -> Bandwidth:
     transport = UcxKvTransport(
-        kv_memory(options), "sender", 1, on_handoff=lambda handoff, report: None, chunk_bytes=options.chunk_bytes
+        kv_memory(options),
+        "sender",
+        1,
+        on_handoff=lambda handoff, report: None,
+        chunk_bytes=options.chunk_bytes,
+        security=options.security(),
     )
     await transport.start()
     blocks = tuple(range(BLOCKS))

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
 from spotwise.mesh.kv_sections import WholeKv
+from spotwise.mesh.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.mesh_secret import MeshSecret
 from spotwise.mesh.ports import KvMemory
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 
@@ -26,6 +28,7 @@ GEOMETRY = KvGeometry(num_layers=16, kv_heads=8, key_dim=128, value_dim=128)
 #: Blocks of a push: 4 MiB a layer.
 BLOCKS = 64
 BLOCK_SIZE = 16
+_SECRET = MeshSecret(b"of a benchmark, which hides nothing")
 PEER_ID, PEER_INCARNATION = "receiver", 2
 
 
@@ -37,11 +40,17 @@ class PeerOptions:
         pushes: number of accepted pushes.
         chunk_bytes: of one message.
         copies: whether bytes are copied between paged caches, or only sent.
+        is_encrypted: whether the link is.
     """
 
     pushes: int
     chunk_bytes: int
     copies: bool
+    is_encrypted: bool = False
+
+    def security(self) -> LinkSecurity:
+        """Return that of the link: a secret that both ends know, on one machine."""
+        return LinkSecurity(_SECRET, LinkEncryption.ON) if self.is_encrypted else LinkSecurity(_SECRET)
 
 
 class NowhereKv(WholeKv):
@@ -93,6 +102,7 @@ async def _serve(options: PeerOptions) -> None:
         PEER_INCARNATION,
         on_handoff=lambda handoff, report: None,
         chunk_bytes=options.chunk_bytes,
+        security=options.security(),
     )
     await transport.start()
     for number in range(options.pushes):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spotwise.cli.chat_stream import AnswerFigures, ChatClient
 from spotwise.cli.errors import CommandError
-from spotwise.cli.gateway_access import find_gateway
+from spotwise.cli.gateway_access import CaFile, find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
@@ -20,13 +20,19 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops a
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
     url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(help="A further gateway, where an answer goes on if the first is gone; repeatable."),
+    ] = None,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
+    ca: CaFile = None,
 ) -> None:
     """Chat with the mesh, or ask it one question: the argument, or the text piped in."""
-    client = ChatClient(find_gateway(name, url))
+    urls = (find_gateway(name, url), *(find_gateway(name, each) for each in gateway or ()))
+    client = ChatClient(*urls, ca_file=ca)
     with contextlib.closing(client):
         question = _question(prompt)
         conversation = Conversation(client, system, max_tokens, temperature)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.gateway_access import client_options
-from spotwise.cli.sse import decode_event
-
-_CONNECT_TIMEOUT_S = 5.0
-#: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.
-_READ_TIMEOUT_S = 300.0
+from spotwise.cli.resumable_stream import ResumableStream, refusal
 
 
 @dataclass(slots=True)
@@ -50,12 +46,13 @@ class AnswerFigures:
 
 
 class ChatClient:
-    """A client of the gateway at `url` (without `/v1`); to be closed after use."""
+    """A client of the gateways at `urls` (without `/v1`), the first as long as it answers; to be closed after use. `ca_file`:
+    see `client_options`.
+    """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(**client_options(url), timeout=timeout)
+    def __init__(self, *urls: str, ca_file: Path | None = None) -> None:
+        self._url = urls[0]
+        self._http = ResumableStream(urls, ca_file)
 
     def close(self) -> None:
         """Close the connections."""
@@ -64,15 +61,16 @@ class ChatClient:
     def model(self) -> str:
         """The served model's name; raises `CommandError` where the gateway does not answer or refuses the request."""
         try:
-            response = self._http.get("/v1/models")
+            response = self._http.first.get("/v1/models")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if response.status_code != httpx.codes.OK:
-            raise CommandError(_refusal(response.status_code, response.content))
+            raise CommandError(refusal(response.status_code, response.content))
         return str(response.json()["data"][0]["id"])
 
     def stream(self, body: dict[str, Any], figures: AnswerFigures) -> Generator[str, None, None]:
         """Send a chat completion; yields its text as it arrives and fills `figures`; closing the iterator cancels the request.
+        A stream that breaks off goes on at any of the gateways.
 
         Raises:
             CommandError: the gateway does not answer, the mesh refuses the request, or the stream breaks off.
@@ -81,11 +79,8 @@ class ChatClient:
         sent_s = time.monotonic()
         first_s: float | None = None
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
-                figures.request_id = response.headers.get("X-Request-Id")
-                if response.status_code != httpx.codes.OK:
-                    raise CommandError(_refusal(response.status_code, response.read()))
-                for event in filter(None, map(decode_event, response.iter_lines())):
+            with contextlib.closing(self._http.events("/v1/chat/completions", request)) as events:
+                for event in events:
                     if "error" in event:
                         raise CommandError(f"the mesh broke off: {event['error'].get('message', event['error'])}")
                     if event.get("usage"):
@@ -100,17 +95,15 @@ class ChatClient:
                             yield text
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        finally:
+            figures.request_id = self._http.request_id
 
     def _unreachable(self, error: httpx.HTTPError) -> CommandError:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return CommandError(
+                f"the certificate of {self._url} is not trusted ({error}); give its authority with --ca FILE, or in "
+                "SPOTWISE_CA_FILE"
+            )
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
         return CommandError(f"{self._url} broke off ({error or type(error).__name__}); look at `spotwise status`")
-
-
-def _refusal(status: int, content: bytes) -> str:
-    try:
-        message = orjson.loads(content)["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = content.decode(errors="replace")[:200]
-    hint = "; set SPOTWISE_API_KEY to a valid key" if status == httpx.codes.UNAUTHORIZED else ""
-    return f"refused with status {status}: {message}{hint}"

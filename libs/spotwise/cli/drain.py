@@ -13,17 +13,15 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh
+from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_broker, find_mesh
 from spotwise.core.members import Member, MemberState
 from spotwise.core.messages import DrainReply
 from spotwise.core.worker_messages import Drain
-from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400}
 _REPLY_TIMEOUT_S = 3.0
 _POLL_S = 0.2
 #: Silence after which other members count a member as lost.
@@ -52,7 +50,7 @@ def drain(
 
 def parse_duration(text: str, option: str) -> float:
     """Return the seconds of a duration like `500ms`, `30s`, `2m`; raises `OptionError`, naming `option`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text.strip())
     if match is None:
         raise OptionError(f"{option} {text!r} is no duration; write it like 30s, 2m or 500ms")
     return float(match[1]) * _UNITS_S[match[2]]
@@ -62,7 +60,7 @@ async def send_notice(nats_url: str, worker: str, seconds: float) -> None:
     """Send a worker notice to leave in `seconds`; raises `CommandError` without a broker or for an unknown worker."""
     notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
     try:
-        bus = await NatsBus.connect(nats_url, "spotwise-drain")
+        bus = await connect_bus(nats_url, "spotwise-drain")
         try:
             reply = decode(await bus.request(subjects.DRAIN, encode(notice), _REPLY_TIMEOUT_S))
         finally:
@@ -79,12 +77,12 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
     """Wait until the worker's farewell, or until both registration and heartbeat are missing: a store can lose its data."""
     try:
         async with contextlib.AsyncExitStack() as stack:
-            store = await RedisStore.connect(mesh.redis_url)
+            store = await connect_store(mesh.redis_url)
             stack.push_async_callback(store.close)
-            bus = await NatsBus.connect(mesh.nats_url, "spotwise-drain-wait")
+            bus = await connect_bus(mesh.nats_url, "spotwise-drain-wait")
             stack.push_async_callback(bus.close)
             heartbeat = _LastHeartbeat()
-            await bus.subscribe(subjects.heartbeat(worker), heartbeat.take)
+            await bus.subscribe(subjects.heartbeats_of(worker), heartbeat.take)
             ends_s = time.monotonic() + seconds + 10.0
             while not heartbeat.goodbye and (
                 heartbeat.lately() or any(member.id == worker for member in await store.members())

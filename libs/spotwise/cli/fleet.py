@@ -15,13 +15,12 @@ from rich.table import Table
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import find_broker
+from spotwise.cli.mesh_access import connect_bus, find_broker
 from spotwise.cli.quantities import duration_text
 from spotwise.cli.watching import watch as watch_live
 from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetInstance, FleetReported, FleetView, InstanceOffer, ShowFleet
-from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import MeshError, NoResponderError, ReplyTimeoutError
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
@@ -63,7 +62,7 @@ def fleet(
 async def ask_fleet(nats_url: str) -> FleetView:
     """Return the planner's view of a mesh's fleet; raises `CommandError` where no planner or no broker answers."""
     try:
-        bus = await NatsBus.connect(nats_url, "spotwise-fleet")
+        bus = await connect_bus(nats_url, "spotwise-fleet")
         try:
             answer = decode(await bus.request(subjects.SHOW_FLEET, encode(ShowFleet()), _REPLY_TIMEOUT_S))
         finally:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from typing import TypedDict
+import ssl
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypedDict
 from urllib.parse import urlsplit
+
+import typer
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.mesh_access import running_state
+
+CaFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", envvar="SPOTWISE_CA_FILE", help="Authorities (PEM) that the gateway's certificate may come from."
+    ),
+]
 
 
 class ClientOptions(TypedDict):
@@ -17,6 +28,7 @@ class ClientOptions(TypedDict):
     base_url: str
     headers: dict[str, str]
     trust_env: bool
+    verify: ssl.SSLContext | bool
 
 
 def find_gateway(name: str, url: str | None) -> str:
@@ -39,15 +51,33 @@ def find_gateway(name: str, url: str | None) -> str:
     return root
 
 
-def client_options(url: str) -> ClientOptions:
-    """Arguments of an HTTP client to this gateway, with `SPOTWISE_API_KEY` as its bearer key where it is set."""
+def client_options(url: str, ca_file: Path | None = None) -> ClientOptions:
+    """Arguments of an HTTP client to this gateway, with `SPOTWISE_API_KEY` as its bearer key where it is set.
+
+    Args:
+        ca_file: authorities that the gateway's certificate may come from; by default the file in `SPOTWISE_CA_FILE`, or
+            those of this machine.
+
+    Raises:
+        OptionError: the file holds no certificates.
+    """
+    if ca_file is None and os.environ.get("SPOTWISE_CA_FILE"):
+        ca_file = Path(os.environ["SPOTWISE_CA_FILE"])
     api_key = os.environ.get("SPOTWISE_API_KEY")
     return {
         "base_url": url,
         "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
         # A proxy that the environment names cannot reach this machine's loopback.
         "trust_env": not _is_loopback(url),
+        "verify": True if ca_file is None else _trusting(ca_file),
     }
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError, too
+        raise OptionError(f"--ca (SPOTWISE_CA_FILE) {ca_file} holds no certificates (PEM): {error}") from error
 
 
 def _is_loopback(url: str) -> bool:

@@ -14,7 +14,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.plan import plan_joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.mesh_access import open_store, running_state
+from spotwise.cli.mesh_access import open_store, operator_access, running_state
 from spotwise.cli.options import parse_size, require_worker_id
 from spotwise.mesh.same_id import holder
 
@@ -45,7 +45,7 @@ def join(
     state = running_state(name)
     asyncio.run(_require_free(state.redis_url, worker_id))
     plan = plan_joining_worker(
-        state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, LocalHost.this()
+        state.options.model_copy(update=changes), *state.worker_urls(), pool, worker_id, LocalHost.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
     os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})
@@ -54,7 +54,7 @@ def join(
 async def _require_free(redis_url: str, worker_id: str) -> None:
     """Refuse a taken id at once, which the worker would find out only after loading its libraries."""
     async with open_store(redis_url) as store:
-        other = await holder(store, worker_id)
+        other = await holder(store, worker_id, operator_access())
     if other is not None:
         raise CommandError(
             f"--id {worker_id!r} is in use by pid {other.pid} on {other.host}; choose another, or `spotwise drain` that one"

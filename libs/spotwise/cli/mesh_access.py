@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.options import server_address
+from spotwise.cli.options import server_addresses
+from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
 
@@ -52,7 +57,7 @@ def find_broker(name: str, nats_url: str | None) -> str:
     """
     if nats_url is None:
         return running_state(name).nats_url
-    server_address(nats_url, "--nats-url")
+    server_addresses(nats_url, "--nats-url")
     return nats_url
 
 
@@ -65,15 +70,38 @@ def find_store(name: str, redis_url: str | None) -> str:
     """
     if redis_url is None:
         return running_state(name).redis_url
-    server_address(redis_url, "--redis-url")
+    server_addresses(redis_url, "--redis-url")
     return redis_url
+
+
+def operator_access() -> ControlAccess:
+    """Return the certificates of this command, from SPOTWISE_TLS_DIR as a service's; raises `CommandError` if unusable."""
+    folder = os.environ.get("SPOTWISE_TLS_DIR")
+    if not folder:
+        return OPEN_ACCESS
+    tls = PlaneTls(Path(folder))
+    try:
+        tls.check()
+    except MeshError as error:
+        raise CommandError(f"SPOTWISE_TLS_DIR: {error}") from error
+    return ControlAccess(tls)
+
+
+async def connect_bus(url: str, name: str) -> NatsBus:
+    """Connect to a mesh's broker; raises `MeshError`, and `CommandError` for unusable certificates."""
+    return await NatsBus.connect(url, name, tls=operator_access().tls)
+
+
+async def connect_store(url: str) -> RedisStore:
+    """Connect to a mesh's store; raises `MeshError`, and `CommandError` for unusable certificates."""
+    return await RedisStore.connect(url, tls=operator_access().tls)
 
 
 @asynccontextmanager
 async def open_store(url: str) -> AsyncIterator[RedisStore]:
     """Open a mesh's store for the block; any `MeshError` in the block is raised as `CommandError`."""
     try:
-        store = await RedisStore.connect(url)
+        store = await connect_store(url)
         try:
             yield store
         finally:

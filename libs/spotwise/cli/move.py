@@ -12,12 +12,11 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import MeshAddresses, find_mesh
+from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_mesh
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
@@ -53,14 +52,14 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
     """
     try:
         async with contextlib.AsyncExitStack() as stack:
-            store = await RedisStore.connect(mesh.redis_url)
+            store = await connect_store(mesh.redis_url)
             stack.push_async_callback(store.close)
             if worker not in {member.id for member in await store.members() if member.pool is not None}:
                 raise CommandError(f"no worker {worker!r} is in the mesh; `spotwise status` shows them")
             holders = await choices_to_move(store, request_id)
             if not holders:
                 raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
-            bus = await NatsBus.connect(mesh.nats_url, "spotwise-move")
+            bus = await connect_bus(mesh.nats_url, "spotwise-move")
             stack.push_async_callback(bus.close)
             return await _order(bus, holders, worker)
     except MeshError as error:
@@ -95,7 +94,7 @@ def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
 
 
 async def _order(bus: NatsBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
-    own_id = f"spotwise-move-{os.getpid()}"
+    own_id = subjects.operator_id(os.getpid())
     answers: asyncio.Queue[MoveEnded] = asyncio.Queue()
 
     async def take(raw: BusMessage) -> None:

@@ -26,6 +26,8 @@ from pydantic import (
 from spotwise.cli.errors import OptionError
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy_registry import served_policies
+from spotwise.mesh.nats_servers import server_urls
+from spotwise.mesh.redis_servers import SentinelUrl, is_sentinel_url
 from spotwise.wire.cost_profile import profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
@@ -107,7 +109,11 @@ class MeshOptions(BaseModel):
         model_name: the model's name in the API.
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
+        allow_anonymous: whether clients of other machines need no key where there is none; else as the environment says.
+        api_keys_file: of keys, as `spotwise keys hash` prints them.
+        tls_cert, tls_key: certificate chain and private key of the gateway; None: it speaks plain HTTP.
         nats_url, redis_url: running servers to use; None starts embedded ones.
+        mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
         kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
         threads: compute threads of each worker; None shares the cores.
         policy: the workers' scheduling policy; None: from their environment, else first come, first served.
@@ -117,10 +123,13 @@ class MeshOptions(BaseModel):
         speed: how many times as fast as the profile a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         reshapable: whether workers are devices, which a re-shape may give other positions.
+        schedulers, planners: processes of each, of which one acts and the others stand by.
+        further_ports: of the gateways beside the one at `port`.
         spare_devices: further devices, which wait for a re-shape.
         fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
         hang_timeout_s: silence after which a process is replaced; 0: never.
+        log_bytes: size of a process's log at which it is rotated.
         service_modules: the package before a service's name in `python -m`; tests set their own.
     """
 
@@ -141,8 +150,13 @@ class MeshOptions(BaseModel):
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
+    allow_anonymous: bool = False
+    api_keys_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     nats_url: str | None = None
     redis_url: str | None = None
+    mesh_secret_file: Path | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None
     policy: str | None = None
@@ -153,9 +167,13 @@ class MeshOptions(BaseModel):
     simulated_kv: SimulatedKv = SimulatedKv.TIMED
     reshapable: bool = False
     spare_devices: NonNegativeInt = 0
+    schedulers: PositiveInt = 1
+    planners: PositiveInt = 1
+    further_ports: tuple[int, ...] = ()
     fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
+    log_bytes: PositiveInt = 16 << 20
     service_modules: str = "spotwise."
 
     @field_validator("dtype")
@@ -210,8 +228,19 @@ class MeshOptions(BaseModel):
 
     @property
     def url(self) -> str:
-        """The gateway's URL for a client on this machine."""
-        return f"http://{_reachable_host(self.host)}:{self.port}"
+        """The first gateway's URL for a client on this machine."""
+        return self.urls[0]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each gateway."""
+        return (self.port, *self.further_ports)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URL of each gateway for a client on this machine."""
+        scheme = "http" if self.tls_cert is None else "https"
+        return tuple(f"{scheme}://{_reachable_host(self.host)}:{port}" for port in self.ports)
 
 
 def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_workers: int) -> tuple[int, int]:
@@ -255,18 +284,26 @@ def require_worker_id(text: str, option: str) -> None:
         raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
 
 
-def server_address(url: str, option: str) -> tuple[str, int]:
-    """Host and port of a server's URL, given by `option`; raises `OptionError`, naming `option`, where it is no such URL."""
+def server_addresses(url: str, option: str) -> list[tuple[str, int]]:
+    """Hosts and ports of a URL of a server, a NATS cluster's nodes or Redis Sentinel, given by `option`; raises `OptionError`,
+    naming `option`, where it is none.
+    """
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)
+        if option == "--redis-url" and is_sentinel_url(url):
+            return SentinelUrl(url).sentinels
+        urls = server_urls(url) if option == "--nats-url" else [url]
+        return [_server_address(each, _SERVER_PORTS[option]) for each in urls]
     except ValueError:
-        host = port = None
-    if host is None or port is None or parts.scheme not in _SERVER_PORTS[option]:
-        # Left out of the message: it may hold a password.
+        # The URL is left out of the message: it may hold a password.
         example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
-        raise OptionError(f"{option} is no server's URL; write for instance {example}")
-    return host, port
+        raise OptionError(f"{option} is no server's URL; write for instance {example}") from None
+
+
+def _server_address(url: str, ports: dict[str, int]) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme not in ports or parts.hostname is None:
+        raise ValueError("no server's URL")
+    return parts.hostname, parts.port or ports[parts.scheme]
 
 
 def _worker_takes(setting: str, value: str) -> bool:

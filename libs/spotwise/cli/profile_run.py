@@ -12,7 +12,7 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import open_store
+from spotwise.cli.mesh_access import open_store, operator_access
 from spotwise.cli.status import gather_status
 from spotwise.core.members import Member
 from spotwise.mesh.grpc_control import IterationTime, RecentIterations, recent_iterations
@@ -117,7 +117,7 @@ async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
 
 
 async def _recent(worker: Member, after: int = 0) -> RecentIterations:
-    return await recent_iterations(worker.grpc_address, worker.id, after)
+    return await recent_iterations(worker.grpc_address, worker.id, after, access=operator_access())
 
 
 def _is_whole(ledger: Ledger) -> bool:

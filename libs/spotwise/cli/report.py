@@ -19,6 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from spotwise.cli.launch.gateway_options import has_configured_keys
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.cli.options import MeshOptions
@@ -109,12 +110,14 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
     """Instructions for using a mesh that is up."""
     command = _own_command()
     body = {"model": options.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    ca = " --cacert $SPOTWISE_CA_FILE" if options.tls_cert is not None else ""
     key = ' -H "Authorization: Bearer $SPOTWISE_API_KEY"' if os.environ.get("SPOTWISE_API_KEYS") else ""
     return [
         "",
         f"The mesh is up: {options.url}/v1 serves {options.model_name}",
+        *([f"and so do {', '.join(f'{url}/v1' for url in options.urls[1:])}"] if options.further_ports else []),
         "",
-        f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
+        f"  curl{ca} {options.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
         f"  {command} chat{folder.name_option}",
         f"  {command} status{folder.name_option}",
         f"  {command} down{folder.name_option}",
@@ -125,10 +128,11 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
 
 def public_access_warning(options: MeshOptions) -> str | None:
     """A warning for a gateway that other machines reach without a key; None with a key, or on loopback."""
-    if os.environ.get("SPOTWISE_API_KEYS") or is_loopback(options.host):
+    if not options.allow_anonymous or has_configured_keys(options.api_keys_file) or is_loopback(options.host):
         return None
+    ports = ", ".join(map(str, options.ports))
     return (
-        f"\nNo API keys are set: any client that reaches port {options.port} of this machine ({options.host}) can use this "
+        f"\nNo API keys are set: any client that reaches port {ports} of this machine ({options.host}) can use this "
         "mesh and read its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
     )
 

@@ -13,15 +13,13 @@ from rich.live import Live
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import MeshAddresses, find_mesh
+from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_mesh
 from spotwise.cli.reshape_view import ReshapeProgress, plan_table
 from spotwise.core.members import Member, MemberState
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import Plan, ReshapeStage
 from spotwise.core.reshape_messages import ReshapeMesh, ReshapeReply
-from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, NoResponderError, ReplyTimeoutError
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
@@ -78,9 +76,9 @@ def parse_shape(text: str) -> ParallelConfig:
 async def _reshape(mesh: MeshAddresses, order: ReshapeMesh, console: Console, timeout_s: float) -> None:
     try:
         async with contextlib.AsyncExitStack() as stack:
-            bus = await NatsBus.connect(mesh.nats_url, "spotwise-reshape")
+            bus = await connect_bus(mesh.nats_url, "spotwise-reshape")
             stack.push_async_callback(bus.close)
-            store = await RedisStore.connect(mesh.redis_url)
+            store = await connect_store(mesh.redis_url)
             stack.push_async_callback(store.close)
             await reshape_mesh(bus, store, order, console, timeout_s)
     except MeshError as error:

@@ -14,15 +14,18 @@ from rich.table import Table
 
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
-from spotwise.cli.mesh_access import find_store, open_store, running_state
+from spotwise.cli.mesh_access import find_store, open_store, operator_access, running_state
 from spotwise.cli.watching import watch as watch_live
 from spotwise.core.cluster.views import has_off_pool_work
 from spotwise.core.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
+from spotwise.mesh.control_access import ControlAccess
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
-_PIPE_WIDTH = 180
+#: Of several of them one acts.
+_ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)
+_PIPE_WIDTH = 240
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,15 +95,16 @@ async def gather_status(redis_url: str) -> list[MemberStatus]:
     """Query every registered member's status; raises `CommandError` where the store does not answer."""
     async with open_store(redis_url) as store:
         members = await store.members()
-    return list(await asyncio.gather(*map(_query, members)))
+    access = operator_access()
+    return list(await asyncio.gather(*(_query(member, access) for member in members)))
 
 
-async def _query(member: Member) -> MemberStatus:
-    serving = await is_serving(member.grpc_address)
+async def _query(member: Member, access: ControlAccess) -> MemberStatus:
+    serving = await is_serving(member.grpc_address, access=access)
     engine = None
     if serving and member.kind in (*_WORKERS, MemberKind.DEVICE):
         try:
-            engine = await describe_engine(member.grpc_address, member.id)
+            engine = await describe_engine(member.grpc_address, member.id, access=access)
         except MeshError:
             serving = False
     return MemberStatus(member, serving, engine)
@@ -231,7 +235,7 @@ def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is
     health = (
         "[red]other weights" if is_stray else f"[green]{member.state.value}" if status_.serving else "[red]not serving"
     )
-    cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
+    cells = [member.id, member.kind.value, _pool(status_), health + _term(member), str(member.pid)]
     if places:
         cells.append(_part(member.place))
     load = member.load
@@ -247,6 +251,13 @@ def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is
         *([_on_host(load)] if swaps else []),
         f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",
     ]
+
+
+def _term(member: Member) -> str:
+    """Say whether a scheduler or planner acts."""
+    if member.kind not in _ONE_ACTS:
+        return ""
+    return " (standby)" if member.term is None else f" (active, term {member.term})"
 
 
 def _on_host(load: WorkerLoad) -> str:

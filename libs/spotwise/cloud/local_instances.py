@@ -47,6 +47,7 @@ class LocalOptions:
         limit: concurrent instances of all types and meshes.
         grace_s: time from SIGTERM to SIGKILL.
         unset: variables of this process's environment that instances do not get.
+        env: variables that they get beside it, or in its place.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class LocalOptions:
     limit: int
     grace_s: float = 30.0
     unset: frozenset[str] = frozenset()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -225,7 +227,10 @@ class LocalInstances:
             known_at=self._folder.known_at(machine),
             log=self._folder.log(machine),
             folder=self._folder.path,
-            env={name: value for name, value in os.environ.items() if name not in self._options.unset},
+            env={
+                **{name: value for name, value in os.environ.items() if name not in self._options.unset},
+                **self._options.env,
+            },
             mark=self._folder.mark(machine),
             lock_fd=lock_fd,
         )

@@ -35,7 +35,7 @@ class FormGroup:
     Attributes:
         epoch: of the group, higher than that of any before.
         stages, shards: P and M; `stage` and `shard` are the device's, from 0.
-        exchange: path of the shared memory of all members; with `addresses`, the secret that their connections begin with.
+        exchange: path of the shared memory of all members; with `addresses`, the secret that their connections prove to know.
         num_blocks: of the KV cache, and `host_blocks` of the host's memory for swapped KV, the same for all members.
         dtype: of the model, as a worker's setting.
         model_digest: of the leader's weights; `None`: unknown.

@@ -63,9 +63,11 @@ class WorkerLoad:
         prompts_to_hand_off: sequences whose prompt is computed for another worker, until that one has the KV.
         swapped: sequences with KV in host memory, or on its way there or back.
         preemptions: recomputed sequences; like `kv_blocks_swapped_out` and `kv_blocks_swapped_in` since the start.
+        refused_connections: at its KV port, since the start.
         prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
         kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
+        scheduler_term: the latest term of which a scheduler's order was received; 0 before one.
     """
 
     pending_prompt_tokens: int = 0
@@ -90,10 +92,12 @@ class WorkerLoad:
     preemptions: int = 0
     kv_blocks_swapped_out: int = 0
     kv_blocks_swapped_in: int = 0
+    refused_connections: int = 0
     prompt_token_s: float | None = None
     kv_push_token_s: float | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()
     gateways: tuple[GatewayStreams, ...] = ()
+    scheduler_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class Member:
         leaves_at_s: of a draining worker or device: Unix time at which it leaves at the latest.
         leader_id: of a device: the worker for whose groups it is.
         place: of a device in a group, and of its leader; `None` while there is none.
+        term: that a scheduler or planner holds; `None` for one that stands by, and all other members.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
@@ -162,3 +167,4 @@ class Member:
     leaves_at_s: float | None = None
     leader_id: str = ""
     place: DevicePlace | None = None
+    term: int | None = None

@@ -76,6 +76,7 @@ class SubmitRequest(OfAttempt):
         prefix_spans: hashes of the prompt's prefixes (`prefix_spans.py`): workers that were sent the same may hold their KV.
         priority: among queued requests the lower number comes first.
         avoid: suspects of its earlier attempts, the latest last.
+        deadline_unix_s: Unix time at which its client gives up; the same in every attempt; `None` without one.
     """
 
     stream: StreamRef
@@ -84,6 +85,7 @@ class SubmitRequest(OfAttempt):
     prefix_spans: tuple[int, ...] = ()
     priority: int = 0
     avoid: tuple[Suspects, ...] = ()
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class RejectCode(StrEnum):
     NO_WORKERS = "no_workers"
     NEVER_FITS = "never_fits"
     QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 @dataclass(frozen=True, slots=True)

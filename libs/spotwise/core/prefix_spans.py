@@ -1,6 +1,7 @@
 """Names of a prompt's prefixes, by which schedulers tell whether two prompts begin alike.
 
-Law: a span runs from the first token to a fixed end, named by 64 bits of a hash over the model's name and the span's tokens.
+Law: a span runs from the first token to a fixed end, named by 64 bits of a hash over the model's name, the request's salt
+and the span's tokens.
 Ends are 64 tokens apart at first and twice as far after every eight: about 8 log2(n / 512) + 8 spans for n tokens.
 A collision costs computation, never a wrong token: workers find blocks by their own hashes (`worker/prefix_cache.py`).
 """
@@ -11,6 +12,8 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterator, Sequence
+
+from spotwise.core.prefix_salt import root_hash
 
 #: Tokens of the first span.
 FIRST_SPAN_TOKENS = 64
@@ -29,9 +32,9 @@ def span_ends() -> Iterator[int]:
             yield end
 
 
-def prefix_spans(model: str, token_ids: Sequence[int]) -> tuple[int, ...]:
+def prefix_spans(model: str, token_ids: Sequence[int], salt: str = "") -> tuple[int, ...]:
     """Return the names of a prompt's spans, the shortest first; none for a prompt shorter than the first."""
-    digest = hashlib.sha256(model.encode())
+    digest = hashlib.sha256(root_hash(model, salt) if salt else model.encode())
     names, start = [], 0
     for end in itertools.takewhile(lambda end: end <= len(token_ids), span_ends()):
         digest.update(array("q", token_ids[start:end]).tobytes())

@@ -28,6 +28,8 @@ class RequestRecord:
         tenant: for fairness among tenants; empty by default.
         model_digest: of the weights that `output_token_ids` were computed with, which other workers must have. `None` without
             output tokens, or from workers without weights.
+        prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefix_salt.py`).
+        deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
     """
 
     choice_id: str
@@ -43,6 +45,8 @@ class RequestRecord:
     priority: int = 0
     tenant: str = ""
     model_digest: str | None = None
+    prefix_salt: str = ""
+    deadline_unix_s: float | None = None
 
     @property
     def sequence_id(self) -> str:

@@ -2,8 +2,11 @@
 
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
+One whose client's deadline comes first is rejected then; a resubmitted one has the deadline that it had.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
+Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
+its requests: those with workers go on without it, and gateways submit the others to its successor.
 `cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
 Source: cluster-level scheduling, Splitwise, section 4.2.
 """
@@ -11,10 +14,11 @@ Source: cluster-level scheduling, Splitwise, section 4.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.activity import Activity
 from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.lives import Lives
@@ -27,6 +31,20 @@ from spotwise.core.members import MemberKind
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import RejectCode
 
+
+@dataclass(frozen=True, slots=True)
+class SchedulerActivated:
+    """The lease is this scheduler's until Unix time `until_s`, in this term."""
+
+    term: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerDeactivated:
+    """Another scheduler has the lease, or may have it."""
+
+
 SchedulerEvent = (
     m.SubmitRequest
     | m.CloseRequest
@@ -38,10 +56,17 @@ SchedulerEvent = (
     | m.Member
     | m.FleetReported
     | m.Tick
+    | SchedulerActivated
+    | SchedulerDeactivated
 )
 SchedulerCommand = m.Send | m.RecordLedger
 
+#: What a standby hears.
+_HEARD_BY_ALL = (m.Member, m.FleetReported, m.Tick)
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+#: Seconds after a deadline in which the gateway closes the request; by itself, so that a slow one is not asked first.
+CLOSED_WITHIN_S = 5.0
+_OVERDUE = "no worker had free capacity before the request's deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +96,8 @@ class SchedulerLimits:
 class SchedulerRole:
     """The scheduler's state machine: `handle(event, now) -> commands`.
 
-    `first_assignment` is above all assignment numbers of earlier incarnations, because workers echo the last one.
+    `first_assignment` is above all assignment numbers of earlier incarnations, because workers echo the last one. `stands_by`:
+    it acts only between `SchedulerActivated` and `SchedulerDeactivated`.
     """
 
     def __init__(
@@ -80,8 +106,10 @@ class SchedulerRole:
         limits: SchedulerLimits | None = None,
         first_assignment: int = 1,
         policy: PoolPolicy | None = None,
+        stands_by: bool = False,
     ) -> None:
         self.scheduler_id = scheduler_id
+        self._activity = Activity(stands_by=stands_by)
         self.limits = limits or SchedulerLimits()
         gateway_timeout_s = max(self.limits.gateway_timeout_s, self.limits.member_timeout_s)
         self.membership = Membership(self.limits.member_timeout_s, {MemberKind.GATEWAY: gateway_timeout_s})
@@ -115,6 +143,8 @@ class SchedulerRole:
             m.Member: self._heartbeat,
             m.FleetReported: self._fleet_reported,
             m.Tick: self._tick,
+            SchedulerActivated: self._activated,
+            SchedulerDeactivated: self._deactivated,
         }
 
     @property
@@ -133,9 +163,41 @@ class SchedulerRole:
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
-        self._handlers[type(event)](event, now)
+        is_of_term = isinstance(event, SchedulerActivated | SchedulerDeactivated)
+        if self._activity.awaits_answer(now) and not is_of_term:
+            self._activity.postpone(event)
+        elif is_of_term or self._activity.acts(now) or isinstance(event, _HEARD_BY_ALL):
+            self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
-        return commands
+        return commands if self._activity.acts(now) else []
+
+    @property
+    def term(self) -> int:
+        """The term that it has; 0 while it stands by, or is none of several."""
+        return self._activity.term
+
+    def _activated(self, event: SchedulerActivated, now: float) -> None:
+        if self._activity.held(event.term, event.until_s):
+            self._forget_requests()
+            self._assigner.term = event.term
+            self._handle_postponed(_HEARD_BY_ALL, now)
+        elif self._activity.acts(now):
+            self._handle_postponed(tuple(self._handlers), now)
+
+    def _deactivated(self, event: SchedulerDeactivated, now: float) -> None:
+        self._activity.lost()
+        self._forget_requests()
+        self._handle_postponed(_HEARD_BY_ALL, now)
+
+    def _handle_postponed(self, types: tuple[type, ...], now: float) -> None:
+        for event in self._activity.take_postponed():
+            if isinstance(event, types):
+                self._handlers[type(event)](event, now)
+
+    def _forget_requests(self) -> None:
+        """Forget them without a message: their workers serve on, and their gateways submit again what has none."""
+        for entry in list(self._requests):
+            self._assigner.drop(entry, cancel=False)
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
@@ -148,7 +210,7 @@ class SchedulerRole:
                 return  # delivered twice, or overtaken by a newer attempt
             self._assigner.drop(known, cancel=True)
         self._note_failures(order, known.order.avoid if known is not None else (), now)
-        if refusal := self._refusal(order):
+        if refusal := self._refusal(order, now):
             self._reject(order, *refusal)
             return
         self._watch_readiness(now)
@@ -162,7 +224,9 @@ class SchedulerRole:
             if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
 
-    def _refusal(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
+    def _refusal(self, order: m.SubmitRequest, now: float) -> tuple[RejectCode, str, float | None] | None:
+        if _is_overdue(order, now):
+            return RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None
         if not self.pools.ready and not self.limits.max_unready_s:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
         if never_fits := self._never_fits(order):
@@ -247,7 +311,7 @@ class SchedulerRole:
         if is_present and member.id in self.pools:
             self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
-                self._commands.append(m.Send(member.id, order))
+                self._commands.append(m.Send(member.id, replace(order, term=self.term)))
 
     def _fleet_reported(self, report: m.FleetReported, now: float) -> None:
         if self._weighs_lives:
@@ -284,6 +348,7 @@ class SchedulerRole:
             self._member_changed(change, now)
         self._lives.expire(now)
         self._drop_orphans(now)
+        self._drop_overdue(now)
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
             for assigned in (False, True):
@@ -306,7 +371,15 @@ class SchedulerRole:
                 self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):
-            self._commands.append(m.Send(order.worker_id, order))
+            self._commands.append(m.Send(order.worker_id, replace(order, term=self.term)))
+
+    def _drop_overdue(self, now: float) -> None:
+        """Reject queued requests at their deadline; forget those that workers have where their gateway does not close them."""
+        for entry in self._requests.queued:
+            if _is_overdue(entry.order, now):
+                self._give_up(entry, RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None)
+        for entry in [entry for entry in self._requests if _is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
+            self._assigner.drop(entry, cancel=True)
 
     def _drop_orphans(self, now: float) -> None:
         """Drop requests whose gateway never sent a heartbeat, or was replaced before its loss was noticed."""
@@ -316,3 +389,7 @@ class SchedulerRole:
             stream = entry.order.stream
             if (stream.gateway_id, stream.incarnation) in gone:
                 self._assigner.drop(entry, cancel=True)
+
+
+def _is_overdue(order: m.SubmitRequest, now: float) -> bool:
+    return order.deadline_unix_s is not None and now >= order.deadline_unix_s

@@ -40,6 +40,7 @@ class ReserveKv(OfAttempt):
         source_id: the worker that the sequence moves away from, which is answered instead of the scheduler and numbers its own
             orders; empty for a new request.
         hop: number of the move, from 1; 0 for a new request.
+        term: of the scheduler that orders it, 0 for another worker; a worker obeys none of an earlier term than the latest.
     """
 
     stream: StreamRef
@@ -50,12 +51,14 @@ class ReserveKv(OfAttempt):
     lease_s: float
     source_id: str = ""
     hop: int = 0
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill(OfAttempt):
     """Compute the prompt, sample one token, deliver the KV to `target`, the reservation. Where both phases are here, `target`
-    is this worker without blocks: the prompt waits for its first ones, and `PrefillAccepted` or `KvRefused` answers.
+    is this worker without blocks: the prompt waits for its first ones, and `PrefillAccepted` or `KvRefused` answers. `term`:
+    as in `ReserveKv`.
     """
 
     stream: StreamRef
@@ -65,11 +68,14 @@ class StartPrefill(OfAttempt):
     target: KvTarget
     lease_s: float
     max_new_tokens: int
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest(OfAttempt):
-    """Drop all attempts of the sequence up to `epoch`, without an answer."""
+    """Drop all attempts of the sequence up to `epoch`, without an answer; `term`: as in `ReserveKv`."""
+
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +188,11 @@ class MoveAcknowledged(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class ChangeHomePool:
-    """Take another home pool; sequences that the worker holds stay."""
+    """Take another home pool; sequences that the worker holds stay. `term`: as in `ReserveKv`."""
 
     worker_id: str
     pool: Pool
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +202,25 @@ class Drain:
     Attributes:
         deadline_s: Unix time.
         devices_stay: of a group: its devices, the leader's too, stay in the mesh and may compute for other groups.
+        term: of the planner that orders it; 0 for a watcher or an operator.
     """
 
     worker_id: str
     deadline_s: float
     reason: str = ""
     devices_stay: bool = False
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetGateway:
-    """Drop every sequence whose tokens go to that incarnation of a gateway, or to an earlier one: it is gone."""
+    """Drop every sequence whose tokens go to that incarnation of a gateway, or to an earlier one: it is gone. `term`: as in
+    `ReserveKv`.
+    """
 
     gateway_id: str
     incarnation: int
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ _TOKEN, _POSITION, _BLOCK, _TABLE = 0, 1, 2, 3
 _READING = (torch.Tensor.tolist, torch.Tensor.numpy)
 _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
-#: Runs a function on fixed tensors at least once and returns a function that repeats it; may raise RuntimeError.
+#: Runs a function on fixed tensors at least once and returns a function that repeats it; may raise RuntimeError. The caller
+#: keeps the first as long as the second: a recording holds addresses, not tensors.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -93,6 +94,7 @@ class _ValuesAreNotRead(TorchFunctionMode):
 class _Graph:
     staging: torch.Tensor
     buffer: torch.Tensor
+    recorded: Callable[[], None]
     replay: Callable[[], None]
 
 
@@ -225,7 +227,7 @@ class DecodeGraphs:
             self._graphs.clear()
             return None
         _log.info("decode_graph_recorded", rows=bucket.rows, blocks=bucket.blocks)
-        graph = self._graphs[bucket] = _Graph(staging, buffer, replay)
+        graph = self._graphs[bucket] = _Graph(staging, buffer, compute_into_place, replay)
         return graph
 
     def _inputs(self, bucket: Bucket, buffer: torch.Tensor) -> DecodeInputs:

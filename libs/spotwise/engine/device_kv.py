@@ -40,6 +40,11 @@ class DeviceKv:
         self._idle_stream = _stream(cache.device)
 
     @property
+    def on_host(self) -> bool:
+        """Whether payloads pass through the host."""
+        return not self._direct
+
+    @property
     def num_layers(self) -> int:
         """Layers of the part."""
         return len(self.part.layers)

@@ -70,6 +70,11 @@ class Exchange:
         """Whether every member has joined and shown life: from then on each that ends or stops breaks the exchange."""
         return self.handle is not None and bool(self._kernels.exchange_complete(self.handle))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this member's thread waits in it for another member."""
+        return self.handle is not None and bool(self._kernels.exchange_waits(self.handle))
+
     def times(self) -> ExchangeTimes:
         """Return what this member's thread has spent in it so far."""
         numbers = (ctypes.c_int64 * 3)()
@@ -180,7 +185,8 @@ class SocketExchange(Exchange):
             return
         for connection in (data, pulse):
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:  # that of an encrypted one
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._kernels.exchange_connect(self.handle, member, data.detach(), pulse.detach())
 
     def lost(self, member: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -139,19 +138,19 @@ def start_child(
         log_path: receives stdout and stderr, readable by its owner alone; dropped where it cannot be opened.
         env: the whole environment; `None`: this process's.
         folder: working folder; `None`: this process's.
-        stdin: its input, at most PIPE_BUF bytes: for secrets, which must be in no file and no command line.
+        stdin: its input: for secrets, which must be in no file and no command line. The program may open /dev/stdin anew.
     """
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
-    # A pipe holds this much without a reader.
-    assert len(stdin) <= select.PIPE_BUF
-    reader, writer = os.pipe()
+    # Memory, not a pipe: a pipe without a reader holds one page only where its user has many of them.
+    given = os.memfd_create("stdin")
     try:
-        os.write(writer, stdin)
-        os.close(writer)
+        with open(given, "wb", closefd=False) as file:
+            file.write(stdin)
+        os.lseek(given, 0, os.SEEK_SET)
         with _open_log(log_path) as log:
             popen = subprocess.Popen(
                 [*guard, *argv],
-                stdin=reader,
+                stdin=given,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
@@ -159,7 +158,7 @@ def start_child(
                 start_new_session=True,
             )
     finally:
-        os.close(reader)
+        os.close(given)
     return ChildProcess(popen)
 
 

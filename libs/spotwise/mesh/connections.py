@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from spotwise.mesh.control_access import ControlAccess
 from spotwise.mesh.grpc_control import ControlServer, EngineView
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import MeshStore, MessageBus
@@ -18,11 +19,16 @@ from spotwise.mesh.settings import ServiceSettings
 async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[MessageBus, MeshStore]]:
     """Connect to broker and store; raises `MeshError` where one of them does not answer."""
     async with contextlib.AsyncExitStack() as stack:
-        bus = await NatsBus.connect(settings.nats_url, settings.service_id)
+        bus = await NatsBus.connect(settings.nats_url, settings.service_id, tls=settings.plane_tls)
         stack.push_async_callback(bus.close)
-        store = await RedisStore.connect(settings.redis_url)
+        store = await RedisStore.connect(settings.redis_url, tls=settings.plane_tls)
         stack.push_async_callback(store.close)
         yield bus, store
+
+
+def control_access(settings: ServiceSettings) -> ControlAccess:
+    """Return a process's certificates and secret for gRPC; raises `MeshError` where the secret cannot be read."""
+    return ControlAccess(settings.plane_tls, settings.mesh_secret())
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +38,7 @@ async def control_server(
     """Listen for health checks, and for control of engines or a device, where there are; raises `MeshError` where the port
     is taken.
     """
-    control = ControlServer(settings.bind_host, settings.grpc_port, engines, device)
+    control = ControlServer(settings.bind_host, settings.grpc_port, engines, device, control_access(settings))
     await control.start()
     try:
         yield control

@@ -16,7 +16,9 @@ import grpc
 import structlog
 
 from spotwise.core.group_messages import GroupOrder, GroupReport
+from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
+from spotwise.wire.permissions import MeshRole
 
 _log = structlog.get_logger(__name__)
 
@@ -45,14 +47,15 @@ Report = Callable[[GroupReport], None]
 Follower = Callable[[str, str, AsyncIterator[GroupOrder], Report], Awaitable[None]]
 
 
-def device_handler(follow: Follower) -> grpc.GenericRpcHandler:
-    """Return the gRPC handler of a process of devices, for its `ControlServer`."""
+def device_handler(follow: Follower, access: ControlAccess = OPEN_ACCESS) -> grpc.GenericRpcHandler:
+    """Return the gRPC handler of a process of devices, for its `ControlServer`; only workers may order devices about."""
     current: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def serve(orders: AsyncIterator[GroupOrder], context: Any) -> AsyncIterator[GroupReport]:
-        reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
         metadata = dict(context.invocation_metadata())
         ends = metadata.get(_DEVICE, ""), metadata.get(_LEADER, "")
+        await access.admit(context, MeshRole.WORKER, _METHOD, *ends)
+        reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
         while (older := current.get(ends)) is not None:  # of the leader before its restart
             older.cancel()
             await asyncio.wait({older})
@@ -96,6 +99,7 @@ class DeviceLink:
         address: `host:port` of its gRPC endpoint.
         on_report: called on the event loop for each report, in order.
         on_lost: called once, with the reason, when the stream has ended and was not closed.
+        access: the leader's certificates or secret.
     """
 
     def __init__(
@@ -105,17 +109,19 @@ class DeviceLink:
         address: str,
         on_report: Callable[[DeviceLink, GroupReport], None],
         on_lost: Callable[[DeviceLink, str], None],
+        access: ControlAccess = OPEN_ACCESS,
     ) -> None:
         self.device_id = device_id
         self.is_alive = True
         self._on_report = on_report
         self._on_lost = on_lost
         self._orders: asyncio.Queue[GroupOrder] = asyncio.Queue()
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = access.channel(address, MeshRole.WORKER, _OPTIONS)
         call = self._channel.stream_stream(
             f"/{_SERVICE}/{_METHOD}", request_serializer=encode_order, response_deserializer=decode_report
         )
-        self._call: Any = call(metadata=((_LEADER, leader_id), (_DEVICE, device_id)))
+        proof = access.proof(_METHOD, device_id, leader_id)
+        self._call: Any = call(metadata=((_LEADER, leader_id), (_DEVICE, device_id), *proof))
         self._tasks = {
             asyncio.create_task(self._read(), name=f"reports-of-{device_id}"),
             asyncio.create_task(self._write(), name=f"orders-to-{device_id}"),

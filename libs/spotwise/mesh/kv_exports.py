@@ -1,6 +1,7 @@
-"""Exports chunks of this worker's KV and sends them. A copy thread, never the loop, gathers and checksums a chunk, which is
-then submitted to its link. The bytes exported and not sent by all pushes of a worker are bounded (`budget`), so that slow
-peers cannot fill its memory. A cancelled export ends only after the copy thread has finished reading its blocks.
+"""Exports chunks of this worker's KV and sends them. A copy thread, never the loop, gathers and checksums a chunk, or seals it
+for an encrypted link, which it is then submitted to. The bytes exported and not sent by all pushes of a worker are bounded
+(`budget`), so that slow peers cannot fill its memory. A cancelled export ends only after the copy thread has finished reading
+its blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from spotwise.core.kv_stream import KvStream
 from spotwise.mesh.byte_budget import ByteBudget
-from spotwise.mesh.kv_payloads import PayloadBuffers
+from spotwise.mesh.kv_payloads import PayloadBuffers, ThreadScratch
+from spotwise.mesh.link_seal import SEALED_BYTES
 from spotwise.mesh.ports import KvSection, PayloadMemory
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import KvFrame
@@ -26,6 +28,7 @@ class KvExports:
     Attributes:
         copies: threads that copy and checksum.
         budget: of exported bytes.
+        scratch: memory of each copy thread.
         chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
         stream_bytes: a chunk's minimum while its next layer is still computed.
     """
@@ -35,6 +38,7 @@ class KvExports:
     buffers: PayloadBuffers
     copies: Executor
     budget: ByteBudget
+    scratch: ThreadScratch
     chunk_bytes: int
     stream_bytes: int
 
@@ -70,7 +74,7 @@ class KvExports:
             on_sent()
             raise
         submitted: list[asyncio.Future[Any]] = []
-        buffer = self.buffers.take(frame)
+        buffer = self.buffers.take(frame, is_sealed=link.is_sealed)
 
         def left(_: object) -> None:
             if link.alive:  # UCX may still read buffers of a failed link
@@ -85,7 +89,8 @@ class KvExports:
             else:
                 left(None)
 
-        export = asyncio.create_task(self._export(link, frame, block_ids, buffer[:num_bytes], submitted))
+        into = buffer[: num_bytes + (SEALED_BYTES if link.is_sealed else 0)]
+        export = asyncio.create_task(self._export(link, frame, block_ids, into, submitted))
         export.add_done_callback(ended)
         return export
 
@@ -97,7 +102,7 @@ class KvExports:
         into: Any,
         submitted: list[asyncio.Future[Any]],
     ) -> None:
-        copying = asyncio.get_running_loop().run_in_executor(self.copies, self._copy, frame, block_ids, into)
+        copying = asyncio.get_running_loop().run_in_executor(self.copies, self._copy, link, frame, block_ids, into)
         try:
             payload, checksum = await asyncio.shield(copying)
         except asyncio.CancelledError:
@@ -105,7 +110,12 @@ class KvExports:
             raise
         submitted.append(link.send(replace(frame, payload_checksum=checksum), payload))
 
-    def _copy(self, frame: KvFrame, block_ids: tuple[int, ...], into: Any) -> tuple[Any, int]:
+    def _copy(self, link: UcxLink[KvFrame], frame: KvFrame, block_ids: tuple[int, ...], into: Any) -> tuple[Any, int]:
         blocks = block_ids[frame.first_block : frame.first_block + frame.num_blocks]
-        payload = self.memory.export_layers(frame.first_layer, frame.num_layers, blocks, into)
-        return payload, self.payloads.checksum(payload)
+        seal = link.outgoing_seal
+        if seal is None:
+            payload = self.memory.export_layers(frame.first_layer, frame.num_layers, blocks, into)
+            return payload, self.payloads.checksum(payload)
+        plain = self.scratch.of(frame.payload_bytes)
+        payload = self.memory.export_layers(frame.first_layer, frame.num_layers, blocks, plain)
+        return into, seal.seal_payload(payload, into)

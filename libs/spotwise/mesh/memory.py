@@ -19,6 +19,8 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
+from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.mesh.memory_requests import MemoryRequests
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
 from spotwise.wire import subjects
@@ -187,17 +189,25 @@ def _matches(pattern: str, subject: str) -> bool:
     )
 
 
-class MemoryStore:
+def _succeeds(holder: str, other: str) -> bool:
+    """Tell whether a process is a later incarnation of another's id."""
+    (id_, _, incarnation), (other_id, _, other_incarnation) = holder.rpartition("/"), other.rpartition("/")
+    return id_ == other_id and int(incarnation) > int(other_incarnation)
+
+
+class MemoryStore(MemoryRequests):
     """Records, ledgers and registrations in dictionaries; registrations expire by `clock`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
         self._clock = clock or SystemClock()
+        self.keys = MemoryKeys(self._clock)
         self._records: dict[str, RequestRecord] = {}
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}
         self._incarnations: dict[str, int] = {}
-        self._lease: tuple[str, float] | None = None
-        self._term = 0
+        self._leases: dict[str, tuple[str, float]] = {}
+        self._terms: dict[str, tuple[int, str]] = {}  # number, and the process that had it
         self._plan: Plan | None = None
         self._fleets: dict[str, KeptFleet] = {}
 
@@ -246,25 +256,30 @@ class MemoryStore:
         known = {member.id: member for member in await self.members()}
         return [known[member_id] for member_id in member_ids if member_id in known]
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
         """See `MeshStore`."""
         now = self._clock.now()
-        held_by = None if self._lease is None or self._lease[1] <= now else self._lease[0]
-        if held_by not in (None, holder):
+        held_by, ends_s = self._leases.get(service, (holder, 0.0))
+        if held_by != holder and now < ends_s and not _succeeds(holder, held_by):
             return None
-        if held_by is None:
-            self._term = max(self._term + 1, at_least)
-        self._lease = (holder, now + lease_s)
-        return self._term
+        term, had_it = self._terms.get(service, (0, ""))
+        if had_it != holder:
+            term = max(term + 1, at_least)
+        self._leases[service], self._terms[service] = (holder, now + lease_s), (term, holder)
+        return term
 
-    async def end_term(self, holder: str) -> None:
+    async def end_term(self, service: str, holder: str) -> None:
         """See `MeshStore`."""
-        if self._lease is not None and self._lease[0] == holder:
-            self._lease = None
+        if self._leases.get(service, ("", 0.0))[0] == holder:
+            del self._leases[service]
+        term, had_it = self._terms.get(service, (0, ""))
+        if had_it == holder:
+            self._terms[service] = (term, "")
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """See `MeshStore`."""
-        if self._lease is None or self._lease[0] != holder or self._lease[1] <= self._clock.now():
+        held_by, ends_s = self._leases.get(subjects.PLANNER, ("", 0.0))
+        if held_by != holder or ends_s <= self._clock.now():
             return False
         self._plan = plan
         return True

@@ -77,6 +77,11 @@ class MemoryKvTransport:
         return self._address
 
     @property
+    def refused_connections(self) -> int:
+        """None: it has no port."""
+        return 0
+
+    @property
     def shares(self) -> tuple[KvShare, ...]:
         """None: its memory is never divided."""
         return ()

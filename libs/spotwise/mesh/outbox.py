@@ -27,6 +27,9 @@ class Outbox:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     def put(self, subject: str, payload: bytes) -> None:
         """Add a message; drop the oldest where they exceed `max_bytes`."""
         self._messages.append((subject, payload))

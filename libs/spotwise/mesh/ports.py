@@ -14,6 +14,8 @@ from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
+from spotwise.mesh.key_ports import KeyStore
+from spotwise.mesh.request_store import KeptRequestStore
 
 
 class MeshError(Exception):
@@ -79,8 +81,14 @@ class MessageBus(Protocol):
         """Send what is pending and disconnect; idempotent."""
 
 
-class MeshStore(Protocol):
-    """Request records, ledgers and registrations (Redis). Every method raises `MeshError` where it does not answer."""
+class MeshStore(KeptRequestStore, Protocol):
+    """Request records, ledgers, registrations and kept requests (Redis). Every method raises `MeshError` where it does not
+    answer.
+    """
+
+    @property
+    def keys(self) -> KeyStore:
+        """The API keys."""
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -112,13 +120,14 @@ class MeshStore(Protocol):
     async def registered(self, member_ids: Sequence[str]) -> list[Member]:
         """Return those of some members that are registered, in the order of their ids here, without their loads."""
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
-        """Take or extend the planners' lease for `lease_s`; return its term, a higher one for each new holder and not below
-        `at_least` then, or `None` where another has it.
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
+        """Take or extend a service's lease for `lease_s`; return its term, a higher one for each new holder and not below
+        `at_least` then, or `None` where another has it. A `holder` is `id/incarnation`; a later incarnation of an id takes
+        the lease from the earlier one. A lease that ended and that no other took goes on in its term.
         """
 
-    async def end_term(self, holder: str) -> None:
-        """Give the lease back; idempotent, also where another has it."""
+    async def end_term(self, service: str, holder: str) -> None:
+        """Give that holder's lease back, and end its term; idempotent, also where another has it."""
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """Write a planner's plan; return whether its holder has the lease, and the plan was written."""
@@ -190,7 +199,14 @@ class KvMemory(KvSection, Protocol):
 class PayloadMemory(Protocol):
     """Allocates and checksums the payloads of a transfer, on the host or on a device. A payload is what `KvMemory` exports and
     imports: an array that UCX can read, with `nbytes`; so is a slice of it.
+
+    Attributes:
+        on_host: whether payloads are numpy arrays, which can be encrypted.
     """
+
+    @property
+    def on_host(self) -> bool:
+        """See above."""
 
     def allocate(self, size: int) -> Any:
         """Return uninitialized memory for a payload of `size` bytes. Called on the loop: it does not wait."""
@@ -252,6 +268,10 @@ class KvTransport(Protocol):
     @property
     def shares(self) -> tuple[KvShare, ...]:
         """The processes of this worker that keep a part of its KV; none where it keeps all itself."""
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections that its listener has refused so far."""
 
     async def start(self) -> None:
         """Listen."""

@@ -13,19 +13,19 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoPermissionError, RedisError
 
 from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.redis_keys import RedisKeys
+from spotwise.mesh.redis_requests import RedisRequests
+from spotwise.mesh.redis_servers import is_sentinel_url, open_redis
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 
@@ -47,22 +47,29 @@ redis.call('SET', KEYS[1], string.format('%.0f', next), 'EX', ARGV[2])
 return next
 """
 
-# KEYS: lease, term; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's number. 0 where
-# another holds the lease.
+# KEYS: lease, term, last holder; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's
+# number. 0 where another holds the lease. A holder is id/incarnation: a process takes the lease from its predecessor.
 _HOLD_TERM = """
 local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-if not holder then
-  local last = tonumber(redis.call('GET', KEYS[2]) or '0')
-  redis.call('SET', KEYS[2], string.format('%.0f', math.max(last + 1, tonumber(ARGV[3]))), 'EX', ARGV[4])
+if holder and holder ~= ARGV[1] then
+  local id, incarnation = string.match(holder, '^(.*)/(%d+)$')
+  local own_id, own_incarnation = string.match(ARGV[1], '^(.*)/(%d+)$')
+  if not id or id ~= own_id or tonumber(own_incarnation) < tonumber(incarnation) then return 0 end
+end
+local term = redis.call('GET', KEYS[2])
+if not term or redis.call('GET', KEYS[3]) ~= ARGV[1] then
+  term = string.format('%.0f', math.max(tonumber(term or '0') + 1, tonumber(ARGV[3])))
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return tonumber(redis.call('GET', KEYS[2]))
+redis.call('SET', KEYS[2], term, 'EX', ARGV[4])
+redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[4])
+return tonumber(term)
 """
 
-# KEYS: lease; ARGV: holder.
+# KEYS: lease, last holder; ARGV: holder.
 _END_TERM = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
 return 0
 """
 
@@ -86,43 +93,44 @@ return 1
 _FLEET: TypeAdapter[KeptFleet] = TypeAdapter(KeptFleet)
 _PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 _MAX_CALLS = 32
+#: How long a call may take: longer than a fail-over. A server that stands still breaks no connection.
+PATIENCE_S = 15.0
+#: How long a term waits for a replica to have it.
+_REPLICA_MS = 200
 #: Keys that a step of a scan looks at: records of requests are many more than members.
 _SCANNED = 1000
 
 
-class RedisStore:
-    """One Redis server; every method raises `MeshError` where it does not answer."""
+class RedisStore(RedisRequests):
+    """One Redis server, or the primary that Sentinel names; every method raises `MeshError` where it does not answer within
+    `PATIENCE_S`. What a fail-over may lose: see docs/adr/0041.
 
-    def __init__(self, redis: Redis) -> None:
+    Attributes:
+        keys: the API keys in it.
+    """
+
+    def __init__(self, redis: Redis, *, has_replicas: bool = False) -> None:
         self._redis = redis
+        self._has_replicas = has_replicas
         # The client opens a connection per concurrent call and refuses calls beyond its limit: a burst waits here.
         self._turns = asyncio.Semaphore(_MAX_CALLS)
+        self.keys = RedisKeys(redis, self._turn)
 
     @classmethod
-    async def connect(cls, url: str) -> RedisStore:
-        """Connect; commands are retried over a server's restart for a few seconds. Raises `MeshError` where no server answers
-        at `url`, or it is no Redis URL.
+    async def connect(cls, url: str, tls: PlaneTls | None = None) -> RedisStore:
+        """Connect; commands are retried over a server's restart, or a fail-over, for `PATIENCE_S`. Raises `MeshError` where no
+        server answers at `url`, or it is no URL of a Redis server or of sentinels. `tls`: certificates for the scheme `rediss`.
         """
+        redis = open_redis(url, tls)
         try:
-            redis = Redis.from_url(
-                url,
-                socket_connect_timeout=5.0,
-                retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
-                retry_on_error=[RedisConnectionError, RedisTimeoutError],
-            )
-        except ValueError as error:
-            # The error's own text may hold the password.
-            raise MeshError(
-                "the store's URL is wrong; write redis://:PASSWORD@HOST:6379/0, special characters as %XX"
-            ) from error
-        try:
-            await redis.ping()
+            async with asyncio.timeout(PATIENCE_S):
+                await redis.ping()
         except (OSError, RedisError) as error:
             await redis.aclose()
             raise MeshError(
                 f"no Redis server answers at {without_passwords(url)}: {without_passwords(str(error))}"
             ) from error
-        return cls(redis)
+        return cls(redis, has_replicas=is_sentinel_url(url))
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -195,27 +203,29 @@ class RedisStore:
             payloads = await self._redis.mget(keys) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
         """See `MeshStore`."""
-        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLANNER_TERM_KEY)
-        async with self._turn():
-            evaluated: Any = self._redis.eval(
-                _HOLD_TERM,
-                len(keys),
-                *keys,
-                *(holder, str(int(lease_s * 1000)), str(at_least), str(INCARNATION_TTL_S)),
-            )
-            return int(await evaluated) or None
+        keys = (subjects.lease_key(service), subjects.term_key(service), subjects.term_holder_key(service))
+        arguments = (holder, str(int(lease_s * 1000)), str(at_least), str(INCARNATION_TTL_S))
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.eval(_HOLD_TERM, len(keys), *keys, *arguments)
+            if self._has_replicas:
+                # Else a fail-over right afterwards could give the same term to another holder.
+                pipe.wait(1, _REPLICA_MS)
+            async with self._turn():
+                term, *_replicas = await pipe.execute()
+        return int(term) or None
 
-    async def end_term(self, holder: str) -> None:
+    async def end_term(self, service: str, holder: str) -> None:
         """See `MeshStore`."""
+        keys = (subjects.lease_key(service), subjects.term_holder_key(service))
         async with self._turn():
-            evaluated: Any = self._redis.eval(_END_TERM, 1, subjects.PLANNER_LEASE_KEY, holder)
+            evaluated: Any = self._redis.eval(_END_TERM, len(keys), *keys, holder)
             await evaluated
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """See `MeshStore`."""
-        keys = (subjects.PLANNER_LEASE_KEY, subjects.PLAN_KEY)
+        keys = (subjects.lease_key(subjects.PLANNER), subjects.PLAN_KEY)
         async with self._turn():
             evaluated: Any = self._redis.eval(_PUT_PLAN, len(keys), *keys, holder, orjson.dumps(plan), str(PLAN_TTL_S))
             return bool(int(await evaluated))
@@ -246,9 +256,14 @@ class RedisStore:
     async def _turn(self) -> AsyncIterator[None]:
         async with self._turns:
             try:
-                yield
+                async with asyncio.timeout(PATIENCE_S):
+                    yield
+            except NoPermissionError as error:
+                raise MeshError(
+                    f"Redis: {error}; what each role may do is in libs/spotwise/wire/permissions.py: is this its user?"
+                ) from error
             except (OSError, RedisError) as error:
-                raise MeshError(f"Redis: {error}") from error
+                raise MeshError(f"Redis: {str(error) or type(error).__name__}") from error
 
     async def close(self) -> None:
         """Disconnect; idempotent."""

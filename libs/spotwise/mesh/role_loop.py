@@ -20,7 +20,7 @@ class Role(Protocol):
 
 
 class RoleLoop:
-    """One role, the performers of its commands by command type, and its journal, if any."""
+    """One role, the performers of its commands by command type, its journal, if any, and what counts its failures."""
 
     def __init__(
         self,
@@ -28,20 +28,22 @@ class RoleLoop:
         clock: Clock,
         performers: Mapping[type, Callable[[Any], None]],
         journal: Journal | None = None,
+        count_failure: Callable[[], object] | None = None,
     ) -> None:
         self._role = role
         self._clock = clock
         self._performers = performers
         self._journal = journal
+        self._count_failure = count_failure
 
     def feed(self, event: Any) -> None:
         """Let the role handle an event, and perform its commands."""
         commands: Sequence[Any] = ()
-        with LoggedErrors(type(event).__name__):
+        with LoggedErrors(type(event).__name__, self._count_failure):
             commands = self._handle(event)
         for command in commands:
             # Each by itself: one that fails must not cost the others.
-            with LoggedErrors(type(command).__name__):
+            with LoggedErrors(type(command).__name__, self._count_failure):
                 self._performers[type(command)](command)
 
     def _handle(self, event: Any) -> Sequence[Any]:

@@ -28,7 +28,8 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
     except ValidationError as error:
         for problem in error.errors():
             name = "_".join(str(part) for part in problem["loc"]).upper()
-            sys.stderr.write(f"SPOTWISE_{name}: {problem['msg'].removeprefix('Value error, ')}\n")
+            named = f"SPOTWISE_{name}: " if name else ""  # what is wrong with several names them itself
+            sys.stderr.write(f"{named}{problem['msg'].removeprefix('Value error, ')}\n")
         return 2
     configure_logging(settings)
     _allow_files()

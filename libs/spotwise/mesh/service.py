@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,13 +15,15 @@ import structlog
 
 from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberState
 from spotwise.core.messages import LedgerEntry, Message, Tick
-from spotwise.mesh.attention import Attention
+from spotwise.mesh.attention import MISSED_BEATS, Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
-from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
+from spotwise.mesh.host_metrics import Dropped, HostMetrics
 from spotwise.mesh.journal import Journal, make_role
+from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.registration import new_member, registration_ttl_s
@@ -28,6 +31,7 @@ from spotwise.mesh.repeated_messages import RepeatedMessages
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.mesh.watchdog import Watchdog, WatchedPart
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
@@ -38,6 +42,8 @@ RoleT = TypeVar("RoleT")
 
 #: Ledger entries kept while the store is unreachable; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
+#: Limits of the watchdog that work may take which waits for broker or store: their own time-outs come first.
+WAITS_TAKE = 4
 
 
 class ServiceHost:
@@ -51,12 +57,15 @@ class ServiceHost:
         control: HealthServer,
         member: Member,
         clock: Clock | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.settings = settings
         self.bus = bus
         self.store = store
         self.control = control
         self.clock: Clock = clock or SystemClock()
+        #: Of this process; one that nothing started ends nothing.
+        self.watchdog = watchdog or Watchdog(None)
         self._member = member
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
@@ -64,11 +73,18 @@ class ServiceHost:
         self._attentions: list[Attention] = []
         self._ledger: list[LedgerEntry] = []
         self._outbox = Outbox()
+        self.metrics = HostMetrics()
+        self.metrics.watch("outbox_messages", lambda: len(self._outbox))
+        self.metrics.watch("ledger_backlog", lambda: len(self._ledger))
+        self.metrics.watch("background_tasks", lambda: len(self._tasks))
         self._registered_s = 0.0
+        self._own_beat_s = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
         self._journals: list[Journal] = []
         self._failure: MeshError | None = None
+        self._is_ending = False
+        self._parts: list[WatchedPart] = []
         self._replaced = False  # by a newer incarnation, which has the id now
         #: What the first stop signal does; a member that drains calls `stop` when it holds nothing.
         self.leave: Callable[[], None] = self.stop
@@ -83,20 +99,28 @@ class ServiceHost:
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
         store do not answer, the port is taken, or the id is in use."""
-        async with bus_and_store(settings) as (bus, store):
+        watchdog = Watchdog(settings.stuck_after_s or None)
+        async with watchdog.watching(), bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
-            await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+            access = control_access(settings)
+            await wait_until_free(
+                store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s, access
+            )
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
-                async with cls(settings, bus, store, control, member).joined() as host:
-                    yield host
+                host = cls(settings, bus, store, control, member, None, watchdog)
+                port, setting = settings.member_metrics
+                with served_metrics(host.metrics.registry, settings.bind_host, port, setting):
+                    async with host.joined():
+                        yield host
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[ServiceHost]:
         """Register, and leave at the end of the block; raises `MeshError` where broker or store do not answer."""
         await self._register()
         await self._beat()
-        await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
+        undo_goodbye = self.watchdog.say_goodbye_with(lambda stuck: self.spawn(self._be_unhealthy(), "goodbye"))
+        await self.listen(subjects.heartbeats_of(self.id), self._own_heartbeat)
         self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
         self.every(self.settings.heartbeat_s, self._write_store, "books")
@@ -104,6 +128,7 @@ class ServiceHost:
             yield self
         finally:
             await self._end()
+            undo_goodbye()
 
     @property
     def id(self) -> str:
@@ -114,6 +139,11 @@ class ServiceHost:
     def member(self) -> Member:
         """This member, as in its next heartbeat."""
         return self._describe(self._member)
+
+    @property
+    def receives(self) -> bool:
+        """Whether the broker's messages arrive here: this member's own heartbeats do, as far as known."""
+        return time.monotonic() - self._own_beat_s < MISSED_BEATS * self.settings.heartbeat_s
 
     def describe_with(self, describe: Callable[[Member], Member]) -> None:
         """Let `describe` fill in state and load for each heartbeat."""
@@ -157,31 +187,58 @@ class ServiceHost:
         self.post(subjects.inbox(recipient_id, incarnation), message)
 
     async def _empty_outbox(self) -> None:
+        publishing = self._watched("outbox")
         while True:
             subject, payload = await self._outbox.take()
             try:
-                await self.bus.publish(subject, payload)
+                with publishing.work():
+                    await self.bus.publish(subject, payload)
             except MeshError as error:
                 _log.error("message_lost", subject=subject, error=str(error))
             finally:
                 self._outbox.sent()
 
     async def listen(
-        self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
+        self,
+        subject: str,
+        handler: Callable[[Any, BusMessage], Awaitable[None]],
+        queue: str = "",
+        expects: Iterable[type] | None = None,
     ) -> None:
-        """Decode the messages on `subject` and call `handler` for each, one at a time."""
+        """Decode the messages on `subject` and call `handler` for each, one at a time; those that are not of a type in
+        `expects`, and heartbeats of another member than the subject's, are counted and dropped.
+        """
+        if subject.startswith(subjects.HEARTBEATS.partition("*")[0]):
+            expects = (Member,)
+        expected = None if expects is None else frozenset(expects)
         repeated = RepeatedMessages() if subject == subjects.HEARTBEATS else None
+        part = self._watched(f"messages on {subject}")
 
         async def on_message(raw: BusMessage) -> None:
             try:
                 message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
-                _log.warning("malformed_message", subject=raw.subject, error=str(error))
+                self._dropped(Dropped.MALFORMED, raw, str(error))
                 return
-            with LoggedErrors(raw.subject):
-                await handler(message, raw)
+            if expected is not None and type(message) not in expected:
+                self._dropped(Dropped.UNEXPECTED, raw, type(message).__name__)
+            elif isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
+                # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
+                self._dropped(Dropped.WRONG_SENDER, raw, message.id)
+            else:
+                with LoggedErrors(raw.subject, self.count_failure), part.work():
+                    await _not_cancelled(handler(message, raw), raw.subject)
 
         self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))
+
+    def _dropped(self, reason: Dropped, raw: BusMessage, detail: str) -> None:
+        times = self.metrics.dropped(reason)
+        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: whoever sends them does not fill the log
+            _log.warning("message_dropped", reason=reason.value, subject=raw.subject, error=detail[:200], times=times)
+
+    def count_failure(self) -> None:
+        """Count an event whose handling raised."""
+        self.metrics.dropped(Dropped.FAILED)
 
     def record(self, entry: LedgerEntry) -> None:
         """Append to a request's ledger in the background; entries are written in batches."""
@@ -200,6 +257,14 @@ class ServiceHost:
             _log.error("task_failed", task=task.get_name(), exc_info=error)
             self.fail(f"background work failed: {task.get_name()}: {error}")
 
+    def _watched(self, name: str) -> WatchedPart:
+        part = self.watchdog.part(f"{self.id}: {name}", WAITS_TAKE * self.settings.stuck_after_s or None)
+        self._parts.append(part)
+        return part
+
+    async def _be_unhealthy(self) -> None:
+        await self.control.set_serving(False)
+
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` periodically; broker or store errors are logged, and the next call retries."""
         self._repeat(lambda: asyncio.sleep(interval_s), work, name)
@@ -215,15 +280,25 @@ class ServiceHost:
         self.every(tick_s, tick, "tick")
 
     def _repeat(self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str) -> None:
+        part = self._watched(name)
+
         async def loop() -> None:
             while True:
                 await pause()
                 try:
-                    await work()
+                    with part.work():
+                        await work()
                 except (MeshError, OSError) as error:
                     _log.warning("periodic_work_failed", work=name, error=str(error))
 
-        self.spawn(loop(), name)
+        def ended(task: asyncio.Task[None]) -> None:
+            # A cancellation that nothing here requested: it leaked out of what the work awaited.
+            if task.cancelled() and not self._is_ending:
+                self.fail(f"background work was cancelled: {name}")
+
+        task = asyncio.ensure_future(loop())
+        task.add_done_callback(ended)
+        self.spawn(task, name)
 
     def stop(self) -> None:
         """End `run`; idempotent."""
@@ -243,6 +318,7 @@ class ServiceHost:
         """Serve until `stop`; raises `MeshError` where background work failed, or a newer process has this id."""
         self._member = replace(self._member, state=MemberState.READY)
         await self.control.set_serving(True)
+        self.watchdog.watch_loop()
         await self._register()
         await self._beat()
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
@@ -252,6 +328,7 @@ class ServiceHost:
             raise self._failure
 
     async def _own_heartbeat(self, member: Member, _raw: BusMessage) -> None:
+        self._own_beat_s = time.monotonic()
         for attention in self._attentions:
             attention.received_own_heartbeat()
         if member.incarnation > self._member.incarnation and not self._replaced:
@@ -273,7 +350,7 @@ class ServiceHost:
     async def _beat(self) -> None:
         """Send a heartbeat; never behind the store, whose outage must not make this member look lost."""
         member = self.member
-        await self.bus.publish(subjects.heartbeat(member.id), encode(member))
+        await self.bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _write_store(self) -> None:
         if self._ledger:
@@ -292,6 +369,7 @@ class ServiceHost:
 
     async def _end(self) -> None:
         """Send what is pending, then LEFT, so that peers need not wait for the heartbeat time-out."""
+        self._is_ending = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
         while self._tasks:  # one that ends may have started another
@@ -309,4 +387,17 @@ class ServiceHost:
                 await self.store.unregister(self.id)
         for journal in self._journals:
             journal.close()
+        for part in self._parts:
+            self.watchdog.forget(part)
         _log.info("left")
+
+
+async def _not_cancelled(work: Awaitable[None], subject: str) -> None:
+    """Await a handler; a cancellation that leaked out of something it awaited would end its subscription without a word."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        _log.error("handler_cancelled", subject=subject)

@@ -13,7 +13,7 @@ import grpc
 import structlog
 
 from spotwise.core.members import MemberKind
-from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
 from spotwise.mesh.registration import new_member, registration_ttl_s
@@ -21,6 +21,7 @@ from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.mesh.watchdog import Watchdog
 
 #: A member's work while it is in the mesh.
 ServiceMember = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
@@ -29,12 +30,15 @@ ServiceMember = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
 class ServiceGroup:
     """The connections that some members share."""
 
-    def __init__(self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer) -> None:
+    def __init__(
+        self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer, watchdog: Watchdog
+    ) -> None:
         self._settings = settings
         self._bus = bus
         self._store = store
         self._control = control
         self._health = SharedHealth(control)
+        self._watchdog = watchdog
         self._hosts: dict[str, ServiceHost] = {}
         self._stopping = False
 
@@ -46,8 +50,13 @@ class ServiceGroup:
         """Connect to broker and store, and listen for health checks, and for orders to a device; raises `MeshError` where
         broker or store do not answer, or the port is taken.
         """
-        async with bus_and_store(settings) as (bus, store), control_server(settings, engines, device) as control:
-            yield cls(settings, bus, store, control)
+        watchdog = Watchdog(settings.stuck_after_s or None)
+        async with (
+            watchdog.watching(),
+            bus_and_store(settings) as (bus, store),
+            control_server(settings, engines, device) as control,
+        ):
+            yield cls(settings, bus, store, control, watchdog)
 
     @property
     def store(self) -> MeshStore:
@@ -59,9 +68,15 @@ class ServiceGroup:
         """Join as one more member, STARTING, and leave at the end of the block. Raises `MeshError` where the id is in use, or
         broker or store do not answer.
         """
-        await wait_until_free(self._store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+        await wait_until_free(
+            self._store,
+            settings.service_id,
+            registration_ttl_s(settings),
+            settings.heartbeat_s,
+            control_access(settings),
+        )
         registered = await new_member(settings, kind, self._control.port, self._store)
-        host = ServiceHost(settings, self._bus, self._store, self._health, registered)
+        host = ServiceHost(settings, self._bus, self._store, self._health, registered, None, self._watchdog)
         async with host.joined():
             self._hosts[host.id] = host
             try:

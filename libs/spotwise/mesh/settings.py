@@ -13,6 +13,10 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret
+from spotwise.mesh.plane_tls import PlaneTls
+from spotwise.mesh.ports import MeshError
+
 _ALL_INTERFACES = ("0.0.0.0", "::")
 
 
@@ -42,14 +46,64 @@ class ServiceSettings(BaseSettings):
         None,
         description="address that peers use; by default bind_host, or the host's name where that is 0.0.0.0 or ::",
     )
+    mesh_secret_file: Path | None = Field(
+        None,
+        description="file with the secret that all processes of the mesh share, 32 bytes or more, mode 0600; unset: any "
+        "process that reaches a port may take part",
+    )
+    tls_dir: Path | None = Field(
+        None,
+        description="folder with ca.crt, tls.crt and tls.key, for gRPC and for the schemes tls:// and rediss://; unset: gRPC "
+        "in the clear, for one machine or a network of its own",
+    )
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
+    stuck_after_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds without progress of a process's event loop, or four times as many of its messages and periodic "
+        "work, after which it ends itself with status 70, to be started anew; 0: never",
+    )
     journal: Path | None = Field(
         None, description="folder for journals: the events that a member received and its decisions; unset writes none"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
+
+    @field_validator("mesh_secret_file")
+    @classmethod
+    def _is_secret(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                read_mesh_secret(path)
+            except MeshError as error:
+                raise ValueError(str(error)) from error
+        return path
+
+    @field_validator("tls_dir")
+    @classmethod
+    def _has_certificates(cls, folder: Path | None) -> Path | None:
+        if folder is not None:
+            try:
+                PlaneTls(folder).check()
+            except MeshError as error:
+                raise ValueError(str(error)) from error
+        return folder
+
+    @property
+    def plane_tls(self) -> PlaneTls | None:
+        """The certificates; `None` without."""
+        return None if self.tls_dir is None else PlaneTls(self.tls_dir)
+
+    def mesh_secret(self) -> MeshSecret | None:
+        """Read the mesh's secret; `None` of a mesh without one. Raises `MeshError` where it can no longer be read."""
+        return None if self.mesh_secret_file is None else read_mesh_secret(self.mesh_secret_file)
+
+    @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of what every member counts (`None`: another endpoint of the service shows it), and its setting's name."""
+        return None, ""
 
     @property
     def peer_host(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog import BoundLoggerBase
 
+from spotwise.mesh.log_limit import LogLimit
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.settings import ServiceSettings
 
@@ -61,9 +62,11 @@ def configure_logging(settings: ServiceSettings) -> None:
         if settings.log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     )
+    limit = LogLimit()
     filtering = structlog.make_filtering_bound_logger(level)
     structlog.configure(
         processors=[
+            limit,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -79,6 +82,7 @@ def configure_logging(settings: ServiceSettings) -> None:
     # A handler that cannot write would report it on standard error, which cannot be written either.
     logging.raiseExceptions = False
     handler = logging.StreamHandler(stream)
+    handler.addFilter(limit.filter)
     handler.setFormatter(_RedactingFormatter("%(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING))
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.latest import LatestDict
 from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
+from spotwise.mesh.kv_payloads import ThreadScratch
 from spotwise.mesh.kv_sections import KvSections
 from spotwise.mesh.ports import HandoffHandler, KvTransferError, PayloadMemory
 from spotwise.mesh.ucx_link import UcxLink
@@ -48,6 +49,7 @@ class KvInbox:
         self,
         sections: KvSections,
         payloads: PayloadMemory,
+        scratch: ThreadScratch,
         incarnation: int,
         on_handoff: HandoffHandler,
         copies: Executor,
@@ -61,6 +63,7 @@ class KvInbox:
         self._opened = asyncio.Event()
         self._closed = LatestDict[str, int](_CLOSED_REMEMBERED)  #: epochs of windows
         self._payloads = payloads
+        self._scratch = scratch
         self._incarnation = incarnation
         self._on_handoff = on_handoff
         self._copies = copies
@@ -92,7 +95,7 @@ class KvInbox:
         with window.lock:
             pass
 
-    def admitted_bytes(self, frame: KvFrame) -> int:
+    def admitted_bytes(self, _link: UcxLink[KvFrame], frame: KvFrame) -> int:
         """Return the largest payload that a header may announce, by its kind and shape; at most a chunk's."""
         if frame.kind is FrameKind.COMMIT:
             return MAX_HANDOFF_BYTES
@@ -221,7 +224,12 @@ class KvInbox:
 
     def _store(self, incoming: IncomingPush, frame: KvFrame, payload: Any) -> NackReason | None:
         """On a copy thread: verify and scatter one chunk."""
-        if self._payloads.checksum(payload) != frame.payload_checksum:
+        if (seal := incoming.link.incoming_seal) is not None:
+            plain = self._scratch.of(frame.payload_bytes)
+            if not seal.open_payload(frame.payload_checksum, payload, plain):
+                return NackReason.BAD_CHECKSUM
+            payload = plain
+        elif self._payloads.checksum(payload) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         window = incoming.window
         if window is None:
@@ -254,17 +262,24 @@ class KvInbox:
                 return
             if incoming.resending:
                 is_over = False
-            elif (reason := self._missing(incoming, frame, payload)) is not None:
+            elif (plain := self._verified(incoming, frame, payload)) is None:
+                self._refuse(incoming, NackReason.BAD_CHECKSUM)
+            elif (reason := self._missing(incoming, frame)) is not None:
                 self._refuse(incoming, reason)
             else:
-                self._complete(incoming, frame, payload)
+                self._complete(incoming, frame, plain)
         finally:
             if is_over:
                 self._give_up((incoming.link, incoming.push_id))
 
-    def _missing(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
-        if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
-            return NackReason.BAD_CHECKSUM
+    def _verified(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+        """Return a COMMIT's payload, opened where it is sealed; `None` where it is damaged."""
+        if (seal := incoming.link.incoming_seal) is not None:
+            plain = np.empty(frame.payload_bytes, np.uint8)
+            return plain if seal.open_payload(frame.payload_checksum, payload, plain) else None
+        return payload if xxhash.xxh3_64_intdigest(payload.data) == frame.payload_checksum else None
+
+    def _missing(self, incoming: IncomingPush, frame: KvFrame) -> NackReason | None:
         whole = frame.num_layers == incoming.section.num_layers and len(incoming.stored) == frame.chunk_total
         if (
             not whole

@@ -1,6 +1,7 @@
 """One connection between two processes: a UCX endpoint and a read loop, which carry frames. A frame's header and payload are
 submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a malformed header, a reset or a
-dead peer, ends the link: all that waits on it fails with one reason, and it is never used again.
+dead peer, ends the link: all that waits on it fails with one reason, and it is never used again. A link begins with the
+handshake of `link_handshake.py`; where that has agreed on it, headers and payloads are sealed.
 """
 
 from __future__ import annotations
@@ -8,15 +9,24 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from spotwise.mesh.link_handshake import Handshake, LinkRefusedError, LinkTerms
+from spotwise.mesh.link_seal import SEALED_BYTES, LinkSeal
 from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
 from spotwise.wire.framing import FrameError
-from spotwise.wire.link_hello import HELLO_BYTES, LinkHello, decode_hello, encode_hello
+from spotwise.wire.link_hello import (
+    HELLO_BYTES,
+    OFFER_BYTES,
+    PROOF_BYTES,
+    HelloRefusal,
+    LinkHello,
+    encode_refusal,
+)
 
 # Pending sends and closes are dropped after this time: the peer is gone or stuck.
 _CLOSE_WAIT_S = 1.0
@@ -59,13 +69,15 @@ class LinkProtocol(Generic[F]):
 class FrameBuffers(Protocol[F_in]):
     """Where payloads arrive."""
 
-    def take(self, frame: F_in) -> Any:
-        """Return a buffer of at least a frame's payload."""
+    def take(self, frame: F_in, *, is_sealed: bool = False) -> Any:
+        """Return a buffer of at least a frame's payload, sealed or not."""
 
     def give(self, buffer: Any) -> None:
         """Take back a buffer that is not read or written any more."""
 
 
+#: Bytes of a stream, and the future of their arrival.
+_StreamBytes = tuple[bytearray, asyncio.Future[None]]
 #: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
 FrameHandler = Callable[["UcxLink[F]", F, Any, "asyncio.Future[None]"], "asyncio.Task[None] | None"]
 
@@ -74,6 +86,7 @@ class UcxLink(Generic[F]):
     """One endpoint with its read loop.
 
     Attributes:
+        peer: the other end's hello.
         transport: the lanes that UCX uses.
         slots: for payloads in flight, in each direction.
         retired: gets no new pushes; closed after the last one.
@@ -88,11 +101,12 @@ class UcxLink(Generic[F]):
         in_flight: int,
         on_frame: FrameHandler[F],
         on_lost: Callable[[UcxLink[F], str], object],
-        admitted_bytes: Callable[[F], int],
+        admitted_bytes: Callable[[UcxLink[F], F], int],
     ) -> None:
         self.slots = asyncio.Semaphore(in_flight)
         self.retired = False
         self.peer: LinkHello
+        self._terms: LinkTerms
         self.transport: str
         self._reactor = reactor
         self._endpoint = endpoint
@@ -102,7 +116,6 @@ class UcxLink(Generic[F]):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._admitted_bytes = admitted_bytes
-        self._receive_tag = reactor.new_tag()
         self._sending: set[asyncio.Future[None]] = set()
         self._arriving: set[asyncio.Future[None]] = set()
         self._cut_off: tuple[asyncio.Future[None], ...] = ()
@@ -115,40 +128,111 @@ class UcxLink(Generic[F]):
         """Whether frames can still be sent."""
         return not self._lost.done()
 
-    async def open(self, hello: LinkHello, *, accepted: bool, timeout_s: float) -> None:
-        """Exchange hellos and start reading; raises `KvTransferError` where the peer is unreachable, silent, does not use this
-        protocol, or cannot work with this end.
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the frames are encrypted: then payloads are sent as `outgoing_seal` seals them."""
+        return self.outgoing_seal is not None
+
+    @property
+    def outgoing_seal(self) -> LinkSeal | None:
+        """Seals payloads before they are sent; `None` where the link is not encrypted."""
+        return self._terms.sends.seal
+
+    @property
+    def incoming_seal(self) -> LinkSeal | None:
+        """Opens payloads that have arrived; `None` where the link is not encrypted."""
+        return self._terms.receives.seal
+
+    async def open(
+        self,
+        handshake: Handshake,
+        hello: LinkHello,
+        *,
+        accepted: bool,
+        timeout_s: float,
+        admit: Callable[[LinkHello], HelloRefusal | None] = lambda _: None,
+    ) -> None:
+        """Shake hands and start reading.
+
+        Args:
+            handshake: this end's.
+            hello: of this end.
+            accepted: whether the peer has connected.
+            admit: returns the reason to refuse a peer that knows the secret.
+
+        Raises:
+            LinkRefusedError: the peer does not use this protocol, does not know the secret, or has too many links.
+            KvTransferError: it is unreachable, silent, or cannot work with this end.
         """
-        mine = encode_hello(replace(hello, receive_tag=self._receive_tag))
-        theirs = bytearray(HELLO_BYTES)
         try:
             async with asyncio.timeout(timeout_s):
-                # The listener sends first, as in ucxx's own handshake.
-                if accepted:
-                    await self._or_lost(self._reactor.send_stream(self._endpoint, mine))
-                await self._or_lost(self._reactor.receive_stream(self._endpoint, theirs))
-                if not accepted:
-                    await self._or_lost(self._reactor.send_stream(self._endpoint, mine))
-            self.peer = decode_hello(theirs)
+                self._terms = await (self._listened(handshake, admit) if accepted else self._called(handshake))
         except TimeoutError:
-            raise KvTransferError(f"the peer did not answer a connection within {timeout_s:g} s") from None
-        except (self._reactor.ucx.UCXError, FrameError) as error:
-            raise KvTransferError(f"no connection: {error}") from None
+            raise LinkRefusedError(
+                HelloRefusal.TIMED_OUT, f"the peer did not answer a connection within {timeout_s:g} s"
+            ) from None
+        except self._reactor.ucx.UCXError as error:
+            raise LinkRefusedError(HelloRefusal.LOST, f"no connection: {error}") from None
+        self.peer = self._terms.peer
         if (reason := self._protocol.why_not(hello, self.peer)) is not None:
             raise reason
         self.transport = transport_name(self._endpoint)
+        self._reactor.expect_tags(*self._receive_tags)
         self._reading = asyncio.create_task(self._read(), name="link-read")
 
+    async def _listened(self, handshake: Handshake, admit: Callable[[LinkHello], HelloRefusal | None]) -> LinkTerms:
+        answer = self._stream_of(HELLO_BYTES + PROOF_BYTES)
+        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.offer()))
+        try:
+            reply, terms = handshake.accept(await self._whole(answer))
+            if (refusal := admit(terms.peer)) is not None:
+                raise LinkRefusedError(refusal)
+        except LinkRefusedError as error:
+            if error.refusal is not HelloRefusal.LOST:
+                refused = encode_refusal(error.refusal) + bytes(PROOF_BYTES)
+                await self._or_lost(self._reactor.send_stream(self._endpoint, refused))
+            raise
+        await self._or_lost(self._reactor.send_stream(self._endpoint, reply))
+        return terms
+
+    async def _called(self, handshake: Handshake) -> LinkTerms:
+        # The listener sends first, as in ucxx's own handshake.
+        offer, reply = self._stream_of(OFFER_BYTES), self._stream_of(HELLO_BYTES + PROOF_BYTES)
+        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.answer(await self._whole(offer))))
+        return handshake.finish(await self._whole(reply))
+
+    def _stream_of(self, size: int) -> _StreamBytes:
+        """Begin to receive the next bytes of the stream. Called before they can have arrived: ucxx takes those that are there
+        already for none.
+        """
+        into = bytearray(size)
+        received = self._reactor.receive_stream(self._endpoint, into)
+        # Where the handshake ends before, nothing waits for it.
+        received.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return into, received
+
+    async def _whole(self, stream: _StreamBytes) -> bytes:
+        into, received = stream
+        await self._or_lost(received)
+        return bytes(into)
+
+    @property
+    def _receive_tags(self) -> tuple[int, int]:
+        return self._terms.receives.header_tag, self._terms.receives.payload_tag
+
     def send(self, frame: F, payload: Any = None) -> asyncio.Future[Any]:
-        """Submit a frame; the future ends when its buffers are free again, and never raises: a failure ends the link. Raises
-        `KvTransferError` where the link is lost.
+        """Submit a frame, its payload sealed where the link is; the future ends when its buffers are free again, and never
+        raises: a failure ends the link. Raises `KvTransferError` where the link is lost.
         """
         if not self.alive:
             raise KvTransferError(self._lost.result())
         try:
-            parts = [self._reactor.send_tagged(self._endpoint, self.peer.receive_tag, self._protocol.encode(frame))]
+            header, sends = self._protocol.encode(frame), self._terms.sends
+            if sends.seal is not None:
+                header = sends.seal.seal_header(header)
+            parts = [self._reactor.send_tagged(self._endpoint, sends.header_tag, header)]
             if frame.payload_bytes:
-                parts.append(self._reactor.send_tagged(self._endpoint, self.peer.receive_tag + 1, payload))
+                parts.append(self._reactor.send_tagged(self._endpoint, sends.payload_tag, payload))
         except self._reactor.ucx.UCXError as error:
             self.fail(str(error))
             raise KvTransferError(str(error)) from None
@@ -175,6 +259,7 @@ class UcxLink(Generic[F]):
         self.fail("the link was closed")
         if self._reading is not None:
             await asyncio.wait({self._reading})
+            self._reactor.forget_tags(*self._receive_tags)
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
             endpoint.remove_close_callback()
@@ -188,26 +273,28 @@ class UcxLink(Generic[F]):
             await asyncio.sleep(_SETTLE_S)
 
     async def _read(self) -> None:
-        header = bytearray(self._protocol.header_bytes)
+        seal, (header_tag, payload_tag) = self.incoming_seal, self._receive_tags
+        more_bytes = 0 if seal is None else SEALED_BYTES
+        header = bytearray(self._protocol.header_bytes + more_bytes)
         nothing = np.empty(0, np.uint8)
         try:
             while True:
-                await self._reactor.receive_tagged(self._endpoint, self._receive_tag, header)
-                frame = self._protocol.decode(header)
+                await self._reactor.receive_tagged(self._endpoint, header_tag, header)
+                frame = self._protocol.decode(header if seal is None else bytearray(seal.open_header(header)))
                 if not frame.payload_bytes:
                     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     arrived.set_result(None)
                     self._on_frame(self, frame, nothing, arrived)
                     continue
                 # Before any memory is allocated: a correct peer announces no more than it may send.
-                if frame.payload_bytes > (admitted := self._admitted_bytes(frame)):
+                if frame.payload_bytes > (admitted := self._admitted_bytes(self, frame)):
                     raise FrameError(
                         f"a {frame.kind.name} frame announces {frame.payload_bytes} bytes where at most {admitted} are due"
                     )
                 await self._receive_slots.acquire()
-                buffer = self._buffers.take(frame)
-                payload = buffer[: frame.payload_bytes]
-                arrived = self._reactor.receive_tagged(self._endpoint, self._receive_tag + 1, payload)
+                buffer = self._buffers.take(frame, is_sealed=seal is not None)
+                payload = buffer[: frame.payload_bytes + more_bytes]
+                arrived = self._reactor.receive_tagged(self._endpoint, payload_tag, payload)
                 self._arriving.add(arrived)
                 arrived.add_done_callback(self._received)
                 task = self._on_frame(self, frame, payload, arrived)
@@ -234,7 +321,7 @@ class UcxLink(Generic[F]):
             either: set[asyncio.Future[Any]] = {step, self._lost}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
-                raise KvTransferError(f"no connection: {self._lost.result()}")
+                raise LinkRefusedError(HelloRefusal.LOST, f"no connection: {self._lost.result()}")
             step.result()
         finally:
             step.cancel()

@@ -1,5 +1,8 @@
 """A worker's links: accepted ones, and one cached per peer address. Concurrent callers share one connection attempt. A link
 that failed or timed out leaves the cache at once, so that the next push reconnects.
+
+What strangers can hold is bounded: connections that have not shown that they know the mesh's secret are few and wait for a
+short time, and the oldest makes room for a new one. A peer has few links; its oldest ends where it opens one more.
 """
 
 from __future__ import annotations
@@ -11,16 +14,24 @@ from typing import Any, Generic
 
 import structlog
 
+from spotwise.mesh.link_handshake import Handshake, LinkRefusedError, LinkSecurity
 from spotwise.mesh.ports import KvTransferError, MeshError
+from spotwise.mesh.refused_connections import RefusedConnections
 from spotwise.mesh.ucx_link import F, FrameBuffers, FrameHandler, LinkProtocol, UcxLink
 from spotwise.mesh.ucx_loopback import keep_to_loopback
-from spotwise.mesh.ucx_reactor import UcxReactor
+from spotwise.mesh.ucx_reactor import UcxReactor, remote_host
 from spotwise.wire.framing import MAX_PAYLOAD_BYTES
-from spotwise.wire.link_hello import LinkHello
+from spotwise.wire.link_hello import HelloRefusal, LinkHello
 
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_TIMEOUT_S = 5.0
+#: Accepted connections without a verified hello.
+MOST_WAITING = 64
+#: Accepted links of one peer: one that is used, and others on which a push has timed out or whose end is not noticed yet.
+MOST_LINKS_OF_A_PEER = 8
+#: Accepted links of all peers.
+MOST_LINKS = 4096
 
 
 class UcxLinks(Generic[F]):
@@ -37,8 +48,21 @@ class UcxLinks(Generic[F]):
         *,
         host_memory: bool = True,
         loopback_only: bool = False,
-        admitted_bytes: Callable[[F], int] = lambda _: MAX_PAYLOAD_BYTES,
+        admitted_bytes: Callable[[UcxLink[F], F], int] = lambda _link, _frame: MAX_PAYLOAD_BYTES,
+        security: LinkSecurity | None = None,
+        can_seal: bool = True,
     ) -> None:
+        """Create them; nothing is opened before `listen`.
+
+        Args:
+            me: this end's hello.
+            admitted_bytes: largest payload that a header may announce.
+            security: of all links; by default, without a secret.
+            can_seal: whether payloads can be encrypted: those in a device's memory cannot.
+        """
+        self.refusals = RefusedConnections("transfer")
+        self._security = security or LinkSecurity()
+        self._can_seal = can_seal
         self._host_memory = host_memory
         self._loopback_only = loopback_only
         self._admitted_bytes = admitted_bytes
@@ -52,6 +76,8 @@ class UcxLinks(Generic[F]):
         self._listener: Any = None
         self._by_address: dict[str, asyncio.Task[UcxLink[F]]] = {}
         self._open: set[UcxLink[F]] = set()
+        self._waiting: dict[UcxLink[F], None] = {}  # accepted, the oldest first
+        self._accepted: dict[str, dict[UcxLink[F], None]] = {}  # by the peer's id, the oldest first
         self._chores: set[asyncio.Task[Any]] = set()
 
     def listen(self, port: int) -> int:
@@ -66,6 +92,12 @@ class UcxLinks(Generic[F]):
             raise MeshError(f"cannot listen on port {port} ({error}); choose another, or 0 for a free one") from None
         self._reactor = reactor
         bound: int = self._listener.port
+        if not self._loopback_only and self._security.secret is None:
+            _log.warning(
+                "links_without_a_secret",
+                port=bound,
+                reason="who reaches it can take part; set SPOTWISE_MESH_SECRET_FILE",
+            )
         if self._loopback_only:
             try:
                 keep_to_loopback(bound)
@@ -116,20 +148,51 @@ class UcxLinks(Generic[F]):
             endpoint = self._reactor.ucx.UCXEndpoint.create(self._reactor.worker, found[0][4][0], int(port), True)
         except (OSError, ValueError, OverflowError, self._reactor.ucx.UCXError) as error:
             raise KvTransferError(f"cannot connect: {error}") from None
-        return await self._greet(self._reactor, endpoint, accepted=False, timeout_s=timeout_s)
+        link = self._linked(self._reactor, endpoint)
+        return await self._greet(link, str(found[0][4][0]), accepted=False, timeout_s=timeout_s)
 
     def _connected(self, address: str, task: asyncio.Task[UcxLink[F]]) -> None:
         if (task.cancelled() or task.exception() is not None) and self._by_address.get(address) is task:
             del self._by_address[address]
 
     def _accept(self, endpoint: Any) -> None:
-        if self._listener is not None and self._reactor is not None:
-            greeting = self._greet(self._reactor, endpoint, accepted=True, timeout_s=_ACCEPT_TIMEOUT_S)
-            # Errors of a client that does not use the protocol are dropped.
-            self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._listener is None or self._reactor is None:
+            return
+        peer_host = remote_host(endpoint)
+        link = self._linked(self._reactor, endpoint)
+        self._waiting[link] = None
+        if len(self._waiting) > MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            self._refuse(LinkRefusedError(HelloRefusal.TOO_MANY_WAITING), None)
+            del self._waiting[oldest]
+            oldest.fail("too many connections wait for their hello")
+        greeting = self._chore(self._greet_caller(link, peer_host))
+        greeting.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink[F]:
-        link = UcxLink(
+    async def _greet_caller(self, link: UcxLink[F], peer_host: str | None) -> None:
+        try:
+            await self._greet(link, peer_host, accepted=True, timeout_s=_ACCEPT_TIMEOUT_S)
+        except KvTransferError as error:
+            if link in self._waiting:  # else it has made room for another, and is counted
+                self._refuse(error, peer_host)
+            return
+        finally:
+            self._waiting.pop(link, None)
+        links = self._accepted.setdefault(link.peer.worker_id, {})
+        links[link] = None
+        if not link.alive:
+            self._leave(link)
+        elif len(links) > MOST_LINKS_OF_A_PEER:
+            oldest = next(iter(links))
+            self._refuse(LinkRefusedError(HelloRefusal.TOO_MANY_LINKS), peer_host)
+            oldest.fail("its peer has opened too many links")
+
+    def _refuse(self, error: KvTransferError, peer_host: str | None) -> None:
+        refusal = error.refusal if isinstance(error, LinkRefusedError) else HelloRefusal.INCOMPATIBLE
+        self.refusals.count(refusal.name.lower(), str(error), peer_host)
+
+    def _linked(self, reactor: UcxReactor, endpoint: Any) -> UcxLink[F]:
+        return UcxLink(
             reactor,
             endpoint,
             self._protocol,
@@ -139,16 +202,30 @@ class UcxLinks(Generic[F]):
             self._lost,
             self._admitted_bytes,
         )
+
+    async def _greet(self, link: UcxLink[F], peer_host: str | None, *, accepted: bool, timeout_s: float) -> UcxLink[F]:
         self._open.add(link)
         try:
-            await link.open(self._me, accepted=accepted, timeout_s=timeout_s)
+            handshake = Handshake(self._security, self._me, peer_host, can_seal=self._can_seal)
+            await link.open(handshake, self._me, accepted=accepted, timeout_s=timeout_s, admit=self._admit)
         except BaseException:
             link.fail("the connection was not completed")
             raise
         return link
 
+    def _admit(self, peer: LinkHello) -> HelloRefusal | None:
+        return HelloRefusal.TOO_MANY_LINKS if sum(map(len, self._accepted.values())) >= MOST_LINKS else None
+
+    def _leave(self, link: UcxLink[F]) -> None:
+        for worker_id, links in tuple(self._accepted.items()):
+            if link in links:
+                del links[link]
+                if not links:
+                    del self._accepted[worker_id]
+
     def _lost(self, link: UcxLink[F], reason: str) -> None:
         self.drop(link)
+        self._leave(link)
         self._on_lost(link, reason)
         self._chore(self._dispose(link))
 

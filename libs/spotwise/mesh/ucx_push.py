@@ -11,12 +11,13 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.kv_exports import KvExports
+from spotwise.mesh.link_seal import sealed_copy
 from spotwise.mesh.ports import KvTransferError, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame, NackReason, encode_frame, encode_handoff
@@ -256,15 +257,20 @@ class UcxPush:
         self._news.set()
 
     def _send_commit(self, link: UcxLink[KvFrame], handoff: KvHandoff) -> None:
-        payload = encode_handoff(handoff)
+        payload: Any = encode_handoff(handoff)
+        size, seal = len(payload), link.outgoing_seal
+        if seal is None:
+            checksum = xxhash.xxh3_64_intdigest(payload)
+        else:
+            payload, checksum = sealed_copy(seal, payload)
         commit = replace(
             self._abort_frame,
             kind=FrameKind.COMMIT,
             num_layers=self._exports.memory.num_layers,
             num_blocks=len(self._block_ids),
             chunk_total=len(self._cut),
-            payload_bytes=len(payload),
-            payload_checksum=xxhash.xxh3_64_intdigest(payload),
+            payload_bytes=size,
+            payload_checksum=checksum,
         )
         link.send(commit, payload)
 

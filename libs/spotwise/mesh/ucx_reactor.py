@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +34,10 @@ _PROGRESS_BURST = 64
 _LOOK_AGAIN_S = 1.0
 # Progress interval while UCX copies to or from a device: some versions of its CUDA transports signal no event.
 _LOOK_AT_DEVICE_S = 0.0005
+# Messages of no link that are dropped in one go.
+_STRAYS_AT_ONCE = 1024
 _MAX_LANES = 16
+_EP_ATTR_REMOTE_ADDRESS = 1 << 2
 _EP_ATTR_TRANSPORTS = 1 << 3
 _CONTEXT_ATTR_MEMORY_TYPES = 1 << 2
 _CUDA_MEMORY = 1 << 1
@@ -63,16 +68,20 @@ class UcxReactor:
         self._pending: dict[asyncio.Future[None], tuple[Any, tuple[object, ...]]] = {}
         self._on_device: set[asyncio.Future[None]] = set()
         self._turn: asyncio.Handle | None = None
-        self._next_tag = 0
+        self._expected_tags: set[int] = set()
+        self.strays = 0  #: messages dropped that no link expected
         self._closed = False
         self._event_fd: int = self.worker.epoll_file_descriptor
         self._loop.add_reader(self._event_fd, self._schedule)
         self._look_again()
 
-    def new_tag(self) -> int:
-        """Return a tag unique on this worker; the caller also owns the next one."""
-        self._next_tag += 2
-        return self._next_tag
+    def expect_tags(self, *tags: int) -> None:
+        """Keep messages with these tags until they are received; others are dropped after a while."""
+        self._expected_tags.update(tags)
+
+    def forget_tags(self, *tags: int) -> None:
+        """Drop messages with these tags from now on, those that wait included."""
+        self._expected_tags.difference_update(tags)
 
     def send_tagged(self, endpoint: Any, tag: int, data: object) -> asyncio.Future[None]:
         """Submit a message; messages of one tag arrive in order of submission."""
@@ -144,8 +153,25 @@ class UcxReactor:
             self._turn = self._loop.call_soon(self._progress)
 
     def _look_again(self) -> None:
+        self._drop_strays()
         self._schedule()
         self._look_again_timer = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _drop_strays(self) -> None:
+        """Drop messages that no link expects, which UCX would keep for ever: of ended links, and of peers that guess tags. One
+        that is expected and waits for its buffer holds up those behind it.
+        """
+        any_tag, no_mask = self.ucx.UCXXTag(0), self.ucx.UCXXTagMask(0)
+        for _ in range(_STRAYS_AT_ONCE):
+            found = self.worker.tag_probe(any_tag, no_mask)
+            if not found.matched or found.sender_tag in self._expected_tags:
+                return
+            found = self.worker.tag_probe(any_tag, no_mask, remove=True)
+            if found.matched:
+                # Into a buffer that is too small for most: UCX frees the message with an error, and nothing waits for it.
+                into = self._array(bytearray(1))
+                self.track(self.worker.tag_recv_with_handle(into, found), into).add_done_callback(_retrieved)
+                self.strays += 1
 
     def _progress(self) -> None:
         self._turn = None
@@ -173,6 +199,11 @@ class UcxReactor:
                 future.set_result(None)
 
 
+def _retrieved(dropped: asyncio.Future[None]) -> None:
+    if not dropped.cancelled():
+        dropped.exception()
+
+
 def _set_defaults(variables: dict[str, str]) -> None:
     for variable, value in variables.items():
         os.environ.setdefault(variable, value)
@@ -195,8 +226,8 @@ class _EndpointAttributes(ctypes.Structure):
     _fields_ = [
         ("field_mask", ctypes.c_uint64),
         ("name", ctypes.c_char * 32),
-        ("local_sockaddr", ctypes.c_char * 128),
-        ("remote_sockaddr", ctypes.c_char * 128),
+        ("local_sockaddr", ctypes.c_uint8 * 128),
+        ("remote_sockaddr", ctypes.c_uint8 * 128),
         ("transports", _Lanes),
         ("user_data", ctypes.c_void_p),
     ]
@@ -229,6 +260,21 @@ def reaches_cuda_memory() -> bool:
     attributes = _ContextAttributes(field_mask=_CONTEXT_ATTR_MEMORY_TYPES)
     answered = query(context.handle, ctypes.byref(attributes)) == 0
     return answered and context.cuda_support and bool(attributes.memory_types & _CUDA_MEMORY)
+
+
+def remote_host(endpoint: Any) -> str | None:
+    """Return the numeric address of an endpoint's peer; `None` where UCX does not say it."""
+    query = ctypes.CDLL("libucp.so.0").ucp_ep_query
+    query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_EndpointAttributes)]
+    query.restype = ctypes.c_int8
+    attributes = _EndpointAttributes(field_mask=_EP_ATTR_REMOTE_ADDRESS)
+    if query(endpoint.handle, ctypes.byref(attributes)) != 0:
+        return None
+    raw = bytes(attributes.remote_sockaddr)
+    family = int.from_bytes(raw[:2], sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(family, raw[4:8])
+    return socket.inet_ntop(family, raw[8:24]) if family == socket.AF_INET6 else None
 
 
 def transport_name(endpoint: Any) -> str:

@@ -15,15 +15,18 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.byte_budget import ByteBudget
 from spotwise.mesh.kv_exports import KvExports
-from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
+from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
 from spotwise.mesh.kv_sections import KvSections
+from spotwise.mesh.link_handshake import LinkSecurity
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
+from spotwise.mesh.refused_connections import RefusedConnections
 from spotwise.mesh.split_push import SectionPush, SplitPush
 from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_loopback import is_loopback
 from spotwise.mesh.ucx_push import UcxPush
+from spotwise.mesh.watchdog import WatchedExecutor, WatchedPart
 from spotwise.mesh.whole_push import push_at_once, source_of
 from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
@@ -51,6 +54,8 @@ class UcxKvTransport:
         payloads: PayloadMemory | None = None,
         model_digest: str | None = None,
         window_wait_s: float = 0.0,
+        security: LinkSecurity | None = None,
+        watch: WatchedPart | None = None,
     ) -> None:
         """Create the transport; nothing is opened before `start`.
 
@@ -68,6 +73,8 @@ class UcxKvTransport:
             payloads: what the memory exports and imports; `None`: numpy arrays.
             model_digest: of this worker's weights; peers with another one are refused.
             window_wait_s: how long the first bytes of a push may be here before its `expect`.
+            security: of the links; by default, without a secret.
+            watch: over the copies to and from the memory; `None`: none.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
             raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
@@ -76,16 +83,21 @@ class UcxKvTransport:
         self._port = port
         self._push_timeout_s = push_timeout_s
         copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
-        self._copies = ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
+        self._copies = (
+            ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
+            if watch is None
+            else WatchedExecutor(copy_threads, "kv-copy", watch)
+        )
         payloads = payloads or HostPayloads()
         self._sections = KvSections(memory)
+        scratch = ThreadScratch(payloads)
         self._inbox = KvInbox(
-            self._sections, payloads, incarnation, on_handoff, self._copies, chunk_bytes, window_wait_s
+            self._sections, payloads, scratch, incarnation, on_handoff, self._copies, chunk_bytes, window_wait_s
         )
         budget = ByteBudget(exported_bytes)
         buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
-        self._exports = KvExports(memory, payloads, buffers, self._copies, budget, chunk_bytes, stream_bytes)
-        me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
+        self._exports = KvExports(memory, payloads, buffers, self._copies, budget, scratch, chunk_bytes, stream_bytes)
+        me = LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
         host_memory = isinstance(payloads, HostPayloads)
         self._links = UcxLinks(
             me,
@@ -97,6 +109,8 @@ class UcxKvTransport:
             host_memory=host_memory,
             loopback_only=is_loopback(host),
             admitted_bytes=self._inbox.admitted_bytes,
+            security=security,
+            can_seal=payloads.on_host,
         )
         self._push_ids = itertools.count(1)
         self._pushes: dict[int, tuple[UcxLink[KvFrame], UcxPush]] = {}
@@ -108,6 +122,16 @@ class UcxKvTransport:
         if self._address is None:
             raise RuntimeError("the transport listens nowhere yet: await start() first")
         return self._address
+
+    @property
+    def refusals(self) -> RefusedConnections:
+        """Connections that were refused."""
+        return self._links.refusals
+
+    @property
+    def refused_connections(self) -> int:
+        """See `KvTransport`."""
+        return self.refusals.total
 
     @property
     def shares(self) -> tuple[KvShare, ...]:

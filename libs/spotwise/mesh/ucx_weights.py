@@ -1,12 +1,14 @@
 """Weights between processes over UCX: each listens, answers for what it keeps, and asks others for what it lacks.
 
 Panels arrive where they stay, without a buffer between: a request names the memory, which is of use only once the panels'
-checksum was verified. A holder that says nothing for a while is lost. Once a request has failed, UCX is done with its memory.
+checksum was verified. On an encrypted link they arrive in a buffer, and are opened into that memory. A holder that says nothing
+for a while is lost. Once a request has failed, nothing writes its memory any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -20,7 +22,10 @@ from numpy.typing import NDArray
 
 from spotwise.core.latest import LatestDict
 from spotwise.core.weights.inventory import ModelSketch, PanelRange, WeightInventory
+from spotwise.mesh.link_handshake import LinkSecurity
+from spotwise.mesh.link_seal import SEALED_BYTES, sealed_copy
 from spotwise.mesh.ports import KvTransferError
+from spotwise.mesh.refused_connections import RefusedConnections
 from spotwise.mesh.ucx_link import LinkProtocol, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_loopback import is_loopback
@@ -40,38 +45,61 @@ from spotwise.wire.weight_frames import (
 WEIGHT_LINKS: LinkProtocol[WeightFrame] = LinkProtocol(WEIGHT_FRAME_BYTES, encode_weight_frame, decode_weight_frame)
 #: Payloads at once, per link and direction.
 _IN_FLIGHT = 8
+#: Requests that wait for their answer, of all links.
+_MOST_ANSWERS = 1 << 16
 #: An inventory or a sketch, at most.
 _MOST_ANSWER_BYTES = 128 * 2**20
+#: Buffers of sealed panels within these bounds are kept.
+SMALL_BYTES, MOST_KEPT_BYTES = 64 << 10, 16 << 20
 #: Checksums are kept, since a holder is asked for the same panels again and again.
 _CHECKSUMS = 1 << 16
 
 _Link = UcxLink[WeightFrame]
+#: Bytes of an answer, what is sent for it, and its checksum or number.
+_Outgoing = tuple[int, NDArray[np.uint8], int]
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request without an answer; `into`: where its panels arrive, or where any other answer is put."""
+    """A request without an answer; `into`: where its panels arrive; `is_arriving`: whether its answer has begun to; `opening`:
+    until panels are opened there.
+    """
 
     link: _Link
     into: NDArray[np.uint8] | None
+    is_arriving: bool = False
+    opening: asyncio.Future[Any] | None = None
     answer: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class _Destinations:
-    """`FrameBuffers` that receive panels in place."""
+    """`FrameBuffers` that receive panels in place, or sealed ones in a few buffers."""
 
     def __init__(self, requests: dict[int, _Request]) -> None:
         self._requests = requests
+        self._for_sealed: list[NDArray[np.uint8]] = []
 
-    def take(self, frame: WeightFrame) -> NDArray[np.uint8]:
+    def take(self, frame: WeightFrame, *, is_sealed: bool = False) -> NDArray[np.uint8]:
         request = self._requests.get(frame.request_id)
+        if is_sealed:
+            size = frame.payload_bytes + SEALED_BYTES
+            fitting = [buffer for buffer in self._for_sealed if buffer.nbytes >= size]
+            if not fitting:
+                return np.empty(size, np.uint8)
+            self._for_sealed = [buffer for buffer in self._for_sealed if buffer is not fitting[0]]
+            return fitting[0]
         if request is not None and request.into is not None and frame.kind is WeightFrameKind.PANELS:
             return request.into
         return np.empty(frame.payload_bytes, np.uint8)
 
     def give(self, buffer: Any) -> None:
-        """Nothing is used again."""
+        if self._is_own(buffer) and len(self._for_sealed) < _IN_FLIGHT:
+            self._for_sealed.append(buffer)
+
+    def _is_own(self, buffer: Any) -> bool:
+        """Whether a buffer is none of a request's: those are of memory that others allocated."""
+        return buffer.base is None and SMALL_BYTES <= buffer.nbytes <= MOST_KEPT_BYTES
 
 
 class UcxWeights:
@@ -83,6 +111,7 @@ class UcxWeights:
         host: under which peers reach it; a loopback address restricts the listener to loopback.
         port: to listen on; 0 takes a free one.
         patience_s: a holder with a request that sends nothing for so long is lost.
+        security: of the links; by default, without a secret.
     """
 
     def __init__(
@@ -93,6 +122,7 @@ class UcxWeights:
         host: str = "127.0.0.1",
         port: int = 0,
         patience_s: float = 3.0,
+        security: LinkSecurity | None = None,
     ) -> None:
         self._source = source
         self._host, self._port = host, port
@@ -104,7 +134,7 @@ class UcxWeights:
         self._checksums = LatestDict[tuple[int, str, int, int], int](_CHECKSUMS)
         self._answering: set[asyncio.Task[None]] = set()
         self._links: UcxLinks[WeightFrame] = UcxLinks(
-            LinkHello(0, device_id, incarnation, 0),
+            LinkHello(device_id, incarnation, 0),
             WEIGHT_LINKS,
             _Destinations(self._requests),
             _IN_FLIGHT,
@@ -112,6 +142,7 @@ class UcxWeights:
             self._on_lost,
             loopback_only=is_loopback(host),
             admitted_bytes=self._admitted_bytes,
+            security=security,
         )
         self._address = ""
 
@@ -119,6 +150,11 @@ class UcxWeights:
     def address(self) -> str:
         """Where peers reach it, `host:port`; empty before `start`."""
         return self._address
+
+    @property
+    def refusals(self) -> RefusedConnections:
+        """Connections that were refused."""
+        return self._links.refusals
 
     async def start(self) -> None:
         """Listen; raises `MeshError` where the port is taken."""
@@ -168,6 +204,8 @@ class UcxWeights:
         except (WeightTransferError, asyncio.CancelledError):
             if into is not None and not link.alive:
                 await link.settled()
+            if request.opening is not None:
+                await asyncio.wait({request.opening})
             raise
         finally:
             del self._requests[number]
@@ -191,19 +229,23 @@ class UcxWeights:
         finally:
             request.answer.cancel()
 
-    def _admitted_bytes(self, frame: WeightFrame) -> int:
+    def _admitted_bytes(self, link: _Link, frame: WeightFrame) -> int:
+        """Return the largest answer to a request of this link, which gets one: the memory of another's is not written."""
         request = self._requests.get(frame.request_id)
-        if frame.kind in (WeightFrameKind.LISTED, WeightFrameKind.DESCRIBED, WeightFrameKind.REFUSED):
-            return _MOST_ANSWER_BYTES
-        if frame.kind is WeightFrameKind.PANELS and request is not None and request.into is not None:
-            return request.into.nbytes
-        return 0
+        if request is None or request.link is not link or request.is_arriving:
+            return 0
+        request.is_arriving = True
+        if frame.kind is WeightFrameKind.PANELS:
+            return 0 if request.into is None else request.into.nbytes
+        return _MOST_ANSWER_BYTES
 
     def _on_frame(
         self, link: _Link, frame: WeightFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
         self._heard_s[link] = time.monotonic()
         if frame.kind in (WeightFrameKind.LIST, WeightFrameKind.DESCRIBE, WeightFrameKind.GET):
+            if len(self._answering) >= _MOST_ANSWERS:
+                raise FrameError(f"more than {_MOST_ANSWERS} requests at once")
             task = asyncio.create_task(self._answer(link, frame), name="give-weights")
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
@@ -221,44 +263,57 @@ class UcxWeights:
         except (asyncio.CancelledError, Exception):
             return  # the link is lost, which the request hears
         self._heard_s[link] = time.monotonic()
-        checksum = await self._checksum(payload)
+        if request.answer.done():
+            return
+        plain = await self._verified(link, request, frame, payload)
         if request.answer.done():
             return
         error: WeightTransferError | None = None
-        if checksum != frame.payload_checksum:
+        if plain is None:
             error = WeightTransferError("its answer is damaged")
         elif frame.kind is WeightFrameKind.REFUSED:
-            error = WeightTransferError(bytes(payload).decode(errors="replace"))
+            error = WeightTransferError(bytes(plain).decode(errors="replace"))
         elif request.into is not None and frame.payload_bytes != request.into.nbytes:
             error = WeightTransferError(f"it sent {frame.payload_bytes} bytes instead of {request.into.nbytes}")
         if error is not None:
             request.answer.set_exception(error)
         else:
-            request.answer.set_result(b"" if request.into is not None else bytes(payload))
+            request.answer.set_result(b"" if plain is None or request.into is not None else bytes(plain))
+
+    async def _verified(self, link: _Link, request: _Request, frame: WeightFrame, payload: Any) -> Any | None:
+        """Return an answer's payload, opened where it is sealed; `None` where it is damaged."""
+        seal = link.incoming_seal
+        if seal is None:
+            return payload if await self._checksum(payload) == frame.payload_checksum else None
+        into = request.into
+        if into is None or frame.kind is not WeightFrameKind.PANELS or into.nbytes != frame.payload_bytes:
+            into = np.empty(frame.payload_bytes, np.uint8)
+        loop = asyncio.get_running_loop()
+        request.opening = loop.run_in_executor(self._hashing, seal.open_payload, frame.payload_checksum, payload, into)
+        return into if await request.opening else None
 
     async def _answer(self, link: _Link, frame: WeightFrame) -> None:
-        kind, checksum = WeightFrameKind.REFUSED, None
-        payload: NDArray[np.uint8]
-        try:
-            if frame.kind is WeightFrameKind.GET:
-                kind = WeightFrameKind.PANELS
-                payload, checksum = await self._exported(frame)
-            elif frame.kind is WeightFrameKind.LIST:
-                kind, payload = WeightFrameKind.LISTED, _array(encode_inventory(self._source.inventory()))
-            else:
-                sketch = await asyncio.to_thread(self._source.sketch)
-                kind, payload = WeightFrameKind.DESCRIBED, _array(encode_sketch(sketch))
-        except ValueError as error:
-            kind, payload = WeightFrameKind.REFUSED, _array(str(error).encode() or b"refused")
-        if checksum is None:
-            checksum = await self._checksum(payload)
-        async with link.slots:
-            if not link.alive:
-                return
-            answer = WeightFrame(kind, frame.request_id, payload_bytes=payload.nbytes, payload_checksum=checksum)
-            await link.send(answer, payload)
+        # Sealed panels are copies, of which a link has as many as it has slots.
+        async with link.slots if link.is_sealed else contextlib.nullcontext():
+            kind = WeightFrameKind.REFUSED
+            try:
+                if frame.kind is WeightFrameKind.GET:
+                    kind, (size, payload, checksum) = WeightFrameKind.PANELS, await self._exported(link, frame)
+                elif frame.kind is WeightFrameKind.LIST:
+                    inventory = _array(encode_inventory(self._source.inventory()))
+                    kind, (size, payload, checksum) = WeightFrameKind.LISTED, await self._closed(link, inventory)
+                else:
+                    sketch = _array(encode_sketch(await asyncio.to_thread(self._source.sketch)))
+                    kind, (size, payload, checksum) = WeightFrameKind.DESCRIBED, await self._closed(link, sketch)
+            except ValueError as error:
+                reason = _array(str(error).encode() or b"refused")
+                size, payload, checksum = await self._closed(link, reason)
+            answer = WeightFrame(kind, frame.request_id, payload_bytes=size, payload_checksum=checksum)
+            async with contextlib.nullcontext() if link.is_sealed else link.slots:
+                if link.alive:
+                    await link.send(answer, payload)
 
-    async def _exported(self, frame: WeightFrame) -> tuple[NDArray[np.uint8], int]:
+    async def _exported(self, link: _Link, frame: WeightFrame) -> _Outgoing:
         layout = self._source.layout
         if frame.layout != layout:
             raise ValueError("its weights have another layout here")
@@ -266,14 +321,23 @@ class UcxWeights:
         dropped = self._source.times_dropped(frame.matrix, panels)
         payload = np.frombuffer(self._source.export_panels(frame.matrix, panels), np.uint8)
         key = (layout, frame.matrix, panels.start, panels.stop)
-        checksum = self._checksums.get(key)
-        if checksum is None:
-            checksum = await self._checksum(payload)
-            # Else it may be that of zeros, which the receiver would take for the panels.
-            if self._source.times_dropped(frame.matrix, panels) != dropped:
-                raise ValueError(f"panels {panels} of {frame.matrix} were given back meanwhile")
-            self._checksums[key] = checksum
-        return payload, checksum
+        if not link.is_sealed and (known := self._checksums.get(key)) is not None:
+            return payload.nbytes, payload, known
+        outgoing = await self._closed(link, payload)
+        # Else it may be that of zeros, which the receiver would take for the panels.
+        if self._source.times_dropped(frame.matrix, panels) != dropped:
+            raise ValueError(f"panels {panels} of {frame.matrix} were given back meanwhile")
+        if not link.is_sealed:
+            self._checksums[key] = outgoing[2]
+        return outgoing
+
+    async def _closed(self, link: _Link, payload: NDArray[np.uint8]) -> _Outgoing:
+        """Return what to send for a payload: itself with its checksum, or a sealed copy."""
+        seal = link.outgoing_seal
+        if seal is None:
+            return payload.nbytes, payload, await self._checksum(payload)
+        loop = asyncio.get_running_loop()
+        return payload.nbytes, *await loop.run_in_executor(self._hashing, sealed_copy, seal, payload)
 
     async def _checksum(self, payload: NDArray[np.uint8]) -> int:
         return await asyncio.get_running_loop().run_in_executor(self._hashing, xxhash.xxh3_64_intdigest, payload.data)

@@ -59,7 +59,7 @@ _SEQUENCE = codec_of(
 )
 _SURVEYED: Codec = each_of(_SEQUENCE)
 _ATTEMPT = ("choice_id", "epoch")
-_ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
+_ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s", "term")
 _RESERVATION = (*_ORDER, "kv_tokens", "max_new_tokens", "source_id", "hop")
 _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], ...] = (
     (m.TokenBatch, "token_batch", codec_tokens.batch_to, codec_tokens.batch_from),
@@ -70,6 +70,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
             m.SubmitRequest,
             cluster.SubmitRequest,
             *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority"),
+            optional=("deadline_unix_s",),
             stream=_STREAM,
             prefix_spans=(same, tuple),
             avoid=_SUSPECTS,
@@ -177,7 +178,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         "prefill_accepted",
         *codec_of(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
     ),
-    (m.CancelRequest, "cancel_request", *codec_of(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
+    (m.CancelRequest, "cancel_request", *codec_of(m.CancelRequest, worker.CancelRequest, *_ATTEMPT, "term")),
     (
         m.KvReserved,
         "kv_reserved",
@@ -196,9 +197,13 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (
         m.ChangeHomePool,
         "change_home_pool",
-        *codec_of(m.ChangeHomePool, worker.ChangeHomePool, "worker_id", pool=(same, m.Pool)),
+        *codec_of(m.ChangeHomePool, worker.ChangeHomePool, "worker_id", "term", pool=(same, m.Pool)),
     ),
-    (m.ForgetGateway, "forget_gateway", *codec_of(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation")),
+    (
+        m.ForgetGateway,
+        "forget_gateway",
+        *codec_of(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation", "term"),
+    ),
     (m.Member, "member", codec_members.member_to, codec_members.member_from),
     (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),
     (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),

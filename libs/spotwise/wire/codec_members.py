@@ -32,6 +32,8 @@ _LOAD = codec_of(
     "preemptions",
     "kv_blocks_swapped_out",
     "kv_blocks_swapped_in",
+    "refused_connections",
+    "scheduler_term",
     optional=("reserved_new_tokens", "prompt_token_s", "kv_push_token_s"),
     assignments_seen=(dict, lambda seen: tuple(sorted(seen.items()))),
     gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),
@@ -76,6 +78,7 @@ def member_to(member: m.Member) -> cluster.Member:
         leaves_at_unix_s=member.leaves_at_s,
         leader_id=member.leader_id,
         place=None if member.place is None else PLACE[0](member.place),
+        term=member.term,
     )
 
 
@@ -103,4 +106,5 @@ def member_from(proto: cluster.Member) -> m.Member:
         leaves_at_s=proto.leaves_at_unix_s if proto.HasField("leaves_at_unix_s") else None,
         leader_id=proto.leader_id,
         place=PLACE[1](proto.place) if proto.HasField("place") else None,
+        term=proto.term if proto.HasField("term") else None,
     )

@@ -13,12 +13,13 @@ def drain_to(message: m.Drain) -> spot_pb2.Drain:
         deadline_unix_s=message.deadline_s,
         reason=message.reason,
         devices_stay=message.devices_stay,
+        term=message.term,
     )
 
 
 def drain_from(proto: spot_pb2.Drain) -> m.Drain:
     """Return the notice that `drain_to` turned into `proto`."""
-    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason, proto.devices_stay)
+    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason, proto.devices_stay, proto.term)
 
 
 def interruption_to(message: m.InterruptionReported) -> spot_pb2.InterruptionReported:

@@ -68,6 +68,8 @@ def record_to(record: RequestRecord) -> pb.RequestRecord:
         priority=record.priority,
         tenant=record.tenant,
         model_digest=record.model_digest,
+        prefix_salt=record.prefix_salt,
+        deadline_unix_s=record.deadline_unix_s,
     )
 
 
@@ -100,6 +102,8 @@ def record_from(proto: pb.RequestRecord) -> RequestRecord:
         priority=proto.priority,
         tenant=proto.tenant,
         model_digest=proto.model_digest if proto.HasField("model_digest") else None,
+        prefix_salt=proto.prefix_salt,
+        deadline_unix_s=proto.deadline_unix_s if proto.HasField("deadline_unix_s") else None,
     )
 
 

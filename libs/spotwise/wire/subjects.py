@@ -1,18 +1,21 @@
 """The NATS subjects and Redis keys of the mesh. An inbox is one subject per member (of a gateway, per incarnation), so that
-messages between two members stay in order. `REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once
-(no responders) that there is none. Submissions and closings share it, so that a scheduler receives a request's end after its
-beginning.
+messages between two members stay in order. A gateway learns at once (no responders) that no scheduler listens to `REQUESTS`.
+Submissions and closings share it, so that a scheduler receives a request's end after its beginning. Every scheduler receives
+both, and the active one answers: so a gateway need not know which one that is. A heartbeat's subject names the kind of its
+member, since a broker's permissions are patterns of subjects (`permissions`).
 """
+
+from spotwise.core.members import MemberKind
 
 _ROOT = "spotwise.v1"
 
 REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
-SCHEDULERS = "schedulers"  #: queue group of `REQUESTS`
-HEARTBEATS = f"{_ROOT}.heartbeat.*"
+HEARTBEATS = f"{_ROOT}.heartbeat.*.*"  #: of all kinds and members
 NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
 DRAIN = f"{_ROOT}.spot.drain"  #: requests a notice from the spot watcher
 WATCHERS = "watchers"  #: queue group of `DRAIN`
+OPERATOR = "operator"  #: first part of the ids of commands, which are no members
 LOAD = f"{_ROOT}.load"  #: gateways' reports of their requests
 FLEET = f"{_ROOT}.fleet.report"  #: instances that there are, and could be
 FLEET_ORDERS = f"{_ROOT}.fleet.order"  #: what the planner has bought and given back
@@ -25,9 +28,19 @@ def inbox(member_id: str, incarnation: int | None = None) -> str:
     return f"{_ROOT}.inbox.{member_id}" if incarnation is None else f"{_ROOT}.inbox.{member_id}.{incarnation}"
 
 
-def heartbeat(member_id: str) -> str:
+def operator_id(pid: int) -> str:
+    """Return the id under which a command gets answers: its inbox is in a part of the subjects that no member's is in."""
+    return f"{OPERATOR}.{pid}"
+
+
+def heartbeat(kind: MemberKind, member_id: str) -> str:
     """Return the subject of a member's heartbeats."""
-    return f"{_ROOT}.heartbeat.{member_id}"
+    return f"{_ROOT}.heartbeat.{kind}.{member_id}"
+
+
+def heartbeats_of(member_id: str) -> str:
+    """Return the subject of the heartbeats of whatever member has this id."""
+    return f"{_ROOT}.heartbeat.*.{member_id}"
 
 
 def simulated_kv(worker_id: str) -> str:
@@ -42,7 +55,27 @@ def request_key(choice_id: str) -> str:
 
 def ledger_key(choice_id: str) -> str:
     """Return the Redis key of an API request's ledger, shared by its choices."""
-    return f"spotwise:ledger:{choice_id.split('#')[0]}"
+    return f"spotwise:ledger:{request_id_of(choice_id)}"
+
+
+def request_id_of(choice_id: str) -> str:
+    """Return the id of the API request that a choice belongs to."""
+    return choice_id.split("#")[0]
+
+
+def kept_request_key(request_id: str) -> str:
+    """Return the Redis key of an API request's form and owner."""
+    return f"spotwise:kept:{request_id}"
+
+
+def kept_tokens_key(request_id: str) -> str:
+    """Return the Redis key of an API request's tokens."""
+    return f"spotwise:tokens:{request_id}"
+
+
+def claim_key(claim: str) -> str:
+    """Return the Redis key of an `Idempotency-Key`."""
+    return f"spotwise:claim:{claim}"
 
 
 def member_key(member_id: str) -> str:
@@ -60,7 +93,35 @@ def fleet_key(mesh: str) -> str:
     return f"spotwise:fleet:{mesh}"
 
 
-PLANNER_LEASE_KEY = "spotwise:planner:lease"  #: the planner that acts, `id/incarnation`; expires
-PLANNER_TERM_KEY = "spotwise:planner:term"  #: number of its term
+def key_usage_key(name: str) -> str:
+    """Return the Redis key of what an API key has used."""
+    return f"spotwise:key-usage:{name}"
+
+
+def key_streams_key(name: str) -> str:
+    """Return the Redis key of the leases of an API key's requests in flight."""
+    return f"spotwise:key-streams:{name}"
+
+
+def lease_key(service: str) -> str:
+    """Return the Redis key of the process of a service that acts, `id/incarnation`; expires."""
+    return f"spotwise:{service}:lease"
+
+
+def term_key(service: str) -> str:
+    """Return the Redis key of the number of a service's last term."""
+    return f"spotwise:{service}:term"
+
+
+def term_holder_key(service: str) -> str:
+    """Return the Redis key of the process that had a service's last term, where it has not given it back."""
+    return f"spotwise:{service}:term-holder"
+
+
+KEYS_KEY = "spotwise:keys"  #: hash of the API keys' records by name
+KEYS_REVISION_KEY = "spotwise:keys:revision"  #: raised by every change of them
+KEYS_USED_KEY = "spotwise:keys:used"  #: hash of the Unix seconds of their last use
+SCHEDULER = "scheduler"  #: the service whose active process assigns requests
+PLANNER = "planner"  #: the service whose active process moves requests and buys machines
 PLAN_KEY = "spotwise:planner:plan"  #: the last plan
 MEMBER_KEYS = member_key("*")

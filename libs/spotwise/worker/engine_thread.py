@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from spotwise.core.batching import Batch
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine
@@ -28,6 +29,8 @@ from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
+from spotwise.mesh.grpc_control import IterationTime
+from spotwise.worker.engine_watch import EngineWatch
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +64,7 @@ class EngineThread:
         executor: of its thread; by default a new one.
         host: host memory for swapped KV, if any.
         niceness: as in `load`, of the thread that swaps KV.
+        watch: over its iterations and swaps, where nothing else watches them.
     """
 
     def __init__(
@@ -69,14 +73,17 @@ class EngineThread:
         executor: ThreadPoolExecutor | None = None,
         host: HostSwap | None = None,
         niceness: int = 0,
+        watch: EngineWatch | None = None,
     ) -> None:
         self.engine = engine
+        self._watch = watch
         self._executor = executor or _one_thread()
         self._host = host
         self._mover = _one_thread("kv-swaps", niceness)
         self._loop = asyncio.get_running_loop()
         #: Seconds in iterations so far.
         self.busy_s = 0.0
+        self._last_s = 0.0
 
     @classmethod
     async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
@@ -109,6 +116,7 @@ class EngineThread:
         host_blocks: int,
         niceness: int,
         flow: WeightFlow | None = None,
+        watch: EngineWatch | None = None,
     ) -> Self:
         """Load a group's part of an engine, as `load`; raises as `Engine.load_part`."""
         executor = _one_thread(niceness=niceness)
@@ -122,7 +130,7 @@ class EngineThread:
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        return cls(engine, executor, host, niceness)
+        return cls(engine, executor, host, niceness, watch)
 
     @property
     def num_blocks(self) -> int:
@@ -221,7 +229,14 @@ class EngineThread:
     ) -> None:
         """Run a batch; one of the first two is called on the event loop, `on_layers` on the engine's thread."""
 
+        shape = BatchShape.of(batch)
+        if self._watch is not None:
+            self._watch.ordered(shape)
+
         def done(future: Future[tuple[SampledToken, ...]]) -> None:
+            is_whole = not future.cancelled() and future.exception() is None
+            if self._watch is not None:
+                self._watch.ended(IterationTime(shape, self._last_s) if is_whole else None)
             if future.cancelled():
                 return
             error = future.exception()
@@ -239,7 +254,8 @@ class EngineThread:
         try:
             return self.engine.run_iteration(batch, on_layers)
         finally:
-            self.busy_s += time.perf_counter() - began_s
+            self._last_s = time.perf_counter() - began_s
+            self.busy_s += self._last_s
 
     def swap_out(
         self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
@@ -267,7 +283,12 @@ class EngineThread:
         source_ids: tuple[int, ...],
         target_ids: tuple[int, ...],
     ) -> None:
+        if self._watch is not None:
+            self._watch.swap_began()
+
         def done(future: Future[None]) -> None:
+            if self._watch is not None:
+                self._watch.swap_ended()
             if future.cancelled():
                 return
             error = future.exception()

@@ -27,13 +27,15 @@ class IterationTimes:
         """Note an order, on any monotonic clock, in seconds."""
         self._in_flight.append((shape, now_s))
 
-    def ended(self, now_s: float, *, failed: bool = False) -> None:
-        """Note the end of the oldest iteration in flight."""
+    def ended(self, now_s: float, *, failed: bool = False) -> IterationTime | None:
+        """Note the end of the oldest iteration in flight, and return it; `None` where it failed."""
         shape, ordered_s = self._in_flight.popleft()
         began_s, self._ended_s = max(ordered_s, self._ended_s), now_s
-        if not failed:
-            self._last += 1
-            self._kept.append(IterationTime(shape, now_s - began_s))
+        if failed:
+            return None
+        self._last += 1
+        self._kept.append(IterationTime(shape, now_s - began_s))
+        return self._kept[-1]
 
     def dropped(self) -> None:
         """Note that the iterations in flight will not end."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import psutil
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.members import Member
-from spotwise.core.messages import RecordLedger, Send, TokenBatch, TokenDelta
+from spotwise.core.messages import RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken
@@ -23,7 +25,9 @@ from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.watchdog import WatchedPart
 from spotwise.wire import subjects
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.iteration_times import IterationTimes
 from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.kv_swaps import KvSwaps
@@ -32,17 +36,31 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
+#: What its inbox takes.
+_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Tick}
 #: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
 GOODBYE_AFTER_S = 0.1
+#: Bound of an iteration at least, where the settings say nothing.
+ITERATION_TIMEOUT_S = 60.0
 
 
 class WorkerRuntime:
-    """One running worker: `transport` is started, `policy` is how it batches and allocates memory."""
+    """One running worker: `transport` is started, `policy` is how it batches and allocates, `watch` is over its engine."""
 
-    def __init__(self, host: ServiceHost, engine: WorkerEngine, transport: KvTransport, policy: WorkerPolicy) -> None:
+    def __init__(
+        self,
+        host: ServiceHost,
+        engine: WorkerEngine,
+        transport: KvTransport,
+        policy: WorkerPolicy,
+        watch: EngineWatch | None = None,
+    ) -> None:
         self._host = host
         self._engine = engine
         self._transport = transport
+        self._watch = watch or EngineWatch(host.watchdog, host.id, ITERATION_TIMEOUT_S)
+        self._undo_goodbye = host.watchdog.say_goodbye_with(self._process_ends)
+        self._is_stuck = False
         #: Of the engine's iterations.
         self.times = IterationTimes()
         #: Once it has left: whether the processes of its group stay in the mesh.
@@ -56,7 +74,7 @@ class WorkerRuntime:
             transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
         )
         # A scheduler whose reservation was refused waits for a heartbeat with free blocks.
-        swaps = KvSwaps(engine, lambda event: self._loop.feed(event), host.beat_soon)
+        swaps = KvSwaps(engine, self._watch, lambda event: self._loop.feed(event), host.beat_soon)
         self._loop = RoleLoop(
             self.role,
             host.clock,
@@ -79,15 +97,22 @@ class WorkerRuntime:
                 c.Leave: lambda command: host.spawn(self._leave(command), "leave"),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("sequences", lambda: self.role.num_sequences)
 
     async def start(self) -> None:
         """Subscribe to orders and notices, and start the ticks."""
         self._host.describe_with(self._describe)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.NOTICES, self._on_message)
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(subjects.NOTICES, self._on_message, expects=(Drain,))
         self._host.keep_time(TICK_S, self._loop.feed)
         self._engine.watch(self._engine_lost, self._engine_restored)
+
+    def close(self) -> None:
+        """Watch the engine no more."""
+        self._undo_goodbye()
+        self._watch.close()
 
     def drain_on_stop(self, grace_s: float) -> None:
         """Let the first stop signal drain this worker for `grace_s` at most; with 0 it leaves at once."""
@@ -103,7 +128,8 @@ class WorkerRuntime:
         self._loop.feed(message)
 
     def _describe(self, member: Member) -> Member:
-        return replace(member, state=self.role.state, load=self.role.load(), leaves_at_s=self.role.leaves_at_s)
+        load = replace(self.role.load(), refused_connections=self._transport.refused_connections)
+        return replace(member, state=self.role.state, load=load, leaves_at_s=self.role.leaves_at_s)
 
     def handoff_arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
         """Feed the role a hand-off that the transport has verified and stored."""
@@ -124,7 +150,8 @@ class WorkerRuntime:
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
             require_same_weights(record, self._host.id, self._host.member.model_digest)
-            await self._engine.add_sequence(record)
+            with self._watch.call():
+                await self._engine.add_sequence(record)
         except (MeshError, ValueError) as error:
             retryable = isinstance(error, MeshError)
             self._loop.feed(c.RecordUnavailable(command.choice_id, command.epoch, str(error), retryable))
@@ -142,10 +169,13 @@ class WorkerRuntime:
     def _run_iteration(self, command: c.RunIteration) -> None:
         shape = BatchShape.of(command.batch)
         self.times.ordered(shape, time.monotonic())
+        self._watch.ordered(shape)
         watch = self._pushes.watch(command.batch)
 
         def finished(sampled: tuple[SampledToken, ...]) -> None:
-            self.times.ended(time.monotonic())
+            self._watch.ended(self.times.ended(time.monotonic()))
+            if self._is_stuck:
+                return  # it ended after all, when its sequences had been given back
             if watch is not None:
                 self._pushes.watched(watch)
             self._loop.feed(c.IterationFinished(sampled))
@@ -156,11 +186,21 @@ class WorkerRuntime:
         self._engine.run_iteration(command.batch, finished, self._iteration_failed, on_layers)
 
     def _iteration_failed(self, error: Exception) -> None:
-        self.times.ended(time.monotonic(), failed=True)
+        self._watch.ended(self.times.ended(time.monotonic(), failed=True))
+        if self._is_stuck:
+            return
         self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}"))
+
+    def _process_ends(self, stuck: Sequence[WatchedPart]) -> None:
+        """Give all back, before the watchdog ends this process."""
+        self._is_stuck = True
+        names = ", ".join(part.name for part in stuck)
+        self._loop.feed(c.EngineLost(f"its process is stuck ({names})", is_stuck=self._watch.is_among(stuck)))
+        self._host.beat_soon()
 
     def _engine_lost(self, reason: str) -> None:
         self.times.dropped()
+        self._watch.dropped()
         self._loop.feed(c.EngineLost(reason))
         self._host.beat_soon()
 

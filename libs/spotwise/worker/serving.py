@@ -10,8 +10,10 @@ from spotwise.core.worker.policy import Discipline
 from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.watchdog import WAITING_PATIENCE
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.own_profile import own_profile
@@ -39,7 +41,10 @@ async def started_worker(
     runtime: WorkerRuntime | None = None
     host.introduce(model_digest=engine.engine.model_digest)
     await warn_of_other_weights(host)
-    memory, payloads = transfer_memory(engine.engine.kv)
+    security = settings.link_security()
+    memory, payloads = transfer_memory(engine.engine.kv, is_encrypted=security.encrypts_from(settings.peer_host))
+    copies = host.watchdog.part(f"{host.id}: KV copies", settings.iteration_timeout_s)
+    stack.callback(host.watchdog.forget, copies)
 
     def of_this_process(on_arrival: HandoffHandler) -> UcxKvTransport:
         return UcxKvTransport(
@@ -52,6 +57,8 @@ async def started_worker(
             push_timeout_s=settings.push_timeout_s,
             payloads=payloads,
             model_digest=engine.engine.model_digest,
+            security=security,
+            watch=copies,
         )
 
     transport = make_transport(
@@ -63,7 +70,11 @@ async def started_worker(
     host.introduce(transfer_address=transport.address)
     policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
     policy = replace(policy, max_in_flight=engine.max_in_flight)
-    runtime = WorkerRuntime(host, engine, transport, policy)
+    # In a group the member that is stuck is to be found by its own watch, before its leader ends.
+    patience = WAITING_PATIENCE if isinstance(engine, GroupEngine) else 1
+    watch = EngineWatch(host.watchdog, host.id, settings.iteration_timeout_s, patience)
+    runtime = WorkerRuntime(host, engine, transport, policy, watch)
+    stack.callback(runtime.close)
     view.add(host.id, runtime)
     stack.callback(view.remove, host.id)
     await runtime.start()

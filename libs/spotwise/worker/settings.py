@@ -19,6 +19,7 @@ from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.settings import ModelServiceSettings
 from spotwise.wire.cost_profile import profile_from_json
 
@@ -62,6 +63,12 @@ class WorkerSettings(ModelServiceSettings):
         10.0, gt=0, description="about how long measuring the costs of iterations may take, at a start that needs it"
     )
     profile_anew: bool = Field(False, description="measures the costs of iterations although a profile is kept")
+    iteration_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds that an iteration may take at least before its engine counts as stuck: ten times as long while "
+        "nothing is measured, and never less than twenty times what iterations take",
+    )
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
@@ -134,6 +141,11 @@ class WorkerSettings(ModelServiceSettings):
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
+    link_encryption: LinkEncryption = Field(
+        LinkEncryption.AUTO,
+        description="whether KV, weights and the exchange of groups are encrypted: auto (between hosts, where the mesh has a "
+        "secret), on or off",
+    )
     push_timeout_s: float = Field(
         10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
     )
@@ -188,6 +200,15 @@ class WorkerSettings(ModelServiceSettings):
         ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
     )
+    worker_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the worker's metrics; 0 takes a free one, unset serves none"
+    )
+
+    @model_validator(mode="after")
+    def _encryption_has_a_secret(self) -> Self:
+        if self.link_encryption is LinkEncryption.ON and self.mesh_secret_file is None:
+            raise ValueError(NO_SECRET_TO_ENCRYPT_BY)
+        return self
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
@@ -226,6 +247,11 @@ class WorkerSettings(ModelServiceSettings):
             return max(self.kv_cache_bytes, round(_HOST_SHARE * free_bytes))
         return self.kv_host_bytes
 
+    @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of its metrics, and the setting's name."""
+        return self.worker_metrics_port, "SPOTWISE_WORKER_METRICS_PORT"
+
     def cost_profile(self) -> CostProfile | None:
         """Return the configured cost profile, if any; raises `ValueError` where the file cannot be read, or is no profile."""
         if self.profile is None:
@@ -262,6 +288,10 @@ class WorkerSettings(ModelServiceSettings):
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
             confirm_every_s=CONFIRM_EVERY_S,
         )
+
+    def link_security(self) -> LinkSecurity:
+        """Return what the process does about the security of its links; raises `MeshError` where the secret cannot be read."""
+        return LinkSecurity(self.mesh_secret(), self.link_encryption)
 
     @property
     def group_size(self) -> int:

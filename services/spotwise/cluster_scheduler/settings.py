@@ -17,6 +17,12 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0, gt=0, description="seconds that a request waits for a worker with free capacity, at most"
     )
+    max_passes: int = Field(
+        16,
+        ge=0,
+        description="how often requests may pass one of their priority for which no worker has enough free KV, on the worker "
+        "that it waits for; 0: the queue is strictly in order",
+    )
     max_unready_s: float = Field(
         30.0,
         ge=0,
@@ -25,6 +31,9 @@ class SchedulerSettings(ServiceSettings):
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 
+    scheduler_lease_s: float = Field(
+        1.5, ge=0.3, le=30, description="silence of the active scheduler after which a standby takes over"
+    )
     gateway_timeout_s: float = Field(
         10.0, gt=0, description="silence after which a gateway counts as lost, and its requests are cancelled"
     )
@@ -63,6 +72,15 @@ class SchedulerSettings(ServiceSettings):
         description="seconds of an answer's token, until answers have ended that show it",
     )
 
+    scheduler_metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the scheduler's metrics; 0 takes a free one, unset serves none"
+    )
+
+    @property
+    def member_metrics(self) -> tuple[int | None, str]:
+        """The port of its metrics, and the setting's name."""
+        return self.scheduler_metrics_port, "SPOTWISE_SCHEDULER_METRICS_PORT"
+
     @property
     def policy(self) -> PoolPolicy:
         """How the role chooses workers."""
@@ -76,6 +94,7 @@ class SchedulerSettings(ServiceSettings):
             prefix_spans=self.prefix_spans,
             interruption_s=self.interruption_s,
             token_s=self.token_s,
+            max_passes=self.max_passes,
         )
 
     @property

@@ -8,8 +8,9 @@ on an error is an event, followed by `[DONE]`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -17,12 +18,18 @@ from starlette.types import Receive, Scope, Send
 
 from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
-from spotwise.gateway.generation import Generation, GenerationError, TextEndedError
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.quotas import Reservation
+from spotwise.gateway.replay import ReplayedChoice
 from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
 from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
+from spotwise.gateway.stream_position import ChoicePosition, StreamPosition
 from spotwise.gateway.text import ChatText
+
+#: As `Generation.generate`.
+Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]
 
 
 class GenerationResponse(Response):
@@ -31,47 +38,91 @@ class GenerationResponse(Response):
     Args:
         plan: the sequences to generate.
         response_format: the endpoint's.
-        generation: the mesh.
+        generate: gives the tokens of a sequence, from the first on.
         text: tokenizer of the model.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
+        position: what the client has of a stream, which goes on after it; events carry no ids where there is none.
+        ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
+        headers: of the response.
+        reservation: what the request has taken of its key's limits; it is settled at the end.
     """
 
     def __init__(
         self,
         plan: GenerationPlan,
         response_format: ResponseFormat,
-        generation: Generation,
+        generate: Generate,
         text: ChatText,
         metrics: GatewayMetrics,
         arrived_s: float,
+        position: StreamPosition | None = None,
+        ended: Callable[[BaseException | None], None] = lambda error: None,
+        headers: Mapping[str, str] | None = None,
+        reservation: Reservation | None = None,
     ) -> None:
         super().__init__()
+        self._reservation = reservation or Reservation()
         self._plan = plan
         self._format = response_format
-        self._generation = generation
+        self._generate = generate
+        self._position = position
+        self._ended = ended
+        self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
         self._metrics = metrics
         self._arrived_s = arrived_s
-        with_logprobs = plan.sequences[0].spec.sampling.logprobs is not None
-        self._choices = [Choice(text, plan.rules, sequence.prompt, with_logprobs) for sequence in plan.sequences]
+        self._error: BaseException | None = None
+        self._choices = choices_of(plan, text)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification."""
         self._metrics.count_prompt(self._plan.prompt_tokens)
         work = self._send_stream(send) if self._plan.stream else self._send_whole(scope, receive, send)
-        await run_while_connected(receive, work)
+        try:
+            await run_while_connected(receive, self._watched(work))
+        finally:
+            self._settle()
+            self._ended(self._error)
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _settle(self) -> None:
+        """Give back what was reserved and not used; a request that the mesh failed before its first token used nothing."""
+        output_tokens = sum(choice.output_tokens for choice in self._choices)
+        used_nothing = isinstance(self._error, Exception) and not output_tokens
+        self._reservation.settle(0 if used_nothing else self._plan.prompt_tokens + output_tokens)
 
     def _pieces(self) -> Any:
+        had = [None] * len(self._choices) if self._position is None else [replace(c) for c in self._position.choices]
         return aclosing(
-            interleave([self._run(*pair) for pair in zip(self._plan.sequences, self._choices, strict=True)])
+            interleave([self._run(*each) for each in zip(self._plan.sequences, self._choices, had, strict=True)])
         )
 
-    async def _run(self, sequence: PlannedSequence, choice: Choice) -> AsyncGenerator[ChoiceText, None]:
+    async def _run(
+        self, sequence: PlannedSequence, choice: Choice, had: ChoicePosition | None
+    ) -> AsyncGenerator[ChoiceText, None]:
         timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
         ended = "error"
         try:
-            async with aclosing(self._generation.generate(sequence.choice_id, sequence.spec)) as batches:
+            async with aclosing(self._generate(sequence.choice_id, sequence.spec)) as batches:
+                replay = None
+                if had is not None and (had.tokens or had.has_end):
+                    replay = ReplayedChoice(choice, had)
+                    yield ChoiceText("")  # opens the stream
                 async for batch in batches:
+                    if replay is not None:
+                        following = replay.advance(batch)
+                        if following is None:
+                            continue
+                        if replay.finish_reason is not None:
+                            ended = replay.finish_reason
+                            return
+                        batch, replay = following, None
                     piece = choice.advance(batch)
                     if piece.token_ids:
                         timeline.received(len(piece.token_ids), batch.prefill_s)
@@ -97,31 +148,50 @@ class GenerationResponse(Response):
             async for index, piece in pieces:
                 choices[index].add(piece)
         self._count_requests()
+        self._settle()  # before the client receives the end, and may send its next request
         body = self._format.whole(choices, self._usage())
-        await Response(body, headers=self._answer_headers(), media_type="application/json")(scope, receive, send)
+        await Response(body, headers=self._answer_headers, media_type="application/json")(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         async with self._pieces() as pieces:
             index, piece = await anext(pieces)
-            await send(stream_start(self._answer_headers()))
-            await _send_part(send, self._format.opening())
+            await send(stream_start(self._answer_headers))
+            if self._position is None or self._position.is_start:
+                await self._open_stream(send)
             try:
                 await self._send_piece(send, index, piece)
                 async for index, piece in pieces:
                     await self._send_piece(send, index, piece)
             except Exception as error:
+                self._error = error
                 described = describe(error, self._plan.request_id)
                 self._metrics.count_error(described.code or str(described.status))
                 await _send_part(send, event(described.body()))
             else:
                 self._count_requests()
-                if self._plan.include_usage:
+                if self._plan.include_usage and self._position is None:
                     await _send_part(send, self._format.usage(self._usage()))
+                elif self._plan.include_usage and self._position is not None and not self._position.has_usage:
+                    self._position.has_usage = True
+                    await _send_part(send, self._position.line() + self._format.usage(self._usage()))
+        self._settle()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
+    async def _open_stream(self, send: Send) -> None:
+        openings = self._format.openings()
+        if openings and self._position is not None:
+            openings[-1] = self._position.line() + openings[-1]
+        await _send_part(send, b"".join(openings))
+
     async def _send_piece(self, send: Send, index: int, piece: ChoiceText) -> None:
+        position, body = self._position, b""
+        if position is not None:
+            position.add(index, piece.token_ids, is_end=piece.finish_reason is not None)
         if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
-            await send({"type": "http.response.body", "body": self._format.delta(index, piece), "more_body": True})
+            body = self._format.delta(index, piece)
+            if position is not None:
+                body = position.line() + body
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _count_requests(self) -> None:
         """Count what has been answered whole: a request a prompt, with all its choices."""
@@ -131,20 +201,26 @@ class GenerationResponse(Response):
         for of_choices in output_tokens.values():
             self._metrics.ended.request_ended(of_choices)
 
-    def _answer_headers(self) -> dict[str, str]:
-        return {"X-Request-Id": self._plan.request_id}
-
     def _usage(self) -> Usage:
-        """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""
-        first_choices = {id(choice.prompt): choice for choice in reversed(self._choices)}
-        prompt_tokens = self._plan.prompt_tokens
-        completion_tokens = sum(choice.output_tokens for choice in self._choices)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first_choices.values())},
-        }
+        return usage_of(self._plan, self._choices)
+
+
+def choices_of(plan: GenerationPlan, text: ChatText) -> list[Choice]:
+    """Return the choices of a plan, before their first tokens."""
+    with_logprobs = plan.sequences[0].spec.sampling.logprobs is not None
+    return [Choice(text, plan.rules, sequence.prompt, with_logprobs) for sequence in plan.sequences]
+
+
+def usage_of(plan: GenerationPlan, choices: Sequence[Choice]) -> Usage:
+    """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""
+    first_choices = {id(choice.prompt): choice for choice in reversed(choices)}
+    completion_tokens = sum(choice.output_tokens for choice in choices)
+    return {
+        "prompt_tokens": plan.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": plan.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first_choices.values())},
+    }
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -7,7 +7,7 @@ every error has OpenAI's shape and a streamed token costs no model object.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -18,26 +18,29 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.gateway.answer import GenerationResponse
+from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import BearerAuth, key_name
-from spotwise.gateway.body import BodyReader, parse_json_object
-from spotwise.gateway.chat import ChatFormat, plan_chat
-from spotwise.gateway.completions import CompletionFormat, plan_completion
+from spotwise.gateway.auth import BearerAuth
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
+from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import OffLoop, is_small
-from spotwise.gateway.plan import GenerationPlan, require_model
-from spotwise.gateway.request_ids import RequestIds, TrailingSlashes, client_request_id, name_request
-from spotwise.gateway.sse import run_unless_left
+from spotwise.gateway.plan import require_model
+from spotwise.gateway.planning import CHAT, COMPLETIONS, Planning
+from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
+from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
+from spotwise.gateway.request_routes import add_request_routes
 from spotwise.gateway.text import ChatText
 
-#: From a parsed body and the name of its key to a plan.
-PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
-
-def create_app(generation: Generation, text: ChatText, options: ApiOptions, metrics: GatewayMetrics) -> FastAPI:
+def create_app(
+    generation: Generation,
+    text: ChatText,
+    options: ApiOptions,
+    metrics: GatewayMetrics,
+    access: ApiAccess,
+    keep: Callable[[Planning], KeptRequests] | None = None,
+) -> FastAPI:
     """Build the app.
 
     Args:
@@ -45,11 +48,13 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         text: tokenizer and chat template of the model.
         options: names and limits.
         metrics: what `/metrics` shows; its registry may hold more.
+        access: who may use it, and how much of it.
+        keep: makes what keeps requests beyond their connection; without it none is.
     """
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
     # Added last is outermost: ErrorEdge answers what BearerAuth raises, too.
-    app.add_middleware(BearerAuth, api_keys=options.api_keys)
+    app.add_middleware(BearerAuth, keys=access.keys, open_paths=access.open_paths)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
     app.add_middleware(TrailingSlashes)
     if options.cors_origins:
@@ -57,13 +62,13 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
-    bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
-    off_loop = OffLoop()
+    planning = Planning(text, options, metrics, access.quotas)
+    kept = None if keep is None else keep(planning)
     model_card = {
         "id": options.model_name,
         "object": "model",
@@ -83,26 +88,24 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         require_model(model_id, options)
         return _json(model_card)
 
-    async def plan(request: Request, plan_body: PlanBody) -> GenerationPlan:
-        async with bodies.body(request) as body:
-            planning = off_loop.run(len(body), _plan, plan_body, body, text, options, key_name(request))
-            planned = await (planning if is_small(len(body)) else run_unless_left(request.receive, planning))
-        name_request(request, planned.request_id)
-        return planned.named(client_request_id(request))
+    async def respond(request: Request, endpoint: str) -> Response:
+        arrived_s = time.monotonic()
+        planned = await planning.plan(request, endpoint)
+        if kept is not None:
+            return await kept.respond(request, planned, arrived_s)
+        reservation = await planned.reserve()
+        return planning.response(endpoint, planned.plan, generation.generate, arrived_s, reservation=reservation)
 
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        arrived_s = time.monotonic()
-        planned = await plan(request, plan_chat)
-        response_format = ChatFormat(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
+        return await respond(request, CHAT)
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        arrived_s = time.monotonic()
-        planned = await plan(request, plan_completion)
-        response_format = CompletionFormat(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
+        return await respond(request, COMPLETIONS)
+
+    if kept is not None:
+        add_request_routes(app, kept, planning)
 
     @app.get("/health")
     async def get_health() -> Response:
@@ -116,10 +119,6 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return app
-
-
-def _plan(plan_body: PlanBody, body: bytearray, text: ChatText, options: ApiOptions, key: str) -> GenerationPlan:
-    return plan_body(parse_json_object(body), text, options, key)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.gateway.auth import ApiKey
-
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
@@ -13,22 +11,22 @@ class ApiOptions:
 
     Attributes:
         model_name: the model's name; requests for another are refused.
-        api_keys: accepted bearer keys; empty leaves the API open.
         max_body_bytes: largest request body.
         max_held_bytes: most bytes of request bodies that are read or wait at the same time.
         cors_origins: origins whose pages may use the API from a browser; `*` is every one.
         default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
+        shares_prefixes: prompts of different keys share the KV of equal beginnings.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
     """
 
     model_name: str
-    api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: int = 8 << 20
     max_held_bytes: int = 128 << 20
     cors_origins: tuple[str, ...] = ()
     default_max_tokens: int | None = None
+    shares_prefixes: bool = False
     max_n: int = 16
     max_sequences: int = 256
     max_logprobs: int = 20

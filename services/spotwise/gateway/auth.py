@@ -1,29 +1,29 @@
 """Authentication by bearer keys, and the tenant of a request.
 
-With keys configured, every path but the two that probes and collectors read requires one. Keys are compared in constant time.
-A key may have a name, which travels with the request; the key itself never reaches records, logs or errors.
+With keys, every path but the two that probes and collectors read requires one. A key may have a name, which travels with the
+request; the key itself never reaches records, logs or errors.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from spotwise.core.access.keys import KeyRecord, KeyScope, is_key_name
+from spotwise.core.access.quotas import KeyLimits
 from spotwise.gateway.errors import ApiError
 
-_OPEN_PATHS = frozenset({"/health", "/metrics"})
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+#: What needs no key unless it is configured to.
+OPEN_PATHS = frozenset({"/health", "/metrics"})
 #: Longest name of a user that stays as it is, in utf-8 bytes.
 _MAX_USER_BYTES = 64
-#: Where the name is in a request's state.
-_KEY_NAME = "api_key_name"
+#: Where the caller is in a request's state.
+_CALLER = "caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def parse_api_keys(listed: str) -> tuple[ApiKey, ...]:
         name, named, key = (part.strip() for part in entry.rpartition(":"))
         if not named and not key:
             continue  # a comma too many
-        if named and not _NAME.fullmatch(name):
+        if named and not is_key_name(name):
             raise ValueError(f"entry {place}: a key's name, before the colon, has 1 to 64 of A-Z a-z 0-9 . _ -")
         if not key:
             raise ValueError(f"entry {place}: there is no key after the colon")
@@ -63,9 +63,45 @@ def parse_api_keys(listed: str) -> tuple[ApiKey, ...]:
     return tuple(keys.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose key a request carried.
+
+    Attributes:
+        name: of the key, and its tenant; empty for a key without a name, or an open API.
+        record: the key, with its scopes and limits; None for one of the environment, which has all of the former and none of
+            the latter.
+    """
+
+    name: str = ""
+    record: KeyRecord | None = None
+
+    @property
+    def limits(self) -> KeyLimits:
+        """The limits of the key."""
+        return KeyLimits() if self.record is None else self.record.limits
+
+
+def caller_of(request: Request) -> Caller:
+    """Return whose key a request carried."""
+    found = getattr(request.state, _CALLER, None)
+    return found if isinstance(found, Caller) else Caller()
+
+
 def key_name(request: Request) -> str:
     """Return the name of the key that a request carried; empty for a key without a name, or an open API."""
-    return str(getattr(request.state, _KEY_NAME, ""))
+    return caller_of(request).name
+
+
+def caller_scope(request: Request) -> str:
+    """Return whose a request is, for what it may find again: a hash of the key's name, or of a key without one; empty where the
+    API is open.
+    """
+    caller = getattr(request.state, _CALLER, None)
+    if caller is None:
+        return ""
+    whose = f"name {caller.name}" if caller.name else f"key {request.headers.get('authorization', '')}"
+    return hashlib.sha256(whose.encode()).hexdigest()
 
 
 def tenant_of(key_name: str, user: str | None) -> str:
@@ -80,39 +116,74 @@ def tenant_of(key_name: str, user: str | None) -> str:
     return f"user:{user}" if len(name) <= _MAX_USER_BYTES else f"user#{hashlib.sha256(name).hexdigest()}"
 
 
+class KeyFinder(Protocol):
+    """Knows the keys."""
+
+    @property
+    def requires_key(self) -> bool | None:
+        """Whether every client needs a key."""
+
+    async def caller(self, secret: bytes) -> Caller | None:
+        """Return whose secret this is, if it admits."""
+
+    async def look_for(self, secret: bytes) -> None:
+        """Take in the store's keys if this may be the secret of one that is not known yet; raises nothing."""
+
+
 class BearerAuth:
-    """Middleware that requires `Authorization: Bearer KEY` and notes the key's name.
+    """Middleware that requires `Authorization: Bearer KEY`, where keys are required, and notes whose it is.
 
     Args:
         app: what it protects.
-        api_keys: accepted keys; empty leaves everything open.
+        keys: those that let clients in.
+        open_paths: what needs no key.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[ApiKey]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyFinder, open_paths: frozenset[str] = OPEN_PATHS) -> None:
         self._app = app
-        self._keys = tuple((api_key.key.encode(), api_key.name) for api_key in api_keys)
+        self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification.
 
         Raises:
-            ApiError: 401, without a valid key.
+            ApiError: 401, without a valid key; 403, with one that does not admit to this.
         """
-        if scope["type"] == "http" and self._keys and scope["path"] not in _OPEN_PATHS:
-            name = self._name_of(Headers(scope=scope).get("authorization", ""))
-            scope.setdefault("state", {})[_KEY_NAME] = name
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            await self._take_caller(scope)
         await self._app(scope, receive, send)
 
-    def _name_of(self, authorization: str) -> str:
-        scheme, _, given = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not given.strip():
+    async def _take_caller(self, scope: Scope) -> None:
+        given = _bearer(Headers(scope=scope).get("authorization", ""))
+        if given and not self._keys.requires_key:
+            await self._keys.look_for(given)  # the first key of all may just have been made
+        if self._keys.requires_key:
+            found = await self._caller(given)
+            needed = _scope_of(scope["method"], scope["path"])
+            if found.record is not None and not found.record.allows(needed):
+                message = f"This API key has no scope '{needed}'."
+                raise ApiError(403, message, code="insufficient_permissions")
+            scope.setdefault("state", {})[_CALLER] = found
+
+    async def _caller(self, given: bytes) -> Caller:
+        if not given:
             raise _refusal("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
-        presented = given.strip().encode("latin-1")
-        # Every key is compared, so that the time reveals nothing.
-        names = [name for key, name in self._keys if hmac.compare_digest(presented, key)]
-        if not names:
+        found = await self._keys.caller(given)
+        if found is None:
             raise _refusal("Incorrect API key provided.")
-        return names[0]
+        return found
+
+
+def _bearer(authorization: str) -> bytes:
+    scheme, _, given = authorization.partition(" ")
+    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+
+
+def _scope_of(method: str, path: str) -> KeyScope:
+    if path == "/metrics":
+        return KeyScope.METRICS
+    return KeyScope.READ if method in ("GET", "HEAD", "OPTIONS") else KeyScope.GENERATE
 
 
 def _refusal(message: str) -> ApiError:

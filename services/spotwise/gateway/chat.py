@@ -84,7 +84,7 @@ class ChatFormat(ResponseFormat):
     TEXT_TAIL = b'},"logprobs":null,"finish_reason":null}'
     PROMPT_IDS_IN_CHOICES = False
 
-    def opening(self) -> bytes:
+    def openings(self) -> list[bytes]:
         """Return a role delta for every choice."""
         events = []
         for index in range(len(self._plan.sequences)):
@@ -93,7 +93,7 @@ class ChatFormat(ResponseFormat):
             if self._plan.return_token_ids:
                 chunk["prompt_token_ids"] = self._prompt_ids(index)
             events.append(event(chunk))
-        return b"".join(events)
+        return events
 
     def _delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}

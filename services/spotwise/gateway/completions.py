@@ -81,9 +81,9 @@ class CompletionFormat(ResponseFormat):
     TEXT_TAIL = b',"logprobs":null,"finish_reason":null}'
     PROMPT_IDS_IN_CHOICES = True
 
-    def opening(self) -> bytes:
+    def openings(self) -> list[bytes]:
         """Return nothing: a completion's stream begins with text."""
-        return b""
+        return []
 
     def _delta(self, text: str) -> dict[str, Any]:
         return {"text": text}

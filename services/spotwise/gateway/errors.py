@@ -87,6 +87,8 @@ def describe(error: Exception, request_id: str) -> ApiError:
             headers = {}
             if error.retry_after_s is not None:
                 headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+            if error.status == HTTPStatus.GATEWAY_TIMEOUT:
+                headers["X-Should-Retry"] = "false"  # OpenAI's clients would send it again, with the time that is over
             return ApiError(error.status, error.message, code=error.code, headers=headers)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)

@@ -10,8 +10,38 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTokens:
+    """What came of a sequence at gateways that had it before.
+
+    Attributes:
+        epoch: their last attempt; 0 without any.
+        deltas: the tokens that they saved, in order, from the first on.
+        model_digest: of the weights that drew them.
+        stop: as they had fitted it to the workers; `None` where nothing was submitted.
+        deadline_unix_s: when the client gives up, if it said so.
+    """
+
+    epoch: int = 0
+    deltas: tuple[TokenDelta, ...] = ()
+    model_digest: str | None = None
+    stop: StopCriteria | None = None
+    deadline_unix_s: float | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence has ended; `None` where it has not."""
+        return self.deltas[-1].finish_reason if self.deltas else None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Their ids."""
+        return tuple(delta.token_id for delta in self.deltas if delta.token_id is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +56,11 @@ class SequenceSpec:
             what its workers hold.
         priority: a lower one is scheduled earlier.
         tenant: for fair sharing; empty where unknown.
+        prefix_salt: KV of its prompt is shared with requests of the same salt only.
+        deadline_unix_s: Unix time at which the client gives up, and the mesh with it; `None` without a deadline.
         client_request_id: what the client calls the request; empty where it gave no id.
+        owner: under which the request is kept, and its tokens are saved; empty where it is not.
+        earlier: its tokens so far, where this gateway has taken it over.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -36,6 +70,10 @@ class SequenceSpec:
     priority: int = 0
     tenant: str = ""
     client_request_id: str = ""
+    prefix_salt: str = ""
+    deadline_unix_s: float | None = None
+    owner: str = ""
+    earlier: EarlierTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +112,8 @@ class GenerationError(Exception):
     """The mesh cannot serve a sequence, or cannot finish it.
 
     Attributes:
-        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
+        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 504 (its deadline came),
+            500.
         code: machine-readable reason, snake case.
         message: what happened and what the user can do.
         retry_after_s: when a retry makes sense; `None` where it does not.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import structlog
 
@@ -14,16 +15,32 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.load_meter import LOAD_REPORT_S
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import LedgerEntry, Message, RecordLedger, RejectCode, Send, SubmitRequest, Tick
+from spotwise.core.messages import (
+    CloseRequest,
+    LedgerEntry,
+    Message,
+    RecordLedger,
+    RejectCode,
+    Send,
+    SubmitRequest,
+    Tick,
+)
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
 from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.addresses import without_addresses
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec, TextEndedError
+from spotwise.gateway.generation import (
+    EarlierTokens,
+    GeneratedTokens,
+    GenerationError,
+    MeshHealth,
+    SequenceSpec,
+    TextEndedError,
+)
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.token_stream import TokenStream
+from spotwise.gateway.token_saver import SAVE_EVERY_S, TokenSaver
+from spotwise.gateway.token_stream import TokenStream, generated, saved
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
@@ -33,6 +50,8 @@ from spotwise.wire.codec import decode, encode
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
+#: What its inbox takes.
+_TO_INBOX = frozenset(get_args(g.GatewayEvent)) - {Member, Tick}
 #: Records written at once; a request whose client leaves before its record's turn is never written.
 MAX_WRITES = 32
 
@@ -42,16 +61,24 @@ _STATUS = {
     RejectCode.NO_WORKERS: 503,
     RejectCode.NEVER_FITS: 400,
     RejectCode.QUEUE_TIMEOUT: 503,
+    RejectCode.DEADLINE_EXCEEDED: 504,
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
     g.FAIL_STORE: 503,
+    g.FAIL_TAKEN: 409,
     g.FAIL_FELLS_WORKERS: 422,  # no 5xx: clients send those again by themselves
 }
 
 
 class MeshGeneration:
-    """Generates through the mesh; one per gateway process."""
+    """Generates through the mesh; one per gateway process.
+
+    Attributes:
+        is_leaving: the process ends: what it cancels goes on elsewhere.
+    """
+
+    is_leaving = False
 
     def __init__(self, host: ServiceHost, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._host = host
@@ -62,12 +89,14 @@ class MeshGeneration:
         )
         self._streams: dict[str, TokenStream] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
+        self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
         self._loop = RoleLoop(
             self._role,
             host.clock,
             {
                 g.SubmitAttempt: self._submit_attempt,
                 g.CloseAttempts: self._close_attempts,
+                g.ParkAttempts: self._park_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
@@ -76,27 +105,53 @@ class MeshGeneration:
                 RecordLedger: lambda command: host.record(command.entry),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("open_requests", lambda: self._role.open_requests)
+        host.metrics.watch("undelivered_tokens", lambda: sum(stream.num_tokens for stream in [*self._streams.values()]))
+        metrics.registry.register(host.metrics)
 
     async def start(self) -> None:
-        """Subscribe to workers, schedulers and heartbeats, and start the ticks."""
+        """Read which schedulers are registered, subscribe to workers, schedulers and heartbeats, and start the ticks; raises
+        `MeshError` where the store does not answer. A scheduler that takes over now is known by its later term.
+        """
         self._host.describe_with(self._describe)
-        await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
+        for member in await self._host.store.members():
+            if member.kind is MemberKind.CLUSTER_SCHEDULER:
+                self._loop.feed(member)
+        inbox = subjects.inbox(self._host.id, self._host.member.incarnation)
+        await self._host.listen(inbox, self._on_message, expects=_TO_INBOX)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.keep_time(TICK_S, self._tick)
+        self._host.every(SAVE_EVERY_S, self._saver.save_all, "save_tokens")
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
-        spec = self._fit(spec)
+        earlier = spec.earlier
+        stop = None if earlier is None else earlier.stop
+        spec = self._fit(spec) if stop is None else replace(spec, stop=stop)
+        if earlier is not None:
+            spec = replace(spec, deadline_unix_s=earlier.deadline_unix_s)
         stream = TokenStream(choice_id, spec, self._host.clock.now())
+        if choice_id in self._streams:
+            self.step_down(choice_id)  # two connections resume it at once: the later one has it
         self._streams[choice_id] = stream
-        self._record_names(choice_id, spec.client_request_id)
-        self._loop.feed(g.RequestReceived(choice_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+        if spec.owner:
+            self._saver.watch(choice_id, spec.owner)
+        if earlier is None:
+            self._record_names(choice_id, spec.client_request_id)
+            sizes = len(spec.prompt_token_ids), spec.stop.max_new_tokens
+            self._loop.feed(g.RequestReceived(choice_id, *sizes, spec.deadline_unix_s))
+        else:
+            self._resume(stream, earlier)
         text_ended = False
         try:
             while True:
                 item = await stream.take()
+                if stream.is_parked:
+                    stream.is_parked = False
+                    self._loop.feed(g.ReaderCaughtUp(choice_id))
                 if isinstance(item, GenerationError):
                     raise item
                 yield item
@@ -106,8 +161,32 @@ class MeshGeneration:
             text_ended = True
             raise
         finally:
-            self._loop.feed(g.RequestClosed(choice_id, text_ended))
-            del self._streams[choice_id]
+            if self._streams.get(choice_id) is stream:  # else it was resumed here meanwhile
+                self._loop.feed(g.RequestClosed(choice_id, text_ended))
+                del self._streams[choice_id]
+                if spec.owner:
+                    self._saver.leave(choice_id)
+
+    def _resume(self, stream: TokenStream, earlier: EarlierTokens) -> None:
+        """Give the tokens that other gateways saved, and go on after them."""
+        if (tokens := saved(stream.choice_id, earlier)) is not None:
+            stream.put(tokens)
+        if earlier.finish_reason is None:
+            prompt_tokens = len(stream.spec.prompt_token_ids)
+            ids = stream.choice_id, prompt_tokens, earlier.epoch, earlier.token_ids
+            self._loop.feed(g.RequestResumed(*ids, earlier.model_digest, stream.spec.deadline_unix_s))
+
+    async def save(self, *choice_ids: str) -> None:
+        """Save the tokens of kept requests, of all without ids, that are not saved yet; raises `MeshError`."""
+        await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
+
+    def step_down(self, choice_id: str) -> None:
+        """End a sequence here: another connection or gateway takes it over."""
+        self._loop.feed(g.RequestTaken(choice_id))
+
+    def close(self, choice_id: str, epoch: int) -> None:
+        """End a sequence that no gateway owns, with all its attempts up to `epoch`."""
+        self._host.post(subjects.REQUESTS, CloseRequest(choice_id, epoch, finished=False))
 
     def _record_names(self, choice_id: str, client_request_id: str) -> None:
         """Link a request's two ids in the ledger, for `spotwise explain`."""
@@ -173,16 +252,18 @@ class MeshGeneration:
                 if not self._role.is_open(*attempt):
                     return
                 stream.has_record = True
-                await self._host.store.put_record(self._record(stream, command))
+                is_ours = await self._put_record(stream, command)
         except (MeshError, TimeoutError) as error:
             failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
             return
         except ValueError as error:  # a bug, which is to end this request and not the gateway
             failed("the request cannot be recorded", error)
             return
+        if not is_ours and self._role.is_open(*attempt):
+            self.step_down(command.choice_id)
         if not self._role.is_open(*attempt):
             return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
-        stream.is_submitted = True
+        stream.submitted_epoch = command.epoch
         try:
             reply = await self._host.bus.request(
                 subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
@@ -192,6 +273,13 @@ class MeshGeneration:
             failed("no cluster scheduler takes the request; send it again shortly", error)
             return
         self._loop.feed(answer)
+
+    async def _put_record(self, stream: TokenStream, command: g.SubmitAttempt) -> bool:
+        record = self._record(stream, command)
+        if stream.spec.owner:
+            return await self._host.store.put_owned_record(record, stream.spec.owner)
+        await self._host.store.put_record(record)
+        return True
 
     def _submit_failed(
         self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_unavailable: bool = False
@@ -215,6 +303,8 @@ class MeshGeneration:
             priority=stream.spec.priority,
             tenant=stream.spec.tenant,
             model_digest=command.model_digest,
+            prefix_salt=stream.spec.prefix_salt,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
@@ -227,24 +317,40 @@ class MeshGeneration:
             stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
-            prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
+            prefix_spans=(
+                prefix_spans(self._settings.served_name, known, stream.spec.prefix_salt) if may_reuse else ()
+            ),
             priority=stream.spec.priority,
             avoid=command.avoid,
+            deadline_unix_s=stream.spec.deadline_unix_s,
         )
+
+    def _park_attempts(self, command: g.ParkAttempts) -> None:
+        self._metrics.count_parked()
+        self._post_end(self._streams[command.order.choice_id], command.order)
+
+    def _post_end(self, stream: TokenStream, order: CloseRequest) -> None:
+        if stream.submitted_epoch:
+            # An attempt that was not submitted has a number that another gateway's may have.
+            self._host.post(subjects.REQUESTS, replace(order, epoch=stream.submitted_epoch))
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
         stream = self._streams[command.order.choice_id]
-        if stream.is_submitted:
-            self._host.post(subjects.REQUESTS, command.order)
+        self._post_end(stream, command.order)
         if not stream.has_record and stream.submission is not None:
             stream.submission.cancel()
         elif stream.has_record:
             self._host.spawn(self._delete_record(stream), "delete_record")
 
     async def _delete_record(self, stream: TokenStream) -> None:
+        owner = stream.spec.owner
         try:
             async with stream.record_turn:
-                await self._host.store.delete_record(stream.choice_id)
+                if owner:  # until its end is saved, the record tells another gateway the attempt to go on from
+                    await self._saver.save(stream.choice_id)
+                    await self._host.store.delete_owned_record(stream.choice_id, owner)
+                else:
+                    await self._host.store.delete_record(stream.choice_id)
         except MeshError:
             return  # it expires
 
@@ -256,13 +362,19 @@ class MeshGeneration:
 
     def _deliver(self, command: g.Deliver) -> None:
         self._observe_queue_time(command)
-        tokens = tuple(
-            SampledToken(command.choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
-            for delta in command.tokens
-            if delta.token_id is not None
-        )
+        self._saver.add(command.choice_id, command.tokens)
         cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
-        self._put(command.choice_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
+        ids = command.choice_id, command.tokens, command.finish_reason
+        self._put(command.choice_id, generated(*ids, cached_tokens, prefill_s))
+        if command.finish_reason is None:
+            self._park_if_unread(command.choice_id)
+
+    def _park_if_unread(self, choice_id: str) -> None:
+        """Pause the sequence of a client that takes too little where it is generated."""
+        stream = self._streams.get(choice_id)
+        if stream is not None and not stream.is_parked and stream.num_tokens > self._settings.max_unread_tokens:
+            stream.is_parked = True
+            self._loop.feed(g.ReaderStalled(choice_id))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
         """Prompt tokens found in a prefix cache; of the first attempt only."""

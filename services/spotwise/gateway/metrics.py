@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.members import Member
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
@@ -70,11 +71,16 @@ class GatewayMetrics:
         self._kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
+        self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
+        self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
             "kv_blocks_swapped_out": counter(
                 "spotwise_kv_blocks_swapped_out", "KV blocks copied to the hosts' memory."
+            ),
+            "refused_connections": counter(
+                "spotwise_transfer_refused", "Connections that the KV ports of workers refused."
             ),
             "kv_blocks_swapped_in": counter("spotwise_kv_blocks_swapped_in", "KV blocks copied back to the devices."),
         }
@@ -94,6 +100,25 @@ class GatewayMetrics:
         self._errors = Counter(
             "spotwise_request_errors", "Error answers by code.", ("model_name", "code"), registry=registry
         )
+        # Without the names of keys: whoever reads metrics need not know the tenants.
+        self._limited = Counter(
+            "spotwise_rate_limited",
+            "Requests refused by a limit of their key.",
+            ("model_name", "limit"),
+            registry=registry,
+        )
+
+    def count_limited(self, limit: KeyLimit) -> None:
+        """Count a refusal by a key's limit."""
+        self._limited.labels(self._model_name, limit).inc()
+
+    def count_resumed(self) -> None:
+        """Count a connection that goes on with an answer."""
+        self._resumed.inc()
+
+    def count_parked(self) -> None:
+        """Count a sequence that gives its place up until its client reads."""
+        self._parked.inc()
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""

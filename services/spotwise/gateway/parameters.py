@@ -114,7 +114,6 @@ REFUSED = (
     Refused("include_reasoning", (True,)),
     Refused("spaces_between_special_tokens", (True,)),
     # What is kept of the request, and where.
-    Refused("cache_salt", hint="prompts with the same beginning share their KV"),
     Refused("kv_transfer_params", ({},)),
     Refused("ec_transfer_params", ({},)),
     # Parameters of the other endpoint.

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.api_options import ApiOptions
@@ -81,6 +82,7 @@ class GenerationPlan:
         stream: answer as server-sent events.
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
+        created_unix_s: time of the answer's objects; `None` is now.
     """
 
     request_id: str
@@ -90,6 +92,7 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    created_unix_s: int | None = None
 
     def named(self, client_request_id: str) -> GenerationPlan:
         """Return the plan with the client's own request id; the same where that is empty."""
@@ -97,6 +100,15 @@ class GenerationPlan:
             return self
         sequences = tuple(
             replace(each, spec=replace(each.spec, client_request_id=client_request_id)) for each in self.sequences
+        )
+        return replace(self, sequences=sequences)
+
+    def due_by(self, deadline_unix_s: float | None) -> GenerationPlan:
+        """Return the plan with its client's deadline, in Unix time; the same without one."""
+        if deadline_unix_s is None:
+            return self
+        sequences = tuple(
+            replace(each, spec=replace(each.spec, deadline_unix_s=deadline_unix_s)) for each in self.sequences
         )
         return replace(self, sequences=sequences)
 
@@ -164,6 +176,7 @@ def plan_generation(
     request_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
+    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "")
     sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
@@ -174,7 +187,9 @@ def plan_generation(
                 request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
             )
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
-            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
+            spec = SequenceSpec(
+                prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant, prefix_salt=salt
+            )
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),

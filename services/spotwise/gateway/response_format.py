@@ -63,7 +63,8 @@ class ResponseFormat(abc.ABC):
     def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
         self._plan = plan
         self._token_bytes = token_bytes
-        self._names = {"id": plan.request_id, "created": int(time.time()), "model": model_name}
+        created_unix_s = int(time.time()) if plan.created_unix_s is None else plan.created_unix_s
+        self._names = {"id": plan.request_id, "created": created_unix_s, "model": model_name}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = orjson.dumps(self._chunk([{"index": 0}])).split(b'{"index":0}')
         self._fronts = [
@@ -72,7 +73,7 @@ class ResponseFormat(abc.ABC):
         self._tail = self.TEXT_TAIL + tail + b"\n\n"
 
     @abc.abstractmethod
-    def opening(self) -> bytes:
+    def openings(self) -> list[bytes]:
         """Return the events that begin a stream, before there is text."""
 
     @abc.abstractmethod

@@ -19,6 +19,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 #: Of `stop_token_ids` and of `logit_bias`: they travel with every sequence's record.
 MAX_LISTED_TOKENS = 1024
+#: Of `cache_salt`; a hash of it travels.
+MAX_SALT_CHARACTERS = 1024
 
 #: A repetition penalty near 0 makes infinities of logits, and a draw among infinities is no draw.
 MIN_REPETITION_PENALTY = 0.01
@@ -90,6 +92,7 @@ class GenerationRequest(StrictBody):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)

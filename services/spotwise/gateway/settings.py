@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.members import Member
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
+from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.mesh.settings import ModelServiceSettings
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
@@ -33,6 +37,20 @@ class GatewaySettings(ModelServiceSettings):
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
     api_keys: str = Field(
         "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty admits every client"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="file of further keys, a line each as spotwise keys hash prints it; private to its owner"
+    )
+    allow_anonymous: bool | None = Field(
+        None,
+        description="without any key, true admits every client, also from other machines; false admits none; where unset only "
+        "this machine's clients",
+    )
+    metrics_need_key: bool = Field(False, description="/metrics requires a key of the scope metrics")
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the API, which then speaks TLS alone")
+    tls_key: Path | None = Field(None, description="its private key (PEM), a file that only its owner reads")
+    tls_client_ca: Path | None = Field(
+        None, description="certificates (PEM) of which each client must show one, or one that they signed"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
@@ -57,6 +75,12 @@ class GatewaySettings(ModelServiceSettings):
     write_timeout_s: float = Field(
         60.0, gt=0, description="time after which a client that reads next to nothing is disconnected"
     )
+    max_unread_tokens: int = Field(
+        512,
+        ge=1,
+        description="tokens of a sequence that may wait for a client which reads slowly; with more its work is paused, and "
+        "it holds no KV until they are read",
+    )
     cors_origins: str = Field(
         "",
         description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "
@@ -65,15 +89,27 @@ class GatewaySettings(ModelServiceSettings):
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
     )
+    prefix_sharing: Literal["tenant", "mesh"] = Field(
+        "tenant",
+        description="whose prompts share the KV of equal beginnings: tenant (those of keys of one name, and those without a "
+        "name), or mesh (all)",
+    )
     submit_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="wait for a scheduler's answer; without one it counts as absent",
+        description="how long a new request waits for a scheduler to accept it, also while a standby takes over; then the "
+        "client receives 503",
     )
     store_timeout_s: float = Field(
         5.0,
         gt=0,
         description="wait for the store to take a record; then the client receives 503",
+    )
+    resume_s: float = Field(
+        30.0, ge=0, description="how long a resumable request goes on without its client, and waits for it"
+    )
+    answer_kept_s: float = Field(
+        600.0, ge=1, description="how long the answer of a resumable request is kept after its end"
     )
     recovery_s: float = Field(
         30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
@@ -94,6 +130,14 @@ class GatewaySettings(ModelServiceSettings):
         parse_api_keys(api_keys)
         return api_keys
 
+    @model_validator(mode="after")
+    def _certificate_has_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("set both SPOTWISE_TLS_CERT and SPOTWISE_TLS_KEY, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("SPOTWISE_TLS_CLIENT_CA needs SPOTWISE_TLS_CERT and SPOTWISE_TLS_KEY")
+        return self
+
     @property
     def bearer_keys(self) -> tuple[ApiKey, ...]:
         """The keys that let a client in."""
@@ -110,6 +154,11 @@ class GatewaySettings(ModelServiceSettings):
             write_timeout_s=self.write_timeout_s,
         )
 
+    def keeping(self, member: Member) -> KeepingLimits:
+        """Return how this process keeps requests."""
+        owner = f"{member.id}/{member.incarnation}"
+        return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s)
+
     @property
     def browser_origins(self) -> tuple[str, ...]:
         """The origins whose pages may use the API."""
@@ -122,5 +171,6 @@ class GatewaySettings(ModelServiceSettings):
             recovery_s=self.recovery_s,
             stall_s=self.stall_s,
             member_timeout_s=self.member_timeout_s,
+            submit_s=self.submit_timeout_s,
             unheld_s=UNHELD_S,
         )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.core.messages import TokenDelta
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SampledToken
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, GenerationError, SequenceSpec
 
 
 class TokenStream:
@@ -16,7 +20,9 @@ class TokenStream:
             store takes its time for.
         submission: the work of submitting the current attempt.
         has_record: a write has begun.
-        is_submitted: a scheduler may know of the request.
+        submitted_epoch: of the last attempt that a scheduler may know of; 0 where it may know of none.
+        num_tokens: tokens that its client has not taken.
+        is_parked: its client takes too little, and nothing is generated for it.
     """
 
     def __init__(self, choice_id: str, spec: SequenceSpec, received_s: float) -> None:
@@ -28,12 +34,16 @@ class TokenStream:
         self.record_turn = asyncio.Lock()
         self.submission: asyncio.Task[None] | None = None
         self.has_record = False
-        self.is_submitted = False
+        self.submitted_epoch = 0
+        self.num_tokens = 0
+        self.is_parked = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
     def put(self, item: GeneratedTokens | GenerationError) -> None:
         """Let the call have an item."""
+        if isinstance(item, GeneratedTokens):
+            self.num_tokens += len(item.tokens)
         self._items.append(item)
         self._has_items.set()
 
@@ -52,6 +62,31 @@ class TokenStream:
                 following.prefill_s if item.prefill_s is None else item.prefill_s,
             )
             self._items.popleft()
+        if isinstance(item, GeneratedTokens):
+            self.num_tokens -= len(item.tokens)
         if not self._items:
             self._has_items.clear()
         return item
+
+
+def generated(
+    choice_id: str,
+    deltas: Sequence[TokenDelta],
+    finish_reason: FinishReason | None,
+    cached_tokens: int = 0,
+    prefill_s: float | None = None,
+) -> GeneratedTokens:
+    """Return workers' tokens as an item of a stream."""
+    tokens = tuple(
+        SampledToken(choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
+        for delta in deltas
+        if delta.token_id is not None
+    )
+    return GeneratedTokens(tokens, finish_reason, cached_tokens, prefill_s)
+
+
+def saved(choice_id: str, earlier: EarlierTokens) -> GeneratedTokens | None:
+    """Return the tokens that other gateways saved of a sequence, as an item of its stream; `None` where there are none."""
+    if not earlier.deltas:
+        return None
+    return generated(choice_id, earlier.deltas, earlier.finish_reason, earlier.deltas[0].cached_tokens or 0)

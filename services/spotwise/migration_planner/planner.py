@@ -1,24 +1,29 @@
-"""Feeds the planner's role, performs its commands, and holds its lease."""
+"""Feeds the planner's role, and performs its commands."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from spotwise.core.fleet_messages import ShowFleet
+from spotwise.core.fleet_messages import FleetReported, LoadReported, ShowFleet
 from spotwise.core.latest import LatestDict
-from spotwise.core.messages import Message, Send
+from spotwise.core.members import Member
+from spotwise.core.messages import InterruptionReported, Message, Send
 from spotwise.core.planner import commands as c
+from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.role import PlannerRole
-from spotwise.core.reshape_messages import ReshapeMesh
+from spotwise.core.reshape_messages import DeviceSurveyed, GroupFormed, ReshapeMesh
+from spotwise.core.term import TermLease
+from spotwise.core.worker_messages import MoveEnded, WorkerSurveyed
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.term_holder import TermHolder
 from spotwise.migration_planner.metrics import PlannerMetrics
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.wire import subjects
@@ -28,11 +33,11 @@ _log = structlog.get_logger(__name__)
 
 #: Interval of the role's decisions: a copy starts this much late at most.
 TICK_S = 0.1
-#: The lease is extended so many times before it would end.
-_RENEWALS = 3
 #: Operators that still wait for an answer; of more the oldest get none.
 _MOST_WAITING = 16
 _REMEMBERED = 256
+#: What its inbox takes.
+_TO_INBOX = frozenset((WorkerSurveyed, DeviceSurveyed, GroupFormed, MoveEnded))
 
 
 class Planner:
@@ -40,11 +45,10 @@ class Planner:
 
     def __init__(self, host: ServiceHost, settings: PlannerSettings, metrics: PlannerMetrics) -> None:
         self._host = host
-        self._lease_s = settings.planner_lease_s
         self._metrics = metrics
-        self._holder = f"{host.id}/{host.member.incarnation}"
-        self._term: int | None = None
-        self._is_closing = False
+        lease = TermLease(settings.planner_lease_s, needs_store=True)
+        self._terms = TermHolder(host, subjects.PLANNER, lease, self._term_held, self._term_lost, self._read_plan)
+        self._plan_read: Plan | None = None
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Callable[[bytes], Awaitable[None]]] = {}
         self._bought = LatestDict[str, None](_REMEMBERED)  # what the log has, since orders are repeated
@@ -68,28 +72,35 @@ class Planner:
                 ),
             },
             journal,
+            host.count_failure,
         )
+        host.metrics.watch("waiting_operators", lambda: len(self._waiting))
+        metrics.registry.register(host.metrics)
 
     async def start(self) -> None:
         """Subscribe to heartbeats, reports, answers and operators' orders, start the ticks, and compete for the lease."""
-        await self._host.listen(subjects.HEARTBEATS, self._on_message)
-        await self._host.listen(subjects.INTERRUPTIONS, self._on_message)
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.LOAD, self._on_message)
-        await self._host.listen(subjects.FLEET, self._on_message)
-        await self._host.listen(subjects.RESHAPE, self._reshape)
-        await self._host.listen(subjects.SHOW_FLEET, self._show_fleet)
+        self._host.describe_with(self._describe)
+        await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
+        await self._host.listen(subjects.INTERRUPTIONS, self._on_message, expects=(InterruptionReported,))
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message, expects=_TO_INBOX)
+        await self._host.listen(subjects.LOAD, self._on_message, expects=(LoadReported,))
+        await self._host.listen(subjects.FLEET, self._on_message, expects=(FleetReported,))
+        await self._host.listen(subjects.RESHAPE, self._reshape, expects=(ReshapeMesh,))
+        await self._host.listen(subjects.SHOW_FLEET, self._show_fleet, expects=(ShowFleet,))
         self._host.keep_time(TICK_S, self._loop.feed)
-        self._host.spawn(self._hold_term(), "term")
+        await self._terms.start()
 
     async def close(self) -> None:
         """Give the lease back, so that another planner need not wait for its end."""
-        self._is_closing = True
-        if self._term is not None:
-            try:
-                await self._host.store.end_term(self._holder)
-            except MeshError as error:
-                _log.warning("term_not_ended", error=str(error))
+        await self._terms.close()
+
+    def _describe(self, member: Member) -> Member:
+        return replace(member, term=self._terms.term)
+
+    async def _on_heartbeat(self, member: Member, raw: BusMessage) -> None:
+        await self._on_message(member, raw)
+        if member.kind is self._host.member.kind:
+            self._terms.member_reported(member)
 
     async def _on_message(self, message: Any, raw: BusMessage) -> None:
         self._metrics.received(message)
@@ -122,39 +133,22 @@ class Planner:
             with LoggedErrors("answer_operator"):
                 await respond(encode(message))
 
-    async def _hold_term(self) -> None:
-        while not self._is_closing:
-            try:
-                await self._try_to_hold()
-            except (MeshError, TimeoutError) as error:
-                _log.warning("store_unavailable", error=str(error))
-                self._lose_term()
-            await asyncio.sleep(self._lease_s / _RENEWALS)
+    async def _read_plan(self, term: int) -> None:
+        """Read what the last planner had planned, before this one's term begins."""
+        self._plan_read = await self._host.store.get_plan()
 
-    async def _try_to_hold(self) -> None:
-        asked_s = self._host.clock.now()  # the lease is counted from before the store was asked
-        async with asyncio.timeout(self._lease_s):
-            term = await self._host.store.hold_term(self._holder, int(asked_s), self._lease_s)
-        if term is None:
-            self._lose_term()
-            return
-        plan = None if term == self._term else await self._host.store.get_plan()
-        if term != self._term:
-            _log.info("term_began", term=term, last_change=0 if plan is None else plan.change)
-            self._term = term
-            self._metrics.term.set(term)
-        self._loop.feed(c.TermHeld(term, asked_s + self._lease_s, plan))
+    def _term_held(self, term: int, until_s: float) -> None:
+        plan, self._plan_read = self._plan_read, None
+        self._metrics.term.set(term)
+        self._loop.feed(c.TermHeld(term, until_s, plan))
 
-    def _lose_term(self) -> None:
-        if self._term is not None:
-            _log.warning("term_lost", term=self._term)
-            self._term = None
-            self._metrics.term.set(0)
-            self._loop.feed(c.TermLost())
+    def _term_lost(self) -> None:
+        self._metrics.term.set(0)
+        self._loop.feed(c.TermLost())
 
     async def _store(self, command: c.StorePlan) -> None:
         try:
-            is_stored = await self._host.store.put_plan(self._holder, command.plan)
+            is_stored = await self._host.store.put_plan(self._terms.holder, command.plan)
         except MeshError as error:
             _log.warning("plan_not_stored", error=str(error))
             is_stored = False

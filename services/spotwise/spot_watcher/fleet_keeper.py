@@ -89,6 +89,7 @@ class FleetKeeper:
                 PublishReport: announcer.publish_report,
             },
             journal,
+            host.count_failure,
         )
 
     async def start(self) -> None:
@@ -101,8 +102,8 @@ class FleetKeeper:
         self._loop.feed(k.FleetRestored(kept))
         self._feed_prices()
         await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
-        await self._host.listen(subjects.INTERRUPTIONS, self._on_interruption)
-        await self._host.listen(subjects.FLEET_ORDERS, self._on_order)
+        await self._host.listen(subjects.INTERRUPTIONS, self._on_interruption, expects=(InterruptionReported,))
+        await self._host.listen(subjects.FLEET_ORDERS, self._on_order, expects=(FleetOrder,))
         self._host.keep_time(_TICK_S, self._loop.feed)
         self._host.every(_RELOAD_S, self._reload, "reload_fleet_file")
         if isinstance(self._provider, PricedProvider):

@@ -46,6 +46,7 @@ def default_command(devices: int = 1) -> tuple[str, ...]:
 def local_options(settings: SpotWatcherSettings, fleet: FleetFile) -> LocalOptions:
     """Return how local instances are started."""
     assert fleet.local is not None
+    given_urls = {"NATS_URL": settings.fleet_nats_url, "REDIS_URL": settings.fleet_redis_url}
     given = tuple(json.loads(settings.fleet_command)) if settings.fleet_command else ()
     return LocalOptions(
         settings.state_folder,
@@ -53,6 +54,7 @@ def local_options(settings: SpotWatcherSettings, fleet: FleetFile) -> LocalOptio
         fleet.local.limit,
         fleet.notice_s,
         WATCHERS_VARIABLES,
+        {f"SPOTWISE_{name}": url for name, url in given_urls.items() if url is not None},
     )
 
 

@@ -91,6 +91,12 @@ class SpotWatcherSettings(ServiceSettings):
         "",
         description="JSON list: program and arguments of local instances whose type has none; where empty devices of groups",
     )
+    fleet_nats_url: str | None = Field(
+        None, description="broker with the user of local instances; where unset the watcher's own SPOTWISE_NATS_URL"
+    )
+    fleet_redis_url: str | None = Field(
+        None, description="store with the user of local instances; where unset the watcher's own SPOTWISE_REDIS_URL"
+    )
     fleet_trace: Path | None = Field(
         None, description="trace of spot instances by which local ones come and go; unset takes none away"
     )

@@ -53,7 +53,9 @@ class SpotWatcher:
                 c.ReportProblem: self._report_problem,
             },
             journal,
+            host.count_failure,
         )
+        metrics.registry.register(host.metrics)
 
         self._processes = LocalProcesses(
             host.member.host, host.id, lambda member: self._loop.feed(c.ProcessEnded(member))
@@ -62,7 +64,7 @@ class SpotWatcher:
     async def start(self) -> None:
         """Subscribe to heartbeats and operators, and start the ticks."""
         await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
-        await self._host.listen(subjects.DRAIN, self._drain, queue=subjects.WATCHERS)
+        await self._host.listen(subjects.DRAIN, self._drain, subjects.WATCHERS, expects=(Drain,))
         self._host.keep_time(self._tick_s, self._loop.feed)
 
     async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpClient] | None]) -> None:
@@ -100,7 +102,7 @@ class SpotWatcher:
 
     def _announce_loss(self, command: c.AnnounceLoss) -> None:
         member = command.member
-        self._host.post(subjects.heartbeat(member.id), member)
+        self._host.post(subjects.heartbeat(member.kind, member.id), member)
         _log.info("process_ended", member=member.id, kind=member.kind.value, pid=member.pid)
 
     async def _acknowledge(self, event_id: str) -> None:

@@ -120,7 +120,7 @@ async def test_a_store_that_is_away_is_http_errors_as_command_errors(monkeypatch
         with pytest.raises(CommandError, match="the store's URL is wrong"):
             await measure_hand_offs(MeshEndpoint(url, "m", "nowhere", "mesh"), [8], 1, 2, "seed")
 
-        async def connect(redis_url: str) -> LostStore:
+        async def connect(redis_url: str, tls: object = None) -> LostStore:
             return lost
 
         monkeypatch.setattr(RedisStore, "connect", connect)

@@ -57,6 +57,16 @@ def test_every_service_knows_itself_its_servers_and_the_model() -> None:
         assert service.env["HF_HUB_OFFLINE"] == "1"
 
 
+def test_every_service_knows_the_mesh_secret() -> None:
+    """Also one that joins later."""
+    secret = Path("/run/mesh.secret")
+    services = plan(mesh_secret_file=secret)
+    assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
+    options = MeshOptions(name="default", model_folder=Path("/m"), model_name="m", mesh_secret_file=secret)
+    joining = plan_joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), GIB, native_kernels=True))
+    assert joining.env["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
+
+
 def test_only_the_gateway_gets_a_listen_address() -> None:
     """Host and port come from the options."""
     services = plan(host="0.0.0.0", port=9000)
@@ -65,6 +75,26 @@ def test_only_the_gateway_gets_a_listen_address() -> None:
         "9000",
     )
     assert [service_id for service_id, service in services.items() if "SPOTWISE_PORT" in service.env] == ["gateway-0"]
+
+
+def test_services_of_which_there_are_several_are_numbered() -> None:
+    """Each gateway has a port of its own; the control plane's replicas have equal settings."""
+    services = plan(schedulers=2, planners=3, port=9000, further_ports=(9001,))
+    ports = {name: each.env["SPOTWISE_PORT"] for name, each in services.items() if each.service == "gateway"}
+    assert ports == {"gateway-0": "9000", "gateway-1": "9001"}
+    names = [name for name, each in services.items() if each.service in ("cluster_scheduler", "migration_planner")]
+    assert names == ["scheduler-0", "scheduler-1", "planner-0", "planner-1", "planner-2"]
+    first, second = (dict(services[f"scheduler-{number}"].env) for number in range(2))
+    assert first | {"SPOTWISE_SERVICE_ID": "scheduler-1"} == second
+
+
+def test_replicas_serve_their_metrics_at_ports_of_their_own() -> None:
+    """The port of the environment is the first one's; 0 takes a free one for each."""
+    options = MeshOptions(name="m", model_folder=Path("/m"), model_name="m", schedulers=2, planners=2)
+    given = {"SPOTWISE_SCHEDULER_METRICS_PORT": "9500", "SPOTWISE_PLANNER_METRICS_PORT": "0"}
+    services = plan_services(options, NATS, REDIS, LocalHost((0,), GIB, False), given)
+    set_ports = {each.service_id: value for each in services for name, value in each.env.items() if "METRICS" in name}
+    assert set_ports == {"scheduler-1": "9501"}
 
 
 def test_only_planner_and_watcher_are_dispensable() -> None:

@@ -11,7 +11,7 @@ from spotwise.cli import drain as drain_module
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RunState, write_state
-from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh, find_store
+from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh, find_store, operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.mesh.child_process import ProcessIdentity
 from spotwise.mesh.ports import MeshError
@@ -106,7 +106,7 @@ def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
     async def send(nats_url: str, worker: str, seconds: float) -> None:
         pass
 
-    async def connect(url: str) -> RedisStore:
+    async def connect(url: str, tls: object = None) -> RedisStore:
         raise MeshError(f"no Redis server answers at {url}")
 
     monkeypatch.setattr(drain_module, "send_notice", send)
@@ -122,3 +122,25 @@ def test_without_a_mesh_or_an_address_there_is_no_mesh(local_mesh: str) -> None:
     for find in (find_broker, find_store):
         with pytest.raises(CommandError, match="no mesh named 'elsewhere'"):
             find("elsewhere", None)
+
+
+def test_unusable_certificates_of_a_command_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SPOTWISE_TLS_DIR without certificates is refused by its name; without it a command has none."""
+    monkeypatch.delenv("SPOTWISE_TLS_DIR", raising=False)
+    assert operator_access().tls is None
+    monkeypatch.setenv("SPOTWISE_TLS_DIR", str(tmp_path))
+    with pytest.raises(CommandError, match=r"SPOTWISE_TLS_DIR: .*spotwise certs issue"):
+        operator_access()
+
+
+CLUSTER = "nats://a:4222,nats://b:4222"
+SENTINELS = "redis+sentinel://:hush@a:26379,b:26379/main/0"
+
+
+def test_clusters_are_addresses_too() -> None:
+    """Several nodes of NATS, and the sentinels of Redis; a wrong one is refused without quoting it."""
+    assert find_mesh("none", CLUSTER, SENTINELS) == MeshAddresses(CLUSTER, SENTINELS)
+    for nats_url, redis_url in ((f"{CLUSTER},http://c", SENTINELS), (CLUSTER, SENTINELS.removesuffix("/main/0"))):
+        with pytest.raises(OptionError, match="write for instance") as refusal:
+            find_mesh("none", nats_url, redis_url)
+        assert "hush" not in str(refusal.value)

@@ -65,8 +65,8 @@ async def answering(reply: m.Message | None) -> AsyncIterator[MemoryBus]:
 async def stored(deployment: PlannedDeployment | None) -> MemoryStore:
     """A store with this plan."""
     store = MemoryStore()
-    await store.hold_term("planner", 1, 60.0)
-    assert await store.put_plan("planner", Plan(1, 7, 1, deployment=deployment))
+    await store.hold_term(subjects.PLANNER, "planner/1", 1, 60.0)
+    assert await store.put_plan("planner/1", Plan(1, 7, 1, deployment=deployment))
     return store
 
 

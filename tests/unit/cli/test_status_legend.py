@@ -34,6 +34,15 @@ def test_workers_that_compute_alike_are_named_together() -> None:
     assert len(_legend([])) == 1
 
 
+def test_which_scheduler_and_planner_act_is_shown_with_their_terms() -> None:
+    """Of the others each stands by; members of other services do neither."""
+    active = status_of("scheduler-1", MemberKind.CLUSTER_SCHEDULER, None)
+    active = dataclasses.replace(active, member=dataclasses.replace(active.member, term=1712))
+    assert _row(active)[3].endswith("ready (active, term 1712)")
+    assert _row(status_of("planner-0", MemberKind.MIGRATION_PLANNER, None))[3].endswith("ready (standby)")
+    assert _row(status_of("gateway-0", MemberKind.GATEWAY, None))[3].endswith("ready")
+
+
 @pytest.mark.parametrize(
     ("home", "load", "shown"),
     [

@@ -49,7 +49,16 @@ def test_old_deaths_are_forgotten() -> None:
 class World:
     """A supervisor of one process, of which every start but the first may fail."""
 
-    def __init__(self, folder: Path, commands: list[str], *, is_essential: bool = True, others: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        commands: list[str],
+        *,
+        is_essential: bool = True,
+        others: int = 0,
+        order: StopOrder = StopOrder.WORKER,
+        services: tuple[str, str] = ("", ""),
+    ) -> None:
         self.output = io.StringIO()
         self.children: list[ChildProcess] = []
         self.state_path = folder / "state.json"
@@ -61,7 +70,14 @@ class World:
             return self.children[-1]
 
         self.process = SupervisedProcess(
-            "worker", StopOrder.WORKER, log_path, start, lambda _pid: True, self.shows_life, is_essential=is_essential
+            "worker",
+            order,
+            log_path,
+            start,
+            lambda _pid: True,
+            self.shows_life,
+            is_essential=is_essential,
+            service=services[0],
         )
         self.silent: set[int] = set()
 
@@ -70,7 +86,13 @@ class World:
 
         self.processes = [self.process] + [
             SupervisedProcess(
-                f"other-{number}", StopOrder.WORKER, log_path, start_other, lambda _pid: True, lambda _pid: True
+                f"other-{number}",
+                order,
+                log_path,
+                start_other,
+                lambda _pid: True,
+                lambda _pid: True,
+                service=services[1],
             )
             for number in range(others)
         ]
@@ -138,6 +160,21 @@ def test_what_the_mesh_can_do_without_never_ends_it(
     assert world.run() == 0
     assert len(world.children) == 9
     assert "died (exit status 7) again and again; the mesh continues without it" in world.output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("services", "status"),
+    [(("scheduler", "scheduler"), 0), (("scheduler", "planner"), 1), (("", ""), 1)],
+    ids=["a standby", "another service", "servers"],
+)
+def test_a_service_with_another_process_does_not_end_the_mesh(
+    services: tuple[str, str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby takes over, and clients reach another gateway; broker and store are one of a kind."""
+    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    world = World(tmp_path, ["sleep 600", "exit 7"], others=1, order=StopOrder.CONTROL, services=services)
+    world.stop_after(9)
+    assert world.run() == status
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

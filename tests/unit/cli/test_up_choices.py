@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.gateway_options import require_keys
 from spotwise.cli.options import MeshOptions, unnamed_pools
 from spotwise.cli.report import public_access_warning
 
@@ -32,7 +35,9 @@ def test_pools_that_were_not_named(
 
 def options(host: str) -> MeshOptions:
     """Return the options of a mesh whose gateway listens on the host."""
-    return MeshOptions(name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000)
+    return MeshOptions(
+        name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000, allow_anonymous=True
+    )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
@@ -52,3 +57,36 @@ def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: p
     """A gateway that only this machine reaches gets no warning."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     assert public_access_warning(options(host)) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "environment", "is_refused"),
+    [
+        ("0.0.0.0", {}, {}, True),
+        ("example.org", {}, {}, True),
+        ("127.0.0.1", {}, {}, False),
+        ("0.0.0.0", {"allow_anonymous": True}, {}, False),
+        ("0.0.0.0", {"has_own_store": False}, {}, False),
+        ("0.0.0.0", {}, {"SPOTWISE_API_KEYS": "key"}, False),
+        ("0.0.0.0", {"api_keys_file": Path("keys.jsonl")}, {}, False),
+        ("0.0.0.0", {}, {"SPOTWISE_ALLOW_ANONYMOUS": "false"}, False),
+    ],
+)
+def test_a_gateway_that_any_client_could_use_is_refused(
+    host: str,
+    given: dict[str, Any],
+    environment: dict[str, str],
+    is_refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything starts, with the ways out; a shared store may have keys, and the gateway looks there."""
+    for variable in ("SPOTWISE_API_KEYS", "SPOTWISE_ALLOW_ANONYMOUS"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    arguments: dict[str, Any] = {"allow_anonymous": False, "has_own_store": True} | given
+    if not is_refused:
+        require_keys(host, **arguments)
+        return
+    with pytest.raises(OptionError, match=rf"--host {host}.*SPOTWISE_API_KEYS.*keys create.*--allow-anonymous"):
+        require_keys(host, **arguments)

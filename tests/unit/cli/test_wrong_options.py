@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.listening_port import open_ports
 from spotwise.core.cost_profile import BUILT_IN
 from spotwise.wire.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
@@ -27,6 +27,11 @@ from tests.unit.cli.command_line import CommandLine
         ("up --host 192.0.2.1", "--host"),
         ("up --host 192.0.2.1 --port 0", "--host"),
         ("up --host a..b", "--host"),
+        ("up --host 0.0.0.0", "--host"),
+        ("up --tls-cert README.md", "--tls-key"),
+        ("up --tls-cert README.md --tls-key no-such-file", "--tls-key"),
+        ("up --tls-cert README.md --tls-key README.md", "--tls-key"),
+        ("chat hello --url https://127.0.0.1:1 --ca README.md", "--ca"),
         ("up --dtype foo", "--dtype"),
         ("up --device foo", "--device"),
         ("up --nats-url foo", "--nats-url"),
@@ -80,11 +85,22 @@ def test_a_taken_port_is_no_wrong_option_and_0_means_a_free_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         with pytest.raises(CommandError, match="--port") as refusal:
-            open_port("127.0.0.1", taken)
+            open_ports("127.0.0.1", taken)
         assert refusal.value.exit_status == 1
-        free = open_port("127.0.0.1", 0)
+        (free,) = open_ports("127.0.0.1", 0)
         assert free not in (0, taken)
-    assert open_port("127.0.0.1", free) == free
+    assert open_ports("127.0.0.1", free) == (free,)
+
+
+def test_gateways_take_ports_that_follow_each_other_or_free_ones() -> None:
+    """A port further on that is taken is refused, too."""
+    assert len({*open_ports("127.0.0.1", 0, 3)}) == 3
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(CommandError, match=f":{taken}"):
+            open_ports("127.0.0.1", taken - 1, 2)
+    with pytest.raises(OptionError, match="--gateways 2"):
+        open_ports("127.0.0.1", 65535, 2)
 
 
 def test_what_cannot_be_done_ends_with_status_1(spotwise: CommandLine) -> None:

@@ -29,6 +29,12 @@ def test_a_difference_in_the_first_token_changes_all_names() -> None:
     assert len({name for spans in names for name in spans}) == 9
 
 
+def test_a_salt_changes_all_names() -> None:
+    """Schedulers see no two prompts of different salts begin alike."""
+    names = [prefix_spans("m", range(200), salt) for salt in ("", "a", "b")]
+    assert len({name for spans in names for name in spans}) == 9
+
+
 def test_short_prompts_have_none_and_long_ones_few() -> None:
     """A prompt below 64 tokens has no spans, and longer ones have eight for each doubling."""
     assert prefix_spans("m", [1] * 63) == ()

@@ -150,7 +150,14 @@ def test_every_error_code_is_listed() -> None:
     source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
     in_code = set(re.findall(r'code="(\w+)"', source))
     in_code |= {RejectCode(code).value for code in RejectCode}
-    in_code |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE, g.FAIL_FELLS_WORKERS}
+    in_code |= {
+        g.FAIL_NO_SCHEDULER,
+        g.FAIL_NOT_RECOVERED,
+        g.FAIL_ENGINE,
+        g.FAIL_STORE,
+        g.FAIL_FELLS_WORKERS,
+        g.FAIL_TAKEN,
+    }
     assert in_code <= listed
     assert all(f'"{code}"' in source or code in in_code for code in listed)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,21 @@ def test_prefills_and_mixed_batches_are_not_replayed(llama_folder: Path) -> None
     assert capture.replays == 0
     engine.run_iteration(Batch((BatchRow("a@1", 6, 1, (0,)), BatchRow("b@1", 5, 1, (1,)))))
     assert capture.replays == 1
+
+
+def test_what_is_recorded_lives_as_long_as_its_recording(llama_folder: Path) -> None:
+    """A CUDA graph holds addresses only: memory of a tensor that nothing else holds would be another's when it is replayed."""
+    recorded: list[weakref.ref[Callable[[], None]]] = []
+
+    def capture(run: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(weakref.ref(run))
+        return lambda: None
+
+    engine = engine_of(llama_folder, capture)
+    with torch.inference_mode():
+        finished(engine, [3])
+    gc.collect()
+    assert recorded and all(run() is not None for run in recorded)
 
 
 @pytest.mark.parametrize("block", [300, -1])

@@ -163,3 +163,18 @@ def test_a_stage_of_which_nobody_is_left_gathers_nothing(exchanges: list[SocketE
     stage = StageFields(exchanges[2].handle, 0, SIZE)
     with pytest.raises(GroupBrokenError, match="dissolved"):
         exchanges[2].gather(stage, torch.zeros(1, 3), (0, 1, 2, 3), None)
+
+
+def test_who_waits_for_another_member_is_known(exchanges: list[SocketExchange]) -> None:
+    """A watchdog takes the member that does not come for stuck, and not those that wait for it."""
+    connect(exchanges)
+    assert [each.is_waiting for each in exchanges] == [False] * SIZE
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(exchanges[0].receive, 1, torch.zeros(4))
+        deadline_s = time.monotonic() + ANSWER_S
+        while not exchanges[0].is_waiting and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert [each.is_waiting for each in exchanges] == [True, False, False]
+        exchanges[1].send(0, torch.ones(4))
+        received.result(ANSWER_S)
+    assert [each.is_waiting for each in exchanges] == [False] * SIZE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import httpx
@@ -13,9 +13,12 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from spotwise.gateway.api import create_app
+from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
+from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 
 CHAT_TEMPLATE = (
@@ -84,8 +87,10 @@ def registry() -> CollectorRegistry:
 def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> Callable[..., FastAPI]:
     """Build the app over the fake mesh with the given options."""
 
-    def make(**options: object) -> FastAPI:
-        return create_app(mesh, text, ApiOptions(MODEL, **options), GatewayMetrics(registry, MODEL))  # type: ignore[arg-type]
+    def make(api_keys: Iterable[ApiKey] = (), access: ApiAccess | None = None, **options: object) -> FastAPI:
+        metrics = GatewayMetrics(registry, MODEL)
+        access = access or open_to(api_keys)
+        return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, access)  # type: ignore[arg-type]
 
     return make
 

@@ -60,6 +60,7 @@ def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
                 kv_host_blocks_free=20,
                 kv_blocks_swapped_out=moved,
                 kv_blocks_swapped_in=moved - 1,
+                refused_connections=moved - 1,
             ),
             WorkerLoad(kv_host_blocks_total=5, kv_host_blocks_free=5, kv_blocks_swapped_out=4),
         ]
@@ -72,9 +73,10 @@ def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
             "kv_host_blocks_free",
             "kv_blocks_swapped_out_total",
             "kv_blocks_swapped_in_total",
+            "transfer_refused_total",
         )
     }
-    assert [*shown.values()] == [2, 10, 25, 5, 5]
+    assert [*shown.values()] == [2, 10, 25, 5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,10 +51,16 @@ class UnreachableStore(MemoryStore):
 
 
 @asynccontextmanager
-async def generation_over(store: MemoryStore, model_dir: Path) -> AsyncIterator[MeshGeneration]:
+async def generation_over(
+    store: MemoryStore, model_dir: Path, store_timeout_s: float = 0.2
+) -> AsyncIterator[MeshGeneration]:
     """A gateway's mesh without a scheduler."""
     settings = GatewaySettings(
-        service_id="gateway-0", model_dir=model_dir, model_name=MODEL, store_timeout_s=0.2, submit_timeout_s=0.2
+        service_id="gateway-0",
+        model_dir=model_dir,
+        model_name=MODEL,
+        store_timeout_s=store_timeout_s,
+        submit_timeout_s=0.2,
     )
     member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
     control = ControlServer(LOOPBACK, 0)
@@ -62,12 +70,20 @@ async def generation_over(store: MemoryStore, model_dir: Path) -> AsyncIterator[
         yield generation
 
 
-async def failure(generation: MeshGeneration) -> GenerationError:
+async def failure(generation: MeshGeneration, spec: SequenceSpec = SPEC) -> GenerationError:
     with pytest.raises(GenerationError) as raised:
         async with asyncio.timeout(30):
-            async for _ in generation.generate("r", SPEC):
+            async for _ in generation.generate("r", spec):
                 pass
     return raised.value
+
+
+async def test_a_deadline_ends_the_wait_for_the_store(model_dir: Path) -> None:
+    """It comes before the store's own time is over; 504, and no scheduler learns of the request."""
+    spec = replace(SPEC, deadline_unix_s=time.time() + 0.05)
+    async with generation_over(StoppedStore(), model_dir, store_timeout_s=60.0) as generation:
+        error = await failure(generation, spec)
+    assert (error.status, error.code) == (504, RejectCode.DEADLINE_EXCEEDED)
 
 
 @pytest.mark.parametrize("store", [StoppedStore(), UnreachableStore()], ids=["stopped", "unreachable"])

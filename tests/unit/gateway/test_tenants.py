@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import CloseRequest, RejectCode, RequestRejected, SubmitRequest
+from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -75,10 +76,10 @@ class TestListedKeys:
 
     def test_keys_are_not_shown(self, model_dir: Path) -> None:
         """Wherever an object that holds them is."""
-        settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys="acme:secret,terces")
-        assert settings.bearer_keys == (ApiKey("secret", "acme"), ApiKey("terces"))
+        settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys="acme:keykey,yekyek")
+        assert settings.bearer_keys == (ApiKey("keykey", "acme"), ApiKey("yekyek"))
         for shown in (repr(settings), repr(settings.bearer_keys)):
-            assert "secret" not in shown and "terces" not in shown
+            assert "keykey" not in shown and "yekyek" not in shown
 
 
 class TestTenant:
@@ -127,6 +128,64 @@ class TestTenant:
         assert mesh.spec.tenant == "user:bob"
 
 
+class TestPrefixSalt:
+    """Whose prompts share the KV of their beginnings."""
+
+    KEYS = (ApiKey("key-1", "acme"), ApiKey("key-2", "acme"), ApiKey("key-3", "other"), ApiKey("key-4"))
+
+    async def salts(self, app: FastAPI, mesh: FakeMesh, *requests: tuple[str, dict[str, Any]]) -> list[str]:
+        """The salts of completions with these keys and parameters."""
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            for key, given in requests:
+                headers = {"Authorization": f"Bearer {key}"}
+                answer = await client.post("/v1/completions", json=COMPLETION | given, headers=headers)
+                assert answer.status_code == 200, answer.text
+        return [spec.prefix_salt for spec in mesh.specs.values()]
+
+    async def test_keys_of_one_name_share_and_no_others(self, make_app: MakeApp, mesh: FakeMesh) -> None:
+        """Whatever `user` says: a client chooses it."""
+        requests = [(f"key-{number}", {"user": user}) for number in (1, 2, 3, 4) for user in ("bob", "eve")]
+        one, again, two, two_again, other, other_again, plain, plain_again = await self.salts(
+            make_app(api_keys=self.KEYS), mesh, *requests
+        )
+        assert one == again == two == two_again != ""
+        assert other == other_again != one
+        assert plain == plain_again == ""
+
+    async def test_a_cache_salt_divides_further(self, make_app: MakeApp, mesh: FakeMesh) -> None:
+        """Equal salts of two tenants are not equal; those of one are."""
+        given = {"cache_salt": "s"}
+        without, salted, again, other, mine = await self.salts(
+            make_app(api_keys=self.KEYS),
+            mesh,
+            ("key-1", {}),
+            ("key-1", given),
+            ("key-2", given),
+            ("key-3", given),
+            ("key-1", {"cache_salt": "t"}),
+        )
+        assert salted == again
+        assert len({without, salted, other, mine}) == 4
+
+    async def test_a_mesh_may_share_them_all(self, make_app: MakeApp, mesh: FakeMesh) -> None:
+        """But for prompts with a `cache_salt`."""
+        one, other, salted = await self.salts(
+            make_app(api_keys=self.KEYS, shares_prefixes=True),
+            mesh,
+            ("key-1", {}),
+            ("key-3", {}),
+            ("key-3", {"cache_salt": "s"}),
+        )
+        assert one == other == "" != salted
+
+    @pytest.mark.parametrize("salt", ["", "x" * 1025, 7, [], {}], ids=repr)
+    async def test_a_wrong_cache_salt_is_refused(self, client: httpx.AsyncClient, salt: Any) -> None:
+        """As vLLM does, an empty one, too."""
+        answer = await client.post("/v1/completions", json=COMPLETION | {"cache_salt": salt})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")
+
+
 class TestPriority:
     """vLLM's parameter `priority`."""
 
@@ -168,10 +227,13 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
         await MemoryBus(broker).subscribe(subjects.REQUESTS, refuse)
         generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
         await generation.start()
-        spec = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8), priority=-4, tenant="acme")
+        spec = SequenceSpec(
+            tuple(range(64)), SamplingParams(), StopCriteria(8), priority=-4, tenant="acme", prefix_salt="salt"
+        )
         with pytest.raises(GenerationError, match="full"):
             async for _ in generation.generate("r", spec):
                 pass
     ((order, record),) = reported
     assert order.priority == -4
-    assert record is not None and (record.priority, record.tenant) == (-4, "acme")
+    assert record is not None and (record.priority, record.tenant, record.prefix_salt) == (-4, "acme", "salt")
+    assert order.prefix_spans == prefix_spans(MODEL, range(64), "salt") != prefix_spans(MODEL, range(64))

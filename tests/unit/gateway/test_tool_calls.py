@@ -16,6 +16,7 @@ from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
+from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 
 CALLS = "{% for call in m.tool_calls %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}"
@@ -52,7 +53,7 @@ def chat_with(
         folder = shutil.copytree(model_dir, tmp_path / "model")
         (folder / "chat_template.jinja").write_text(template)
         text = ChatText.load(folder)
-        return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(registry, MODEL)), text
+        return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(registry, MODEL), open_to()), text
 
     return make
 

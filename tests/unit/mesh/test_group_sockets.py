@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets, _dialled
+from spotwise.mesh.group_greeting import (
+    CHALLENGE_BYTES,
+    GREETING_BYTES,
+    WELCOME_BYTES,
+    GroupCaller,
+    GroupListener,
+    StreamKeys,
+)
+from spotwise.mesh.group_sockets import MOST_UNGREETED, GroupMeeting, GroupSockets, _dialled
+from spotwise.mesh.link_handshake import LinkEncryption, LinkRefusedError, LinkSecurity
+from spotwise.mesh.mesh_secret import MeshSecret
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.sealed_stream import sealed_stream
 
 SECRET = "0123456789abcdef" * 2
+MESH = MeshSecret(b"m" * 32)
 
 
 class Process:
@@ -24,7 +40,6 @@ class Process:
         self.sockets = sockets
         self.lost: list[int] = []
         self.connections: dict[int, tuple[socket.socket, socket.socket]] = {}
-        self._news = asyncio.Event()
 
     def join(self, epoch: int, addresses: tuple[str, ...], member: int, secret: str = SECRET) -> None:
         self.meeting = GroupMeeting(epoch, secret, addresses, member)
@@ -38,27 +53,26 @@ class Process:
             connection.setblocking(True)
             connection.settimeout(5.0)
         self.connections[member] = (data, pulse)
-        self._news.set()
 
     def _lost(self, member: int) -> None:
         self.lost.append(member)
-        self._news.set()
 
     async def has(self, *members: int) -> None:
         await self.hears(lambda: set(self.connections) == set(members))
 
     async def hears(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(10.0):
-            while not is_so():
-                self._news.clear()
-                await self._news.wait()
+            while not is_so():  # noqa: ASYNC110 - not all of it has an event
+                await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
-async def processes(count: int) -> AsyncIterator[tuple[list[Process], tuple[str, ...]]]:
+async def processes(
+    count: int, security: LinkSecurity | None = None
+) -> AsyncIterator[tuple[list[Process], tuple[str, ...]]]:
     async with contextlib.AsyncExitStack() as stack:
         started = [
-            Process(await stack.enter_async_context(GroupSockets.open("127.0.0.1", 0, "127.0.0.1")))
+            Process(await stack.enter_async_context(GroupSockets.open("127.0.0.1", 0, "127.0.0.1", security)))
             for _ in range(count)
         ]
         yield started, tuple(process.sockets.address for process in started)
@@ -108,25 +122,159 @@ async def test_a_process_is_in_several_groups_at_a_time() -> None:
 
 
 async def test_connections_of_an_earlier_group_and_of_strangers_are_closed() -> None:
+    """And counted; the caller knows at once."""
     async with processes(2) as (members, addresses):
         members[0].join(4, addresses, 0)
         members[0].leave()
         members[0].join(5, addresses, 0)
         stranger = GroupMeeting(5, "f" * 32, addresses, 1)
         for meeting in (stranger, replace(stranger, epoch=4, secret=SECRET), replace(stranger, epoch=3)):
-            connection = await asyncio.to_thread(_greet, addresses[0], meeting.greeting(0))
-            assert await asyncio.to_thread(connection.recv, 1) == b""
-            connection.close()
+            with pytest.raises(OSError, match="closed the connection"):
+                await asyncio.to_thread(_dialled, LinkSecurity(), meeting, 0)
+        assert members[0].sockets.refused.by_reason == {"no_such_group": 3}
         members[1].join(5, addresses, 1)
         await members[0].has(1)
 
 
-async def test_bytes_that_are_no_greeting_are_closed() -> None:
-    async with processes(1) as (_, addresses):
-        connection = await asyncio.to_thread(_greet, addresses[0], b"GET / HTTP/1.1\r\n\r\n" + bytes(40))
-        with contextlib.suppress(ConnectionResetError):
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (LinkSecurity(MESH), LinkSecurity(MeshSecret(b"n" * 32))),
+        (LinkSecurity(MESH), LinkSecurity()),
+        (LinkSecurity(MESH, LinkEncryption.ON), LinkSecurity(MESH, LinkEncryption.OFF)),
+    ],
+    ids=["another secret", "no secret", "encryption differs"],
+)
+async def test_who_differs_in_secret_or_encryption_does_not_get_in(mine: LinkSecurity, theirs: LinkSecurity) -> None:
+    """Although it knows the group's secret; the other way round, too."""
+    for listens, calls in ((mine, theirs), (theirs, mine)):
+        async with processes(1, listens) as (members, addresses):
+            members[0].join(1, (*addresses, "unused"), 0)
+            meeting = replace(members[0].meeting, member=1)
+            with pytest.raises((OSError, LinkRefusedError)):
+                await asyncio.to_thread(_dialled, calls, meeting, 0)
+            assert not members[0].connections
+
+
+async def test_a_recorded_greeting_is_refused() -> None:
+    """The challenge is another one each time, so that the listener knows no secret that was sent."""
+    security = LinkSecurity(MESH)
+    async with processes(1, security) as (members, addresses):
+        members[0].join(1, (*addresses, "unused"), 0)
+        caller = GroupCaller(security, "127.0.0.1", *members[0].meeting.key, 1, 0)
+        first, second = [await asyncio.to_thread(_connected, addresses[0]) for _ in range(2)]
+        greeting = caller.answer(await asyncio.to_thread(first.recv, CHALLENGE_BYTES))
+        first.sendall(greeting)
+        assert caller.finish(await asyncio.to_thread(first.recv, WELCOME_BYTES)) is None
+        await asyncio.to_thread(second.recv, CHALLENGE_BYTES)
+        second.sendall(greeting)
+        assert await asyncio.to_thread(second.recv, 1) == b""
+        assert members[0].sockets.refused.by_reason == {"wrong_secret": 1}
+        assert bytes.fromhex(SECRET) not in greeting
+        first.close()
+        second.close()
+
+
+async def test_connections_that_say_nothing_are_few() -> None:
+    """The oldest makes room, and a member still gets in."""
+    async with processes(2) as (members, addresses):
+        members[0].join(1, addresses, 0)
+        silent = [await asyncio.to_thread(_connected, addresses[0]) for _ in range(MOST_UNGREETED + 10)]
+        await members[0].hears(lambda: members[0].sockets.refused.total == 10)
+        assert len(members[0].sockets._ungreeted) == MOST_UNGREETED
+        members[1].join(1, addresses, 1)
+        await members[0].has(1)
+        for connection in silent:
+            connection.close()
+
+
+async def test_connections_for_groups_to_come_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest makes room for a new one, and is closed."""
+    monkeypatch.setattr("spotwise.mesh.group_sockets._WAITING", 4)
+    async with processes(2) as (members, addresses):
+        waiting = []
+        for epoch in range(3, 6):
+            meeting = GroupMeeting(epoch, SECRET, addresses, 1)
+            waiting += await asyncio.to_thread(_dialled, LinkSecurity(), meeting, 0)
+        await members[0].hears(lambda: members[0].sockets.refused.by_reason == {"too_many_early": 2})
+        for connection in waiting[:2]:
             assert await asyncio.to_thread(connection.recv, 1) == b""
-        connection.close()
+        members[0].join(5, addresses, 0)
+        await members[0].has(1)
+        for connection in waiting:
+            connection.close()
+
+
+async def test_encrypted_connections_carry_everything_and_end_with_it() -> None:
+    """Bytes of any number arrive in order, none of them in the clear; where one end closes, the other one ends."""
+    async with processes(2, LinkSecurity(MESH, LinkEncryption.ON)) as (members, addresses):
+        members[0].join(1, addresses, 0)
+        members[1].join(1, addresses, 1)
+        await members[0].has(1)
+        await members[1].has(0)
+        data = random.Random(7).randbytes(3 << 20)
+        for lane in (0, 1):
+            there, here = members[1].connections[0][lane], members[0].connections[1][lane]
+            assert there.family == socket.AF_UNIX
+            sending = asyncio.create_task(asyncio.to_thread(there.sendall, data))
+            assert await asyncio.to_thread(_all_of, here, len(data)) == data
+            await sending
+            here.sendall(b"back")
+            assert await asyncio.to_thread(_all_of, there, 4) == b"back"
+            there.sendall(b"the last words")
+            there.shutdown(socket.SHUT_RDWR)
+            assert await asyncio.to_thread(_all_of, here, 14) == b"the last words"
+            assert await asyncio.to_thread(here.recv, 1) == b""
+    await asyncio.to_thread(_ended, "group-seal", "group-open")
+
+
+@pytest.mark.parametrize("place", [2, 40])
+async def test_a_record_that_is_changed_on_the_way_ends_an_encrypted_connection(place: int) -> None:
+    """Its length, or what is in it; nothing of it is read."""
+    keys = StreamKeys(b"1" * 32, b"2" * 32)
+    one, other = socket.socketpair(), socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        tcp = socket.create_connection(server.getsockname())
+        raw, _ = server.accept()
+    user = sealed_stream(tcp, keys)
+    user.sendall(b"x" * 100)
+    record = bytearray(await asyncio.to_thread(_all_of, raw, 120))
+    assert b"xxxx" not in record
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        back = socket.create_connection(server.getsockname())
+        end, _ = server.accept()
+    reader = sealed_stream(end, StreamKeys(keys.receives, keys.sends))
+    reader.settimeout(5.0)
+    record[place] ^= 1
+    back.sendall(record)
+    back.shutdown(socket.SHUT_WR)
+    assert await asyncio.to_thread(reader.recv, 1) == b""
+    for each in (*one, *other, raw, user, back, reader):
+        each.close()
+    await asyncio.to_thread(_ended, "group-seal", "group-open")
+
+
+@given(st.binary(max_size=3 * GREETING_BYTES))
+def test_noise_is_no_greeting(noise: bytes) -> None:
+    """Of the right length it is refused, whatever it is; a challenge may be any key, and nothing follows from it."""
+    greeting = GroupListener(LinkSecurity(MESH), "127.0.0.1")
+    greeting.challenge()
+    with pytest.raises(LinkRefusedError):
+        greeting.accept(noise.ljust(GREETING_BYTES, b"\0")[:GREETING_BYTES])
+    caller = GroupCaller(LinkSecurity(MESH), "127.0.0.1", 1, b"s" * 16, 1, 0)
+    with pytest.raises(LinkRefusedError):
+        caller.answer(noise.ljust(CHALLENGE_BYTES, b"\0")[:CHALLENGE_BYTES])
+        caller.finish(noise.ljust(WELCOME_BYTES, b"\0")[:WELCOME_BYTES])
+
+
+async def test_bytes_that_are_no_greeting_are_closed() -> None:
+    async with processes(1) as (members, addresses):
+        for noise in (b"GET / HTTP/1.1\r\n\r\n" + bytes(200), random.Random(1).randbytes(5000), b"SWG2" + bytes(300)):
+            connection = await asyncio.to_thread(_connected, addresses[0], noise)
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.to_thread(_all_of, connection, CHALLENGE_BYTES + 1)
+            connection.close()
+        assert members[0].sockets.refused.by_reason == {"malformed": 2, "wrong_secret": 1}
 
 
 async def test_a_member_that_cannot_be_reached_is_lost() -> None:
@@ -139,21 +287,22 @@ async def test_a_member_that_cannot_be_reached_is_lost() -> None:
 
 
 async def test_who_forgets_a_group_gets_no_connection_of_it() -> None:
+    """Who calls knows that it is lost."""
     async with processes(2) as (members, addresses):
         members[0].join(1, addresses, 0)
         members[0].leave()
         members[1].join(1, addresses, 1)
-        await members[1].has(0)  # the system took it
-        assert await asyncio.to_thread(members[1].connections[0][0].recv, 1) == b""
+        await members[1].hears(lambda: members[1].lost == [0])
         assert not members[0].connections
+        assert not members[1].connections
 
 
 async def test_a_process_that_ends_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has not greeted, and one that it gets after it has ended."""
     may_return = threading.Event()
 
-    def late(address: str, greetings: Sequence[bytes]) -> list[socket.socket]:
-        connections = _dialled(address, greetings)
+    def late(security: LinkSecurity, meeting: GroupMeeting, member: int) -> list[socket.socket]:
+        connections = _dialled(security, meeting, member)
         assert may_return.wait(5.0)
         dialled.extend(connections)
         return connections
@@ -161,11 +310,11 @@ async def test_a_process_that_ends_leaves_no_connection_open(monkeypatch: pytest
     dialled: list[socket.socket] = []
     monkeypatch.setattr("spotwise.mesh.group_sockets._dialled", late)
     async with processes(2) as (members, addresses):
-        silent = await asyncio.to_thread(_greet, addresses[0], b"")
+        silent = await asyncio.to_thread(_connected, addresses[0])
         members[0].join(1, addresses, 0)
         members[1].join(1, addresses, 1)
         await members[0].has(1)
-    assert await asyncio.to_thread(silent.recv, 1) == b""
+    assert len(await asyncio.to_thread(_all_of, silent, CHALLENGE_BYTES + 1)) == CHALLENGE_BYTES
     silent.close()
     may_return.set()
     await asyncio.get_running_loop().shutdown_default_executor()
@@ -181,8 +330,23 @@ async def test_a_taken_port_is_said_so() -> None:
                 pass
 
 
-def _greet(address: str, greeting: bytes) -> socket.socket:
+def _connected(address: str, first: bytes = b"") -> socket.socket:
     host, port = address.rsplit(":", 1)
     connection = socket.create_connection((host, int(port)), timeout=5.0)
-    connection.sendall(greeting)
+    connection.sendall(first)
     return connection
+
+
+def _all_of(connection: socket.socket, size: int) -> bytes:
+    """Return the next bytes of a connection, or those until its end."""
+    received = b""
+    while len(received) < size and (part := connection.recv(size - len(received))):
+        received += part
+    return received
+
+
+def _ended(*names: str) -> None:
+    deadline_s = time.monotonic() + 10.0
+    while any(thread.name in names for thread in threading.enumerate()):
+        assert time.monotonic() < deadline_s, threading.enumerate()
+        time.sleep(0.01)

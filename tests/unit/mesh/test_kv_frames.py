@@ -69,8 +69,10 @@ def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
     """Arbitrary bytes raise the malformed-header error, never another one."""
     with pytest.raises(FrameError):
         kv_frames.decode_frame(noise)
-    with pytest.raises(FrameError):
-        link_hello.decode_hello(noise)
+    for decode in (link_hello.decode_hello, link_hello.decode_offer):
+        with pytest.raises(FrameError):
+            decode(noise)
+    assert link_hello.decode_refusal(noise) is None
 
 
 def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
@@ -109,12 +111,34 @@ def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
         kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1, PART))
 
 
-@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, layout=U64, model_digest=DIGESTS))
+HELLOS = st.builds(
+    LinkHello,
+    worker_id=IDS,
+    incarnation=U64,
+    layout=U64,
+    model_digest=DIGESTS,
+    wish=st.sampled_from(link_hello.SealWish),
+    public_key=st.binary(min_size=32, max_size=32),
+)
+
+
+@given(HELLOS)
 def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     """A hello is encoded in its fixed size and decodes to an equal one."""
     data = link_hello.encode_hello(hello)
     assert len(data) == link_hello.HELLO_BYTES
     assert link_hello.decode_hello(data) == hello
+
+
+@given(st.sampled_from(link_hello.HelloRefusal), st.sampled_from(link_hello.SealWish))
+def test_an_offer_and_a_refusal_survive_the_wire(refusal: link_hello.HelloRefusal, wish: link_hello.SealWish) -> None:
+    """Neither is taken for a hello."""
+    offer = link_hello.LinkOffer(bytes(range(32)), wish)
+    assert link_hello.decode_offer(link_hello.encode_offer(offer)) == offer
+    message = link_hello.encode_refusal(refusal)
+    assert link_hello.decode_refusal(message) is refusal
+    with pytest.raises(FrameError):
+        link_hello.decode_hello(message)
 
 
 def test_layouts_are_distinguished_by_their_words() -> None:

@@ -41,10 +41,10 @@ class FailingStore(MemoryStore):
 
     fails = False
 
-    async def hold_term(self, holder: str, at_least: int, lease_s: float) -> int | None:
+    async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
         if self.fails:
             raise MeshError("the store is away")
-        return await super().hold_term(holder, at_least, lease_s)
+        return await super().hold_term(service, holder, at_least, lease_s)
 
 
 class OnePlanner:
@@ -145,7 +145,7 @@ async def test_a_drain_is_planned_ordered_counted_and_decided_again_from_the_jou
 
         async def beat() -> None:
             for member in (worker_member("b", blocks=10**5), draining):
-                await bus.publish(subjects.heartbeat(member.id), encode(member))
+                await bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
         planner.host.every(0.2, beat, "beat")
         await until(lambda: len(orders) == 2)

@@ -44,7 +44,7 @@ class TwoDevices:
     async def beat(self) -> None:
         """One heartbeat of each member."""
         for member in list(self.members.values()):
-            await self._bus.publish(subjects.heartbeat(member.id), encode(member))
+            await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _order(self, raw: BusMessage) -> None:
         order = decode(raw.payload)
@@ -63,7 +63,7 @@ class TwoDevices:
         assert isinstance(drain, m.Drain)
         self.drains.append(drain)
         left = replace(self.members.pop(drain.worker_id), state=m.MemberState.LEFT)
-        await self._bus.publish(subjects.heartbeat(left.id), encode(left))
+        await self._bus.publish(subjects.heartbeat(left.kind, left.id), encode(left))
 
 
 @asynccontextmanager
@@ -121,7 +121,7 @@ async def test_a_re_shape_is_answered_stored_carried_out_counted_and_decided_aga
 async def test_a_planner_without_the_lease_does_not_answer() -> None:
     """However often it is asked."""
     broker, store = MemoryBroker(), MemoryStore()
-    await store.hold_term("another/1", 1, 60.0)
+    await store.hold_term(subjects.PLANNER, "another/1", 1, 60.0)
     bus = MemoryBus(broker)
     async with planning(broker, store):
         for _ in range(20):

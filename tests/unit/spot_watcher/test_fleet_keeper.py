@@ -84,7 +84,7 @@ class Planner:
 
     async def beat(self, device_id: str, state: MemberState = MemberState.READY) -> None:
         member = Member(device_id, MemberKind.DEVICE, 1, state, "h", 1, "h:1")
-        await self._bus.publish(subjects.heartbeat(device_id), encode(member))
+        await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     def states(self) -> list[InstanceState]:
         """Of the last report's instances."""

@@ -59,7 +59,7 @@ class Mesh:
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
         """Send a heartbeat of a worker on the watcher's machine."""
         member = Member(worker_id, MemberKind.TOKEN_WORKER, 1, state, HOST, 1, "h:1")
-        await self.host.bus.publish(subjects.heartbeat(worker_id), encode(member))
+        await self.host.bus.publish(subjects.heartbeat(member.kind, worker_id), encode(member))
 
     def counted(self, name: str, **labels: str) -> float:
         """A series of the watcher."""

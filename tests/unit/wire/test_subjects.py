@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from spotwise.core.members import MemberKind
 from spotwise.wire import subjects
 
 
 def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
     """A message to one member's subject reaches no other."""
-    names = [name(member) for name in (subjects.inbox, subjects.heartbeat) for member in ("a", "b")]
-    assert len(set(names)) == 4
+    names = [subjects.inbox(member) for member in ("a", "b")]
+    names += [subjects.heartbeat(kind, member) for kind in MemberKind for member in ("a", "b")]
+    assert len(set(names)) == 2 + 2 * len(MemberKind)
     assert subjects.inbox("w") == "spotwise.v1.inbox.w"
 
 
 def test_the_wildcard_matches_every_heartbeat_and_nothing_else() -> None:
     """A NATS `*` stands for one part of a subject, so the wildcard matches every heartbeat and nothing else."""
-    prefix, star = subjects.HEARTBEATS.rsplit(".", 1)
-    assert star == "*"
-    assert subjects.heartbeat("w").rsplit(".", 1) == [prefix, "w"]
+    prefix, *stars = subjects.HEARTBEATS.rsplit(".", 2)
+    assert stars == ["*", "*"]
+    assert subjects.heartbeat(MemberKind.GATEWAY, "w").rsplit(".", 2) == [prefix, "gateway", "w"]
+    assert subjects.heartbeats_of("w").rsplit(".", 2) == [prefix, "*", "w"]
     for other in (subjects.inbox("w"), subjects.REQUESTS, subjects.NOTICES, subjects.DRAIN):
         assert not fnmatchcase(other, subjects.HEARTBEATS)
 

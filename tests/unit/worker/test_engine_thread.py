@@ -19,7 +19,9 @@ from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.loading import EngineConfig
+from spotwise.mesh.watchdog import Watchdog
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.engine_watch import EngineWatch
 from tests.contracts.waiting import until
 from tests.unit.worker.summing_engine import ByteHost, SummingEngine, next_token
 
@@ -40,6 +42,38 @@ async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
     yield thread
     engine.gate.set()
     thread.close()
+
+
+async def test_its_watch_sees_iterations_begin_and_end(engine: SummingEngine) -> None:
+    """One that does not end is stuck; one that fails has ended."""
+    looked_s = 0.0
+
+    def now() -> float:
+        return looked_s
+
+    watchdog = Watchdog(1.0, lambda status: None, now)
+    thread = EngineThread(cast(Engine, engine), watch=EngineWatch(watchdog, "w", 1.0))
+
+    def stuck(seconds: float) -> list[str]:
+        nonlocal looked_s
+        found = list[str]()
+        for _ in range(round(seconds)):
+            looked_s += 1.0
+            found += [part.name for part in watchdog.look()]
+        return found
+
+    try:
+        outcome = Outcome()
+        engine.gate.clear()
+        outcome.run(thread)
+        assert stuck(9.0) == []
+        assert "w: engine" in stuck(3.0)
+        engine.gate.set()
+        await until(lambda: bool(outcome.finished or outcome.failed))
+        assert stuck(30.0) == []
+    finally:
+        engine.gate.set()
+        thread.close()
 
 
 class Outcome:

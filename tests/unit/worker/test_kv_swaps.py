@@ -15,6 +15,8 @@ from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.mesh.watchdog import Watchdog
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.worker_engine import WorkerEngine
 from tests.contracts.waiting import until
@@ -44,7 +46,8 @@ def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
         swap_in=lambda there, here, ended: ends.append((there, here, ended)),
     )
     events: list[Any] = []
-    swaps = KvSwaps(cast(WorkerEngine, engine), events.append, lambda: events.append("room"))
+    watch = EngineWatch(Watchdog(None), "w", 60.0)
+    swaps = KvSwaps(cast(WorkerEngine, engine), watch, events.append, lambda: events.append("room"))
     swaps.swap_out(c.SwapOut("a@1", (1, 2), (7, 8)))
     swaps.swap_in(c.SwapIn("b@1", (9,), (3,)))
     swaps.swap_out(c.SwapOut("d@1", (4,), (6,)))

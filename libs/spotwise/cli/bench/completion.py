@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -66,9 +67,11 @@ def completion_body(model: str, prompt: list[int], output_tokens: int, *, stream
     return whole | {"stream": True, "stream_options": {"include_usage": True}} if stream else whole
 
 
-def open_client(url: str) -> httpx.AsyncClient:
+def open_client(url: str, ca_file: Path | None = None) -> httpx.AsyncClient:
     """An HTTP client with unlimited connections and a long timeout."""
-    return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(
+        **client_options(url, ca_file), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None)
+    )
 
 
 async def stream_completion(

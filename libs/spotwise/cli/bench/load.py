@@ -25,7 +25,7 @@ from spotwise.cli.bench.completion import (
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import OptionError
-from spotwise.cli.gateway_access import find_gateway
+from spotwise.cli.gateway_access import CaFile, find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.core.percentile import percentile
 
@@ -68,6 +68,7 @@ def load(
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 1,
+    ca: CaFile = None,
 ) -> None:
     """Measure TTFT, TPOT and throughput of a running mesh."""
     rounds = _parse_streams(streams)
@@ -79,17 +80,19 @@ def load(
         for count in rounds:
             task = progress.add_task(f"{count} streams", total=count * requests)
             shape = StreamShape(count, requests, input_tokens, output_tokens, seed)
-            measured = asyncio.run(run_round(base_url, shape, functools.partial(progress.advance, task)))
+            measured = asyncio.run(run_round(base_url, shape, functools.partial(progress.advance, task), ca))
             rows += _rows(count, measured)
     about = environment(url=base_url, input_tokens=input_tokens, output_tokens=output_tokens, requests=requests)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
 
 
-async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -> RoundMeasurements:
+async def run_round(
+    url: str, shape: StreamShape, answered: Callable[[], Any], ca_file: Path | None = None
+) -> RoundMeasurements:
     """Run one round: one uncounted request of each stream, then the load; raises `CommandError` where the gateway fails."""
     rng = random.Random(shape.seed)
     with http_errors_as_command_errors(url):
-        async with open_client(url) as client:
+        async with open_client(url, ca_file) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
             async def send(*_: int) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -33,8 +34,9 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     folder = run_folder(options.name)
     with folder.claimed():
         pass  # Found out here, it shows at once; the supervisor claims the name for itself.
-    with folder.supervisor_log_path.open("wb") as log:
-        folder.supervisor_log_path.chmod(0o600)
+    folder.supervisor_log_path.unlink(missing_ok=True)
+    # It appends, as all writers of logs that are rotated must.
+    with open(folder.supervisor_log_path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
         supervisor = subprocess.Popen(
             [sys.executable, "-P", "-m", "spotwise.cli.launch.supervise"],
             stdin=subprocess.PIPE,

@@ -1,27 +1,37 @@
-"""The gateway's port, tested before the start."""
+"""The gateways' ports, tested before the start."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 
 from spotwise.cli.errors import CommandError, OptionError
 
+_LAST_PORT = 65535
 
-def open_port(host: str, port: int) -> int:
-    """Return `port`, or a free port for 0, after a trial bind on `host`.
+
+def open_ports(host: str, port: int, count: int = 1) -> tuple[int, ...]:
+    """Return `port` and those that follow it, `count` in all, or so many free ports for 0, after a trial bind on `host`.
 
     Raises:
-        CommandError: the port is taken, or not allowed.
-        OptionError: `host` is no address of this machine.
+        CommandError: a port is taken, or not allowed.
+        OptionError: `host` is no address of this machine, or there are not so many ports after `port`.
     """
+    if port + count - 1 > _LAST_PORT:
+        raise OptionError(f"--gateways {count}: there are fewer ports from {port} on; choose a lower one with --port")
+    with contextlib.ExitStack() as probes:  # bound until all are found, so that free ones differ
+        return tuple(_open_port(host, port + number if port else 0, probes) for number in range(count))
+
+
+def _open_port(host: str, port: int, probes: contextlib.ExitStack) -> int:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a connection closed a moment ago does not keep the port taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+        probe = probes.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        # As servers do: a connection closed a moment ago does not keep the port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        return int(probe.getsockname()[1])
     except (socket.gaierror, UnicodeError) as error:
         raise _no_address(host) from error
     except OSError as error:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from spotwise.cli.launch.fleet_plan import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
-from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, service
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
 from spotwise.cli.launch.simulated_plan import plan_simulated, plan_simulated_groups, simulated_workers
 from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, shares, worker
 from spotwise.cli.options import EngineKind, MeshOptions
 
+#: Each process of a service serves its metrics at a port of its own: the one that is set, and those that follow it.
+_METRICS_PORTS = {
+    "cluster_scheduler": "SPOTWISE_SCHEDULER_METRICS_PORT",
+    "migration_planner": "SPOTWISE_PLANNER_METRICS_PORT",
+}
+
 
 def plan_services(
-    options: MeshOptions, nats_url: str, redis_url: str, machine: LocalHost
+    options: MeshOptions,
+    nats_url: str,
+    redis_url: str,
+    machine: LocalHost,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[ServiceProcess, ...]:
-    """All services: gateway, scheduler, planner, watcher and every worker."""
+    """All services: gateways, schedulers, planners, watcher and every worker; `environ`: the supervisor's own environment."""
     common = common_env(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
     scheduler = planner = watcher = single_threaded
@@ -29,19 +41,39 @@ def plan_services(
         workers = plan_simulated_groups(options, single_threaded)
     else:
         workers = plan_simulated(options, single_threaded)
-    gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
+    gateway = single_threaded | gateway_env(options)
+    control = (
+        ("cluster_scheduler", "scheduler", options.schedulers, scheduler, True),
+        ("migration_planner", "planner", options.planners, planner, False),
+        ("spot_watcher", "watcher", 1, watcher, False),
+    )
     return (
-        service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
-        *workers,
-        service(options, "cluster_scheduler", "scheduler-0", scheduler, StopOrder.CONTROL),
         *(
-            replace(service(options, module, service_id, env, StopOrder.CONTROL), is_essential=False)
-            for module, service_id, env in (
-                ("migration_planner", "planner-0", planner),
-                ("spot_watcher", "watcher-0", watcher),
+            service(options, "gateway", f"gateway-{number}", gateway | {"SPOTWISE_PORT": str(port)}, StopOrder.GATEWAY)
+            for number, port in enumerate(options.ports)
+        ),
+        *workers,
+        *(
+            replace(
+                service(
+                    options,
+                    module,
+                    f"{name}-{number}",
+                    {**env, **_metrics_port(module, number, environ)},
+                    StopOrder.CONTROL,
+                ),
+                is_essential=is_essential,
             )
+            for module, name, count, env, is_essential in control
+            for number in range(count)
         ),
     )
+
+
+def _metrics_port(module: str, number: int, environ: Mapping[str, str]) -> dict[str, str]:
+    setting = _METRICS_PORTS.get(module, "")
+    port = environ.get(setting, "")
+    return {setting: str(int(port) + number)} if number and port.isdigit() and int(port) else {}
 
 
 def plan_joining_worker(

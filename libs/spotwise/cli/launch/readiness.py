@@ -15,12 +15,13 @@ import grpc
 import orjson
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.options import server_address
+from spotwise.cli.options import server_addresses
 from spotwise.core.members import MemberState
+from spotwise.mesh.control_access import ControlAccess
+from spotwise.mesh.plane_tls import MEMBER_NAME, PlaneTls
+from spotwise.mesh.redis_servers import open_blocking
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0
@@ -29,10 +30,9 @@ _TIMEOUT_S = 1.0
 class Readiness:
     """Queries the services of one mesh; closes its connection to the store at the end of a `with` block."""
 
-    def __init__(self, redis_url: str) -> None:
-        self._store = redis.Redis.from_url(
-            redis_url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
+    def __init__(self, redis_url: str, tls: PlaneTls | None = None) -> None:
+        self._store = open_blocking(redis_url, _TIMEOUT_S, tls)
+        self._credentials = None if tls is None else ControlAccess(tls).channel_credentials()
         self._addresses: dict[int, tuple[str, ...]] = {}
         self._store_away_s = -math.inf
 
@@ -57,7 +57,7 @@ class Readiness:
                 return False
             addresses[member["grpc_address"]] = None
         self._addresses[pid] = tuple(addresses)
-        return all(_health_of(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
+        return all(self._health_of(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
 
     def shows_life(self, member_ids: Sequence[str], pid: int) -> bool | None:
         """Whether a once healthy process gives a sign of life; None where neither it nor the store answers. Thread-safe."""
@@ -65,8 +65,25 @@ class Readiness:
         if registered:
             return True
         # Its own connection to the store may be broken. It answers from the event loop of all its other work.
-        answers = any(_health_of(address) is not None for address in self._addresses.get(pid, ()))
+        answers = any(self._health_of(address) is not None for address in self._addresses.get(pid, ()))
         return True if answers else registered
+
+    def _health_of(self, grpc_address: str) -> object:
+        with self._channel(grpc_address) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=""), timeout=_TIMEOUT_S
+                )
+            except grpc.RpcError:
+                return None
+        return answer.status
+
+    def _channel(self, grpc_address: str) -> grpc.Channel:
+        options = [("grpc.enable_http_proxy", 0)]
+        if self._credentials is None:
+            return grpc.insecure_channel(grpc_address, options=options)
+        named = [*options, ("grpc.ssl_target_name_override", MEMBER_NAME)]
+        return grpc.secure_channel(grpc_address, self._credentials, options=named)
 
     def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
         """Whether the process is registered as one of these members; None where the store does not answer."""
@@ -82,24 +99,15 @@ class Readiness:
 
 
 def require_reachable(url: str, option: str) -> None:
-    """Check that a server listens at `url`; raises `CommandError`, naming `option`, where none does or `url` names none."""
-    host, port = server_address(url, option)
-    try:
-        with socket.create_connection((host, port), timeout=5.0):
-            pass
-    except OSError as error:
-        # The URL may hold a password.
-        raise CommandError(
-            f"nothing answers at {host}:{port} ({option}): {error}; start the server or correct the URL"
-        ) from None
-
-
-def _health_of(grpc_address: str) -> object:
-    with grpc.insecure_channel(grpc_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    """Check that a server listens at `url`, or one of several; raises `CommandError`, naming `option`, where none does or `url`
+    names none.
+    """
+    refusals = []
+    for host, port in server_addresses(url, option):
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=""), timeout=_TIMEOUT_S
-            )
-        except grpc.RpcError:
-            return None
-    return answer.status
+            with socket.create_connection((host, port), timeout=5.0):
+                return
+        except OSError as error:
+            # The URL may hold a password.
+            refusals.append(f"{host}:{port} ({option}): {error}")
+    raise CommandError(f"nothing answers at {', '.join(refusals)}; start the server or correct the URL")

@@ -31,6 +31,11 @@ class RunFolder:
         return self.path / "state.json"
 
     @property
+    def mesh_secret_path(self) -> Path:
+        """The secret that the processes of the mesh share (`mesh/mesh_secret.py`)."""
+        return self.path / "mesh.secret"
+
+    @property
     def logs_folder(self) -> Path:
         """The folder of the logs, one for each process."""
         return self.path / "logs"

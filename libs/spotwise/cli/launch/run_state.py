@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from spotwise.cli.launch.mesh_servers import WORKER, MeshServers
 from spotwise.cli.options import MeshOptions
 from spotwise.mesh.child_process import ProcessIdentity
 
@@ -38,7 +39,8 @@ class RunState(BaseModel):
 
     Attributes:
         ready: whether all services have been healthy once, so that the mesh serves requests.
-        nats_url, redis_url: the servers it uses, embedded or not, with their passwords.
+        nats_url, redis_url: the servers it uses, embedded or not, with the passwords of commands.
+        servers: the same for every process.
         services: by id, embedded servers included.
     """
 
@@ -49,8 +51,13 @@ class RunState(BaseModel):
     options: MeshOptions
     nats_url: str
     redis_url: str
+    servers: MeshServers | None = None
     started_unix_s: float
     services: dict[str, RecordedService]
+
+    def worker_urls(self) -> tuple[str, str]:
+        """Return broker's and store's URL for a worker that joins."""
+        return (self.nats_url, self.redis_url) if self.servers is None else self.servers.urls(WORKER)
 
     def processes(self) -> tuple[ProcessIdentity, ...]:
         """Every recorded process but the supervisor."""

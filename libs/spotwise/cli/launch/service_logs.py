@@ -55,6 +55,8 @@ class LogFollower:
         for name, path in self._log_paths.items():
             try:
                 with path.open("rb") as log:
+                    if log.seek(0, 2) < self._offsets[name]:
+                        self._offsets[name] = 0  # it was rotated
                     log.seek(self._offsets[name])
                     added = log.read()
             except OSError:

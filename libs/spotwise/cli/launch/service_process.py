@@ -27,7 +27,9 @@ class ServiceProcess:
         service_id: unique in the mesh; its log's name.
         env: variables to set on top of the supervisor's own.
         member_ids: the members it registers as, where they differ from its own id.
-        is_essential: whether the mesh serves no request without it; for workers, without any of them.
+        is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
+            of them.
+        service: what it is one process of.
     """
 
     service_id: str
@@ -36,6 +38,7 @@ class ServiceProcess:
     stop_order: StopOrder
     member_ids: tuple[str, ...] = ()
     is_essential: bool = True
+    service: str = ""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -54,12 +57,15 @@ def service(
     """Return a service's process; `module` is its name after `options.service_modules`."""
     # -P: the user's working folder must not shadow an installed package.
     argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
-    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order, member_ids)
+    named = {**env, "SPOTWISE_SERVICE_ID": service_id}
+    return ServiceProcess(service_id, argv, named, stop_order, member_ids, service=module)
 
 
 def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
-    """Return the environment of every service: the servers and the model."""
+    """Return the environment of every service: the servers, the mesh's secret and the model."""
+    secret = {} if options.mesh_secret_file is None else {"SPOTWISE_MESH_SECRET_FILE": str(options.mesh_secret_file)}
     return {
+        **secret,
         "SPOTWISE_NATS_URL": nats_url,
         "SPOTWISE_REDIS_URL": redis_url,
         "SPOTWISE_MODEL_DIR": str(options.model_folder),
@@ -67,6 +73,19 @@ def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str,
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def gateway_env(options: MeshOptions) -> dict[str, str]:
+    """Return the environment of the gateway: where it listens, how, and for whom."""
+    given = {
+        "SPOTWISE_HOST": options.host,
+        "SPOTWISE_PORT": options.port,
+        "SPOTWISE_ALLOW_ANONYMOUS": "true" if options.allow_anonymous else None,
+        "SPOTWISE_API_KEYS_FILE": options.api_keys_file,
+        "SPOTWISE_TLS_CERT": options.tls_cert,
+        "SPOTWISE_TLS_KEY": options.tls_key,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def policy_env(options: MeshOptions) -> dict[str, str]:

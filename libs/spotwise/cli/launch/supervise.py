@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.down import end_instances, end_recorded
+from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
@@ -22,10 +24,21 @@ from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
-from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, nats_server, redis_server
+from spotwise.mesh.embedded import (
+    LOOPBACK,
+    EmbeddedServer,
+    EmbeddedServerError,
+    free_port,
+    nats_server,
+    redis_server,
+)
+from spotwise.mesh.mesh_secret import read_mesh_secret, write_mesh_secret
+from spotwise.mesh.ports import MeshError
+from spotwise.wire.permissions import Principal
 
 
 def supervise(
@@ -39,14 +52,15 @@ def supervise(
     folder = run_folder(options.name)
     with folder.claimed():
         _clear(folder)
-        servers, nats_url, redis_url = _servers(options, folder)
-        with Readiness(redis_url) as readiness:
+        options = options.model_copy(update={"mesh_secret_file": _mesh_secret(folder)})
+        servers = _servers(options)
+        services = plan_services(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
+        embedded = _embedded(servers, principals_of(services), folder)
+        nats_url, redis_url = servers.urls(OPERATOR)
+        with Readiness(redis_url, operator_access().tls) as readiness:
             processes = [
-                *map(_supervised_server, servers),
-                *(
-                    _supervised_service(service, folder, readiness)
-                    for service in plan_services(options, nats_url, redis_url, LocalHost.this())
-                ),
+                *map(_supervised_server, embedded),
+                *(_supervised_service(servers.logged_in(service), folder, readiness) for service in services),
             ]
             state = RunState(
                 supervisor=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
@@ -54,10 +68,19 @@ def supervise(
                 options=options,
                 nats_url=nats_url,
                 redis_url=redis_url,
+                servers=servers,
                 started_unix_s=time.time(),
                 services={},
             )
-            supervisor = Supervisor(processes, state, folder.state_path, signals, report, verbose=verbose)
+            supervisor = Supervisor(
+                processes,
+                state,
+                folder.state_path,
+                signals,
+                report,
+                verbose=verbose,
+                further_logs=[folder.supervisor_log_path],
+            )
             try:
                 return supervisor.run(on_ready)
             finally:
@@ -70,26 +93,53 @@ def _clear(folder: RunFolder) -> None:
     if left is not None:
         end_recorded(left)
     folder.state_path.unlink(missing_ok=True)
-    for log_path in folder.logs_folder.glob("*.log"):
+    for log_path in [*folder.logs_folder.glob("*.log"), *folder.logs_folder.glob("*.log.[0-9]")]:
         if log_path != folder.supervisor_log_path:
             log_path.unlink()
 
 
-def _servers(options: MeshOptions, folder: RunFolder) -> tuple[list[EmbeddedServer], str, str]:
-    embedded: list[EmbeddedServer] = []
+def _mesh_secret(folder: RunFolder) -> Path:
+    """Return the file of the mesh's secret: the user's, which processes on other machines may share, or a new one."""
+    given = os.environ.get("SPOTWISE_MESH_SECRET_FILE")
     try:
-        for url, option, embed in (
-            (options.nats_url, "--nats-url", nats_server),
-            (options.redis_url, "--redis-url", redis_server),
-        ):
-            if url is None:
-                embedded.append(embed(folder.logs_folder, password=secrets.token_urlsafe(24)))
-            else:
-                require_reachable(url, option)
+        if not given:
+            write_mesh_secret(folder.mesh_secret_path)
+            return folder.mesh_secret_path
+        path = Path(given).expanduser().absolute()
+        read_mesh_secret(path)
+    except OSError as error:
+        raise CommandError(
+            f"{folder.mesh_secret_path} cannot be written: {error.strerror}; set SPOTWISE_HOME to another folder"
+        ) from error
+    except MeshError as error:
+        raise CommandError(f"SPOTWISE_MESH_SECRET_FILE: {error}") from error
+    return path
+
+
+def _servers(options: MeshOptions) -> MeshServers:
+    """Return the servers that the user named, and addresses for those to embed."""
+    for url, option in ((options.nats_url, "--nats-url"), (options.redis_url, "--redis-url")):
+        if url is not None:
+            require_reachable(url, option)
+    return MeshServers(
+        broker=ServerAccess(url=options.nats_url)
+        if options.nats_url
+        else ServerAccess.embedded(f"nats://{LOOPBACK}:{free_port()}"),
+        store=ServerAccess(url=options.redis_url)
+        if options.redis_url
+        else ServerAccess.embedded(f"redis://{LOOPBACK}:{free_port()}/0"),
+    )
+
+
+def _embedded(servers: MeshServers, users: Sequence[Principal], folder: RunFolder) -> list[EmbeddedServer]:
+    try:
+        return [
+            embed(folder.logs_folder, port=urlsplit(access.url).port, users=access.passwords(users))
+            for access, embed in ((servers.broker, nats_server), (servers.store, redis_server))
+            if access.root is not None
+        ]
     except EmbeddedServerError as error:
         raise CommandError(f"{error}; or give running servers with --nats-url and --redis-url") from error
-    urls: Iterator[str] = (server.url for server in embedded)
-    return embedded, options.nats_url or next(urls), options.redis_url or next(urls)
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
@@ -111,6 +161,7 @@ def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: R
         is_healthy,
         partial(readiness.shows_life, service.members),
         is_essential=service.is_essential,
+        service=service.service,
     )
 
 

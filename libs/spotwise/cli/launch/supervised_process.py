@@ -19,7 +19,9 @@ class SupervisedProcess:
     Args:
         is_healthy: whether the process with this pid is ready to serve.
         shows_life: whether the process with this pid gives a sign of life; None for unknown.
-        is_essential: whether the mesh serves no request without it; for workers, without any of them.
+        is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
+            of them.
+        service: what it is one process of; empty: of nothing that others are, too.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class SupervisedProcess:
         shows_life: Probe | None = None,
         *,
         is_essential: bool = True,
+        service: str = "",
     ) -> None:
         self.service_id = service_id
         self.stop_order = stop_order
         self.log_path = log_path
         self.shows_life = shows_life
         self.is_essential = is_essential
+        self.service = service
         self.state = ServiceState.WAITING
         self._start = start
         self._is_healthy = is_healthy

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotwise.cli.launch.liveness import LivenessWatch, Probe
+from spotwise.cli.launch.log_rotation import LogRotation
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.launch.service_process import StopOrder
@@ -43,6 +44,7 @@ class Supervisor:
         processes: in start order; embedded servers first.
         state: the mesh's record, without its services yet.
         verbose: whether to show the services' logs.
+        further_logs: files to bound beside the processes' logs.
     """
 
     def __init__(
@@ -54,12 +56,16 @@ class Supervisor:
         report: Report,
         *,
         verbose: bool,
+        further_logs: Sequence[Path] = (),
     ) -> None:
         self._processes = tuple(processes)
         self._state = state
         self._state_file = StateFile(state_path, report)
         self._signals = signals
         self._report = report
+        self._log_rotation = LogRotation(
+            [*(process.log_path for process in processes), *further_logs], state.options.log_bytes
+        )
         self._log_follower = LogFollower(
             {process.service_id: process.log_path for process in processes} if verbose else {}
         )
@@ -183,13 +189,21 @@ class Supervisor:
         )
 
     def _is_needed(self, process: SupervisedProcess) -> bool:
-        """Whether the mesh serves no request without this process; any one worker can run both phases."""
+        """Whether the mesh serves no request without this process: any one worker can run both phases, a standby takes over,
+        and clients reach any gateway.
+        """
         if not process.is_essential:
             return False
-        return process.stop_order is not StopOrder.WORKER or not any(
+        is_worker = process.stop_order is StopOrder.WORKER
+        return not any(
             other.state is ServiceState.HEALTHY
             for other in self._processes
-            if other is not process and other.stop_order is StopOrder.WORKER
+            if other is not process
+            and (
+                other.stop_order is StopOrder.WORKER
+                if is_worker
+                else bool(other.service) and other.service == process.service
+            )
         )
 
     def _record(self) -> None:
@@ -203,6 +217,7 @@ class Supervisor:
 
     def _pause(self) -> None:
         self._report.log_lines(self._log_follower.new_lines())
+        self._log_rotation.rotate_when_due(time.monotonic())
         time.sleep(_LOOP_PAUSE_S)
 
     def _explain(self, failure: MeshFailedError) -> None:

@@ -14,7 +14,8 @@ from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
-from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.launch.gateway_options import require_keys, require_pair
+from spotwise.cli.launch.listening_port import open_ports
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.launch.stop_signals import StopSignals
@@ -27,7 +28,7 @@ from spotwise.cli.options import (
     parse_size,
     policy_name,
     read_profile,
-    server_address,
+    server_addresses,
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
@@ -103,6 +104,30 @@ def up(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option("--allow-anonymous", help="With another --host: clients need no key while there is none."),
+    ] = False,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_API_KEYS_FILE", help="File of API keys, as `spotwise keys hash` prints them."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="SPOTWISE_TLS_CERT", help="Certificate chain (PEM) of the gateway, which then speaks TLS."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="SPOTWISE_TLS_KEY", help="Its private key (PEM), private to its owner.")
+    ] = None,
+    gateways: Annotated[
+        int, typer.Option(min=1, help="Gateways, on --port and the ports that follow it; any serves any request.")
+    ] = 1,
+    schedulers: Annotated[
+        int, typer.Option(min=1, help="Cluster schedulers: one acts, the others stand by and take over.")
+    ] = 1,
+    planners: Annotated[
+        int, typer.Option(min=1, help="Migration planners: one acts, the others stand by and take over.")
+    ] = 1,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
@@ -136,6 +161,9 @@ def up(
         float,
         typer.Option(min=0, help="Seconds without activity after which a process is replaced; 0: never."),
     ] = 15.0,
+    log_size: Annotated[
+        str, typer.Option(help="Size at which a process's log begins anew; the last two are kept beside it.")
+    ] = "16MiB",
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the mesh is up; stop it with `spotwise down`.")
     ] = False,
@@ -173,7 +201,7 @@ def up(
     prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
-            server_address(url, option)
+            server_addresses(url, option)
     given = {"--speed": speed, "--simulated-kv": simulated_kv}
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
@@ -190,6 +218,8 @@ def up(
                 f"--profile {profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
                 "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
             )
+    require_keys(host, allow_anonymous, redis_url is None, api_keys_file)
+    require_pair(tls_cert, tls_key)
     try:
         options = MeshOptions(
             name=name,
@@ -207,6 +237,12 @@ def up(
             device=device,
             host=host,
             port=port,
+            allow_anonymous=allow_anonymous,
+            api_keys_file=api_keys_file and api_keys_file.absolute(),
+            tls_cert=tls_cert and tls_cert.absolute(),
+            tls_key=tls_key and tls_key.absolute(),
+            schedulers=schedulers,
+            planners=planners,
             nats_url=nats_url,
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
@@ -219,6 +255,7 @@ def up(
             simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
             hang_timeout_s=hang_timeout,
+            log_bytes=parse_size(log_size, "--log-size"),
             reshapable=parallel is not None or fleet_mesh is not None,
             fleet=fleet_mesh,
         )
@@ -233,11 +270,16 @@ def up(
         require_device(device)
     with folder.claimed():
         pass
-    port = open_port(host, port)
+    port, *further_ports = open_ports(host, port, gateways)
     console = Console()
     resolved = resolve_with_progress(model, console)
     options = options.model_copy(
-        update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
+        update={
+            "model_folder": resolved.path,
+            "model_name": model_name or resolved.name,
+            "port": port,
+            "further_ports": tuple(further_ports),
+        }
     )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 

@@ -2,7 +2,7 @@
 
 Law: two workers: reserve KV on the token worker, then start prefill on the prompt worker and notify the gateway.
 One worker for both phases: start prefill there; once it accepts, notify the gateway.
-Requests are assigned in queue order; none passes an earlier request that no worker can take.
+Requests are assigned in queue order; which may pass an earlier one that no worker can take, `passing.py` decides.
 A refused reservation, or one without reply, returns the request to its place in the queue; a worker without reply that was to
 serve both phases may be computing, so that attempt ends and its gateway submits the next one, whose epoch fences the first.
 A reply to an order that was given up cancels what the worker holds for it.
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from spotwise.core import messages as m
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.avoidance import AvoidingPlacer
+from spotwise.core.cluster.passing import Passing
 from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.prefix_memory import PrefixMemory
 from spotwise.core.cluster.quarantine import Quarantine
-from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.repurposing import Repurposing
 from spotwise.core.cluster.requests import AcceptedRequest, Requests
 from spotwise.core.cluster.views import Assignment, WorkerView
@@ -42,6 +42,7 @@ class Assigner:
         first_assignment: int,
         emit: Callable[[m.Send | m.RecordLedger], None],
     ) -> None:
+        self.term = 0  #: of the scheduler's orders
         self.repurposing = Repurposing(policy)
         self._scheduler_id = scheduler_id
         self._pools = pools
@@ -52,36 +53,48 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
-        self._unplaced_head: AcceptedRequest | None = None  #: the head of the queue, once no worker had capacity for it
+        self._passing = Passing(pools, policy.max_passes)
         self._emit = emit
 
     def assign_waiting(self, now: float) -> None:
-        """Assign from the head of the queue until no worker can take it."""
-        may_be_full = False
-        while (entry := self._requests.head()) is not None:
+        """Assign from the head of the queue; of requests behind one that no worker can take, those that may pass it."""
+        passing = self._passing
+        passing.begin()
+        index, may_be_full = 0, False
+        while (entry := self._requests.waiting_at(index)) is not None:
             order = entry.order
-            need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
-            if may_be_full and not self._pools.have_capacity(need):  # a cheap check before the whole placement
-                break
-            held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
-            demand = RequestDemand(order.prompt_tokens, order.max_new_tokens, held)
-            placement = self._placer.place(demand, order.avoid, now)
-            if placement is None:
-                break
-            self.repurposing.placed(placement.short)
-            self._send(entry, demand, placement, now)
+            demand = RequestDemand(
+                order.prompt_tokens,
+                order.max_new_tokens,
+                without=passing.without(entry),
+                below_kv_tokens=passing.below_kv_tokens(entry),
+            )
+            # A cheap check before the whole placement.
+            is_full = may_be_full and not self._pools.have_capacity(demand.need)
+            placement = None if is_full else self._place(entry, demand, now)
             may_be_full = True
-        self._unplaced_head = entry
+            if placement is not None:
+                passing.placed(placement)
+                self._send(entry, demand, placement, now)
+            elif passing.blocked(entry):
+                index += 1
+            else:
+                break
+
+    def _place(self, entry: AcceptedRequest, demand: RequestDemand, now: float) -> Placement | None:
+        demand.held = self._prefixes.held(entry.order.prefix_spans, self._incarnation_of)
+        placement = self._placer.place(demand, entry.order.avoid, now)
+        if placement is not None:
+            self.repurposing.placed(placement.short)
+        return placement
 
     def capacity_reported(self, worker_id: str, now: float) -> None:
-        """Assign queued requests after a worker's report: a head that no worker could take can go to that worker only."""
+        """Assign queued requests after a worker's report: those that no worker could take can go to that worker only."""
         entry = self._requests.head()
         if entry is None:
             return
-        order, view = entry.order, self._pools[worker_id]
-        if entry is not self._unplaced_head or (
-            view.is_ready and view.has_capacity(order.prompt_tokens, order.max_new_tokens)
-        ):
+        view, least = self._pools[worker_id], self._passing.least_demand
+        if entry is not self._passing.head or least is None or (view.is_ready and view.has_capacity(*least)):
             self.assign_waiting(now)
 
     def _incarnation_of(self, worker_id: str) -> int | None:
@@ -124,6 +137,7 @@ class Assigner:
             kv_tokens=order.prompt_tokens + order.max_new_tokens,
             max_new_tokens=order.max_new_tokens,
             lease_s=self._lease_s,
+            term=self.term,
         )
         self._emit(m.Send(token_id, reservation))
 
@@ -140,6 +154,7 @@ class Assigner:
             target=target,
             lease_s=self._lease_s,
             max_new_tokens=order.max_new_tokens,
+            term=self.term,
         )
         self._emit(m.Send(entry.prompt_worker, start))
 
@@ -229,4 +244,4 @@ class Assigner:
 
     def cancel(self, worker_id: str, choice_id: str, epoch: int) -> None:
         """Make a worker drop what it has of a request up to that attempt."""
-        self._emit(m.Send(worker_id, m.CancelRequest(choice_id, epoch)))
+        self._emit(m.Send(worker_id, m.CancelRequest(choice_id, epoch, self.term)))

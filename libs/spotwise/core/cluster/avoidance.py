@@ -34,7 +34,7 @@ class AvoidingPlacer:
             return plan
         workers = frozenset(suspects[0] for suspects in avoid if len(suspects) == 1)
         if workers:
-            demand = replace(demand, without=workers)
+            demand = replace(demand, without=demand.without | workers)
             plan = self._placer.place(demand) or plan
         if plan.prompt_worker is plan.token_worker:
             return plan

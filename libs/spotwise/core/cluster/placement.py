@@ -42,12 +42,29 @@ BATCH_SHARE = 0.01
 
 @dataclass(slots=True)
 class RequestDemand:
-    """A request's demand; `held`: by worker id, how many of its first tokens may be cached; `without`: excluded workers."""
+    """A request's demand.
+
+    Attributes:
+        held: by worker id, how many of its first tokens may be cached.
+        without: excluded workers; `below_kv_tokens`: workers that hold so many tokens, or more, are excluded for its KV.
+    """
 
     prompt_tokens: int
     max_new_tokens: int
     held: Mapping[str, int] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
+    below_kv_tokens: int | None = None
+
+    @property
+    def need(self) -> Need:
+        """What a worker must have for its KV, whatever its queues are."""
+        return Need(
+            self.prompt_tokens,
+            self.max_new_tokens,
+            reserves=True,
+            without=self.without,
+            below_kv_tokens=self.below_kv_tokens,
+        )
 
     def uncomputed(self, worker: WorkerView) -> int:
         """Prompt tokens that the worker would have to compute: at least the last one."""
@@ -108,7 +125,7 @@ class Placer:
         if prompt_worker is not None and token_worker is not None:
             return self._split(demand, prompt_worker, token_worker, PlacedBy.HOME_POOL)
         # The head of a blocked queue is placed anew with every request that arrives or ends: fail fast.
-        if not self._pools.have_capacity(Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True)):
+        if not self._pools.have_capacity(demand.need):
             return None
         if not self._pools.ready_at(Pool.PROMPT):
             return self._without_prompt_pool(demand)
@@ -255,9 +272,8 @@ class Placer:
     def _token_worker(self, demand: RequestDemand, group: Group, *, bounded: bool = True) -> WorkerView | None:
         max_remaining = self._policy.max_owed_tokens
         spare = max_remaining - demand.max_new_tokens if bounded and max_remaining is not None else None
-        need = Need(
-            demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_remaining=spare, without=demand.without
-        )
+        need = demand.need
+        need.max_remaining = spare
         return self._cheapest(demand, self._pools.first_of(Queue.HOME_POOL, (group,), need), _remaining_tokens)
 
     def _first(
@@ -272,6 +288,7 @@ class Placer:
             self._policy.max_pending_prompt_tokens - demand.prompt_tokens if bounded else None,
             max_remaining - demand.max_new_tokens if max_remaining is not None else None,
             demand.without,
+            demand.below_kv_tokens if reserves else None,
         )
         found = self._pools.first_of(queue, groups, need)
         for worker_id in demand.held:

@@ -32,6 +32,8 @@ class PoolPolicy:
         prefix_spans: spans of prompts remembered over all requests; 0 for none.
         interruption_s: seconds that an interruption counts as, its pause and recomputation among them; answers go to workers
             that are less likely to end, and queue longer for it. 0 leaves lives out of account.
+        max_passes: how often requests may pass one of their priority that no worker can take, where they delay it; 0 keeps
+            the queue strictly in order, as the reference simulator does.
         token_s: seconds of an answer's token, until answers have ended that show it.
         decode_queue: how decodes count for service in place; on token workers they count by remaining tokens.
     """
@@ -45,6 +47,7 @@ class PoolPolicy:
     decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS
     interruption_s: float = 10.0
     token_s: float = 0.05
+    max_passes: int = 0
 
     def __post_init__(self) -> None:
         if self.max_pending_prompt_tokens < 0:
@@ -59,5 +62,7 @@ class PoolPolicy:
             raise ValueError("prefix_spans must be at least 0")
         if not 0.0 <= self.interruption_s < math.inf:
             raise ValueError("interruption_s must be at least 0; 0 leaves lives out of account")
+        if self.max_passes < 0:
+            raise ValueError("max_passes must be at least 0; 0 lets no request pass another")
         if not 0.0 < self.token_s < math.inf:
             raise ValueError("token_s must be above 0")

@@ -35,6 +35,7 @@ class Need:
         reserves: it must have free blocks for the request's KV now; else it must only be able to hold the prompt when idle.
         max_pending: bound on its pending prompt tokens where a prompt waits.
         max_remaining: bound on its remaining tokens to decode.
+        below_kv_tokens: its cache must hold fewer tokens than this.
     """
 
     prompt_tokens: int
@@ -43,6 +44,7 @@ class Need:
     max_pending: int | None = None
     max_remaining: int | None = None
     without: frozenset[str] = frozenset()
+    below_kv_tokens: int | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -56,6 +58,8 @@ class Need:
         if self.max_remaining is not None and view.remaining_tokens > _bound(self.max_remaining):
             return False
         if self.without and view.id in self.without:
+            return False
+        if self.below_kv_tokens is not None and view.kv_tokens >= self.below_kv_tokens:
             return False
         if self.reserves:
             return view.has_capacity(self.prompt_tokens, self.max_new_tokens)
@@ -206,7 +210,12 @@ class Ranking:
         prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
         max_pending, max_remaining = _bound(need.max_pending), _bound(need.max_remaining)
         reserves = need.reserves
-        is_bounded = need.max_pending is not None or need.max_remaining is not None or bool(need.without)
+        is_bounded = (
+            need.max_pending is not None
+            or need.max_remaining is not None
+            or bool(need.without)
+            or need.below_kv_tokens is not None
+        )
         least: float = -math.inf
         found: list[WorkerView] = []
         found_class: int | None = None

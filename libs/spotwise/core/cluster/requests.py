@@ -3,6 +3,7 @@
 Law: an open request is queued, unanswered (sent to a worker that has not replied) or assigned: exactly one of the three.
 The queue is in order of priority (lower number first), then of arrival; a request that returns to it takes its former place.
 Priorities are strict, as vLLM's: requests of a lower number that keep arriving hold back those behind them.
+Which request leaves it next is decided by `passing.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class AcceptedRequest:
         by_life: the token worker was chosen for its expected life, in spite of a longer queue.
         prompt_queued: prompt tokens counted for the prompt worker.
         sent_s, assignment: when a worker was sent the request, and the number of that order.
+        reserved_worker: the worker that drains for it, once no worker could take it; `passes`: requests placed there since.
         holder, hop: the worker that its sequence has moved to, and the number of that move.
     """
 
@@ -36,6 +38,8 @@ class AcceptedRequest:
     by_life: bool = False
     sent_s: float | None = None
     assignment: int | None = None
+    reserved_worker: str | None = None
+    passes: int = 0
     holder: str | None = None
     hop: int = 0
 
@@ -48,6 +52,11 @@ class AcceptedRequest:
     def place(self) -> tuple[int, int, str]:
         """Its key in the queue: priority, number of arrival, id."""
         return self.order.priority, self.number, self.order.choice_id
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that a worker's KV cache must be able to hold for it."""
+        return self.order.prompt_tokens + self.order.max_new_tokens
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -113,6 +122,10 @@ class Requests:
         """Return the head of the queue."""
         return self._entries[self._queue[0][2]] if self._queue else None
 
+    def waiting_at(self, index: int) -> AcceptedRequest | None:
+        """Return the queued request at that place from the head on, from 0."""
+        return self._entries[self._queue[index][2]] if index < len(self._queue) else None
+
     def requeue(self, entry: AcceptedRequest) -> None:
         """Put a request that no worker accepted back to its former place."""
         del self._unanswered[entry.choice_id]
@@ -139,8 +152,8 @@ class Requests:
         return entry.token_worker is not None and entry.choice_id not in self._unanswered
 
     def send(self, entry: AcceptedRequest, assignment: int, now: float) -> None:
-        """Take the head, whose workers are set, from the queue: it was sent to one of them."""
-        del self._queue[0]
+        """Take a request whose workers are set from the queue: it was sent to one of them."""
+        del self._queue[bisect_left(self._queue, entry.place)]
         self._unanswered[entry.choice_id] = None
         entry.sent_s, entry.assignment = now, assignment
 

@@ -10,11 +10,35 @@ from spotwise.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`, until `deadline_unix_s`
+    (Unix time; `None` without a deadline).
+    """
 
     choice_id: str
     prompt_tokens: int
     max_new_tokens: int
+    deadline_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResumed:
+    """This gateway takes over a choice: `token_ids` came of another one's attempts, of which `epoch` is the last (0: none).
+    `model_digest` is of the weights that drew them; `deadline_unix_s` as in `RequestReceived`.
+    """
+
+    choice_id: str
+    prompt_tokens: int
+    epoch: int
+    token_ids: tuple[int, ...]
+    model_digest: str | None = None
+    deadline_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTaken:
+    """Another gateway has taken the choice over."""
+
+    choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +47,20 @@ class RequestClosed:
 
     choice_id: str
     text_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStalled:
+    """The client leaves its tokens lying: more than the gateway holds for it."""
+
+    choice_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderCaughtUp:
+    """The client, which had stalled, has taken its tokens."""
+
+    choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +80,12 @@ class BusReconnected:
 
 GatewayEvent = (
     RequestReceived
+    | RequestResumed
+    | RequestTaken
     | BusReconnected
     | RequestClosed
+    | ReaderStalled
+    | ReaderCaughtUp
     | SubmitFailed
     | m.RequestAccepted
     | m.RequestAssigned
@@ -71,6 +113,13 @@ class SubmitAttempt:
 @dataclass(frozen=True, slots=True)
 class CloseAttempts:
     """Notify the scheduler that the request is over, and delete its record."""
+
+    order: m.CloseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ParkAttempts:
+    """Notify the scheduler that the attempts are over; the record stays, for the next one."""
 
     order: m.CloseRequest
 
@@ -113,9 +162,13 @@ FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
 FAIL_STORE = "store_unavailable"
 FAIL_FELLS_WORKERS = "fells_workers"
+FAIL_TAKEN = "resumed_elsewhere"
+TAKEN = "this request was resumed on another connection, which has its answer from now on"
 FELLS_WORKERS = (
     "three workers in a row ended or failed while they computed this request, and it is not given to another; "
     "do not send it again as it is"
 )
 
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger
+GatewayCommand = (
+    SubmitAttempt | CloseAttempts | ParkAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger
+)

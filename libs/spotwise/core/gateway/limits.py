@@ -14,6 +14,8 @@ class RecoveryLimits:
         retry_pause_s: between an attempt that was lost and the next.
         stall_s: an attempt without tokens for so long is lost.
         scheduler_timeout_s: silence of a lost scheduler: a slow one keeps its queue, and a restarted one announces itself.
+        submit_s: a request that no scheduler has accepted yet is submitted again until this long after it was received: of
+            several schedulers a standby takes over, and a single one is started again.
         unheld_s: an attempt that no scheduler and no worker has named as held for so long is lost; `None` where they name none.
         gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost after this long.
     """
@@ -23,5 +25,6 @@ class RecoveryLimits:
     stall_s: float = 120.0
     member_timeout_s: float = 2.0
     scheduler_timeout_s: float = 10.0
+    submit_s: float = 0.0
     unheld_s: float | None = None
     gap_s: float = 1.0

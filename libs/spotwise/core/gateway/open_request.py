@@ -8,6 +8,7 @@ Tokens are missing where a later one has overtaken them, or where a worker has l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
@@ -20,7 +21,9 @@ class OpenRequest:
     """The gateway's state of a request; `epoch` and `attempt_id` are those of the newest attempt.
 
     Attributes:
+        deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
         queued: a scheduler has accepted the attempt.
+        first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
         senders: workers whose tokens count; `assigned`: the scheduler has named them.
@@ -35,16 +38,18 @@ class OpenRequest:
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
         held_s: when a scheduler or a worker last named the attempt as held.
         lost_since_s: when the first attempt since the last token was lost.
-        retry_at_s: when the next attempt begins; `None` while one runs.
+        retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
     """
 
     choice_id: str
     prompt_tokens: int
     received_s: float
+    deadline_unix_s: float | None = None
     state: RequestState = RequestState.WAITING
     epoch: int = 0
     attempt_id: int = 0
     queued: bool = False
+    first_accepted: int | None = None
     announced: bool = False
     workers: tuple[str, ...] = ()
     senders: tuple[str, ...] = ()
@@ -83,8 +88,32 @@ class OpenRequest:
         self.submitted_s, self.held_s, self.retry_at_s = now, now, None
         self.history.began()
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether it has no attempt, nor will have one, until its client reads."""
+        return self.retry_at_s == math.inf
+
+    def park(self) -> None:
+        """Have no attempt; the recovery of a lost one begins anew when the client reads."""
+        self.retry_at_s, self.lost_since_s = math.inf, None
+
+    @property
+    def is_first_attempt(self) -> bool:
+        """Whether no earlier attempt was accepted by a scheduler: its rejection is the client's to know."""
+        return self.first_accepted is None or self.first_accepted == self.epoch
+
+    def accepted(self) -> None:
+        """Note that a scheduler has the attempt, or workers have."""
+        if self.first_accepted is None:
+            self.first_accepted = self.epoch
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its client has given up; time in which the gateway was cut off counts."""
+        return self.deadline_unix_s is not None and now >= self.deadline_unix_s
+
     def assign(self, prompt_worker: str, token_worker: str) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
+        self.accepted()
         if self.hop:
             self.assigned, self.senders = True, tuple(dict.fromkeys((*self.senders, prompt_worker, token_worker)))
             return
@@ -158,6 +187,7 @@ class OpenRequest:
 
     def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
         """Append the next token and the early ones that follow it, and return them."""
+        self.accepted()
         ready: list[m.TokenDelta] = []
         following: m.TokenDelta | None = delta
         while following is not None and following.token_id is not None:

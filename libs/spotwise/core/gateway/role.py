@@ -4,6 +4,11 @@ Law: the gateway owns a request. It numbers attempts (epochs) and delivers each 
 When a worker is lost or gives an attempt back, the next attempt starts from the committed tokens; the client sees a pause.
 The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`attempt_history.py`), or the first
 attempt is rejected. Messages of earlier attempts change nothing.
+A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
+A request whose client does not take its tokens is parked: its attempt ends, and it holds neither KV nor a place in a batch;
+when the client has read, the next attempt starts from the committed tokens.
+A scheduler that takes over knows no queue: what has no workers is submitted to it anew (`active_scheduler.py`).
+A request ends at its client's deadline, in whatever attempt it is then; no attempt begins after it.
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
 committed tokens sufficient.
 """
@@ -15,6 +20,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.active_scheduler import ActiveScheduler
 from spotwise.core.gateway.attempt_history import MAX_FRUITLESS
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
@@ -22,6 +28,9 @@ from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, advance, is_terminal
+
+#: What no further attempt would change.
+_FINAL_REJECTIONS = (m.RejectCode.NEVER_FITS, m.RejectCode.DEADLINE_EXCEEDED)
 
 
 class GatewayRole:
@@ -41,6 +50,7 @@ class GatewayRole:
         self.membership = Membership(
             self.limits.member_timeout_s, {m.MemberKind.CLUSTER_SCHEDULER: self.limits.scheduler_timeout_s}
         )
+        self._scheduler = ActiveScheduler()
         self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
         self._load = None if load_report_s is None else LoadMeter(gateway_id, incarnation, load_report_s)
         self._requests: dict[str, OpenRequest] = {}
@@ -49,7 +59,11 @@ class GatewayRole:
         self._commands: list[g.GatewayCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             g.RequestReceived: self._received,
+            g.RequestResumed: self._resumed,
+            g.RequestTaken: self._taken,
             g.RequestClosed: self._closed,
+            g.ReaderStalled: self._reader_stalled,
+            g.ReaderCaughtUp: self._reader_caught_up,
             g.SubmitFailed: self._submit_failed,
             g.BusReconnected: self._bus_reconnected,
             m.RequestAccepted: self._queued,
@@ -72,6 +86,11 @@ class GatewayRole:
         request = self._current(choice_id, epoch)
         return request is not None and request.retry_at_s is None
 
+    def model_digest(self, choice_id: str) -> str | None:
+        """Return the digest of the weights that an open request's tokens were drawn with; `None` where it is not known."""
+        request = self._requests.get(choice_id)
+        return None if request is None else request.model_digest
+
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Process one event at Unix time `now` (seconds) and return the commands, in order."""
         self._handlers[type(event)](event, now)
@@ -79,13 +98,35 @@ class GatewayRole:
         return commands
 
     def _received(self, event: g.RequestReceived, now: float) -> None:
-        request = OpenRequest(event.choice_id, event.prompt_tokens, received_s=now, progress_s=now)
+        request = OpenRequest(event.choice_id, event.prompt_tokens, now, event.deadline_unix_s, progress_s=now)
         self._requests[event.choice_id] = request
         if self._load is not None:
             self._load.arrived(event.prompt_tokens, now)
         self._submit(request, now)
 
+    def _resumed(self, event: g.RequestResumed, now: float) -> None:
+        """Begin the attempt after another gateway's: its higher epoch ends those, wherever they are held."""
+        request = OpenRequest(
+            event.choice_id,
+            event.prompt_tokens,
+            now,
+            event.deadline_unix_s,
+            progress_s=now,
+            epoch=event.epoch,
+            model_digest=event.model_digest,
+        )
+        request.token_ids.extend(event.token_ids)
+        self._requests[event.choice_id] = request
+        self._submit(request, now)
+
+    def _taken(self, event: g.RequestTaken, now: float) -> None:
+        """End this gateway's attempts; the other one's are of later epochs."""
+        if (request := self._requests.get(event.choice_id)) is not None:
+            self._fail(request, g.FAIL_TAKEN, g.TAKEN, None, now)
+
     def _submit(self, request: OpenRequest, now: float) -> None:
+        if self._end_overdue(request, now):
+            return
         self._attempts.pop(request.attempt_id, None)
         request.begin_attempt(self._next_attempt_id, now)
         self._next_attempt_id = self._next_attempt_id % 0xFFFFFFFF + 1
@@ -96,11 +137,13 @@ class GatewayRole:
 
     def _current(self, choice_id: str, epoch: int) -> OpenRequest | None:
         request = self._requests.get(choice_id)
-        return request if request is not None and request.epoch == epoch else None
+        is_current = request is not None and request.epoch == epoch and not request.is_parked
+        return request if is_current else None
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._current(event.choice_id, event.epoch)) is not None:
             request.queued = True
+            request.accepted()
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
         request = self._current(event.choice_id, event.epoch)
@@ -119,7 +162,7 @@ class GatewayRole:
         request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
-        if event.epoch == 1 or event.code is m.RejectCode.NEVER_FITS:
+        if request.is_first_attempt or event.code in _FINAL_REJECTIONS:
             self._fail(request, event.code.value, event.message, event.retry_after_s, now)
         else:
             self._attempt_lost(request, event.message, now)
@@ -128,11 +171,26 @@ class GatewayRole:
         request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
-        if event.epoch == 1:
-            code = g.FAIL_STORE if event.store_is_away else g.FAIL_NO_SCHEDULER
-            self._fail(request, code, event.reason, 1.0, now)
-        else:
+        if request.queued or request.workers:
+            return  # the answer came late, and by itself
+        if not request.is_first_attempt:
             self._attempt_lost(request, event.reason, now)
+        elif event.store_is_away:
+            self._fail(request, g.FAIL_STORE, event.reason, 1.0, now)
+        elif now - request.received_s < self.limits.submit_s:
+            request.retry_at_s = now + self.limits.retry_pause_s
+        else:
+            self._fail(request, g.FAIL_NO_SCHEDULER, event.reason, 1.0, now)
+
+    def _scheduler_took_over(self, member: m.Member, now: float, *, is_first: bool) -> None:
+        """Submit what waits for a scheduler to the one that acts now; the first that is heard of may have accepted some."""
+        reason = f"{member.kind.value} {member.id} has taken over"
+        for request in list(self._requests.values()):
+            waits_for_suspect = request.retry_at_s is not None and request.history.is_suspect
+            if request.workers or request.is_parked or waits_for_suspect or (is_first and request.queued):
+                continue
+            self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
+            self._submit(request, now)
 
     def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
         """Restart attempts without known workers: the scheduler's message may be lost. Lost tokens leave gaps."""
@@ -240,9 +298,31 @@ class GatewayRole:
                 self._finished_in_order(request)
             self._end(request, RequestEvent.ABORTED, now, finished=False)
 
+    def _reader_stalled(self, event: g.ReaderStalled, now: float) -> None:
+        request = self._requests.get(event.choice_id)
+        if request is None or request.is_parked or not request.token_ids:
+            return
+        request.park()
+        self._attempts.pop(request.attempt_id, None)
+        self._commands.append(g.ParkAttempts(m.CloseRequest(request.choice_id, request.epoch, finished=False)))
+        self._record(request, "parked", now, tokens=len(request.token_ids))
+
+    def _reader_caught_up(self, event: g.ReaderCaughtUp, now: float) -> None:
+        request = self._requests.get(event.choice_id)
+        if request is not None and request.is_parked:
+            request.retry_at_s = now
+            self._record(request, "unparked", now)
+
     def _finished_in_order(self, request: OpenRequest) -> None:
         if self._load is not None:
             self._load.finished(len(request.token_ids))
+
+    def _end_overdue(self, request: OpenRequest, now: float) -> bool:
+        if not request.is_overdue(now):
+            return False
+        code = m.RejectCode.DEADLINE_EXCEEDED.value
+        self._fail(request, code, f"the deadline came after {len(request.token_ids)} tokens", None, now)
+        return True
 
     def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
         self._commands.append(g.Fail(request.choice_id, code, message, retry_after_s))
@@ -272,6 +352,9 @@ class GatewayRole:
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         self._batches.reported(member, self.incarnation, now)
+        is_first = self._scheduler.term is None
+        if self._scheduler.reported(member):
+            self._scheduler_took_over(member, now, is_first=is_first)
         for event in self.membership.observe(member, now):
             if isinstance(event, MemberLost):
                 self._member_lost(event, now)
@@ -282,7 +365,7 @@ class GatewayRole:
     def _member_lost(self, event: MemberLost, now: float) -> None:
         """Recover what a lost member had: a worker's assigned requests, a scheduler's queued ones."""
         member = event.member
-        is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
+        is_scheduler = self._scheduler.may_be(member)
         felled = None if event.is_expected else member
         for request in list(self._requests.values()):
             if event.drained:
@@ -311,6 +394,8 @@ class GatewayRole:
                 self._member_lost(change, now)
         tries_a_suspect: bool | None = None  # not known yet
         for request in list(self._requests.values()):
+            if self._end_overdue(request, now):
+                continue
             if request.retry_at_s is not None:
                 if request.retry_at_s > now:
                     continue

@@ -8,6 +8,8 @@ shortly before the margin of its deadline in any case.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spotwise.core import messages as m
 from spotwise.core.members import MemberState
 from spotwise.core.membership import Membership
@@ -68,7 +70,7 @@ class DeploymentOrders:
                 continue
             drain = self._drain(member, group, deployment, now)
             if drain is not None and self._is_due(group.worker_id, now):
-                commands.append(c.PublishDrain(drain))
+                commands.append(c.PublishDrain(replace(drain, term=self._term)))
         return commands
 
     def _is_to_be_led(self, group: m.DeviceGroup, deployment: PlannedDeployment, now: float) -> bool:

@@ -54,9 +54,12 @@ class IterationFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """A process of the engine is gone, and with it KV of every sequence; iterations in flight end without a result."""
+    """A process of the engine is gone, and with it KV of every sequence; iterations in flight end without a result. `is_stuck`:
+    it computes still, and will not end; a sequence of those iterations may be at fault.
+    """
 
     reason: str
+    is_stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,11 @@ class Iterations:
         self._table.drop_iterations()
         self._examination = Examination()
 
+    def give_back_computed(self, reason: str, now: float) -> None:
+        """Give back the sequences of the iterations in flight: one of them may be why these do not end."""
+        computed = [each for each in self._table if each.in_iteration and not each.pending_free]
+        self._give_back([each for each in computed if not each.may_be_elsewhere], reason, now)
+
     def run_next(self, event: c.WorkerEvent, now: float) -> None:
         """Order iterations while the engine's pipeline has a free stage and something can run; `event` was handled."""
         while self._table.iterations_in_flight < self._policy.max_in_flight:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason, RequestEvent
+from spotwise.core.term import TermFence
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.prompt_side import PromptSide
@@ -38,7 +39,11 @@ class MoveSide:
         self._table = table
         self._prompt_side = prompt_side
         self._allocator = allocator
-        self._term = 0  # the latest planner's
+        self._planner_terms = TermFence()
+
+    def refuses(self, term: int) -> bool:
+        """Tell whether an order of that planner's term comes too late."""
+        return self._planner_terms.refuses(term)
 
     def survey(self, order: m.SurveyWorker, step_s: float | None) -> None:
         """Report what decodes here, or will: for a plan of who goes where before this worker leaves."""
@@ -60,14 +65,10 @@ class MoveSide:
     def give_back(self, order: m.GiveBackRequest, now: float) -> None:
         """End a sequence that is to be computed again elsewhere."""
         sequence = self._table.get(order.choice_id, order.epoch)
-        if self._is_of_an_earlier_term(order) or sequence is None or sequence.may_be_elsewhere:
+        if self.refuses(order.term) or sequence is None or sequence.may_be_elsewhere:
             return
         self._table.record(sequence, "given_back", now, reason=order.reason, tokens=sequence.known_tokens)
         self._table.fail(sequence, order.reason, now, retryable=True)
-
-    def _is_of_an_earlier_term(self, order: m.MoveRequest | m.GiveBackRequest) -> bool:
-        self._term = max(self._term, order.term)
-        return 0 < order.term < self._term
 
     def move_request(self, order: m.MoveRequest, now: float) -> None:
         """Ask the target for blocks, or bring KV back from the host first; refuse where the sequence cannot move now."""
@@ -116,7 +117,7 @@ class MoveSide:
         self._table.emit(m.Send(order.target_id, reservation))
 
     def _refusal(self, sequence: Sequence, order: m.MoveRequest) -> str | None:
-        if self._is_of_an_earlier_term(order):
+        if self.refuses(order.term):
             return f"the planner's term {order.term} is over"
         if order.target_id == self._table.worker_id:
             return "it is there already"

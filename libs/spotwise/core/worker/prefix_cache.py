@@ -1,6 +1,7 @@
 """Finds computed blocks that a sequence need not compute again (automatic prefix caching).
 
-Law: a full block's content is a hash of its tokens, of the block before it, and, first of all, of the model's name.
+Law: a full block's content is a hash of its tokens, of the block before it, and, first of all, of the model's name and the
+sequence's salt (`prefix_salt.py`): sequences of different salts share no block, on the device, the host or by a move.
 A prompt begins with the blocks that are found; its last token is always computed, for its logits.
 A block becomes findable once all its positions are computed or received; reused blocks are not written.
 Prompts with log-probabilities are computed whole; tokens that were only counted have no hash.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 
+from spotwise.core.prefix_salt import root_hash
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -76,7 +78,7 @@ class PrefixCache:
         size, hashes = self._table.pool.block_size, sequence.block_hashes
         while len(hashes) < blocks:
             first = len(hashes) * size
-            parent = hashes[-1] if hashes else hashlib.sha256(sequence.model.encode()).digest()
+            parent = hashes[-1] if hashes else root_hash(sequence.model, sequence.prefix_salt)
             tokens = array("q", sequence.token_ids[first : first + size])
             hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
         return hashes[:blocks]

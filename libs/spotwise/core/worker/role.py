@@ -2,6 +2,8 @@
 
 Law: a worker computes prompts, tokens, or both; its home pool restricts nothing (mixed machines: Splitwise, section 4.1).
 Every sequence ends handed off, finished or pending_free, exactly once; after the last one all blocks are free.
+Orders of an earlier scheduler's term are refused: that scheduler was replaced and does not know it (`core/term.py`).
+A sequence ends at its client's deadline, and one that is overdue when its record is loaded is never computed.
 A draining worker accepts no reservation and no request of its own, and leaves when it holds nothing.
 """
 
@@ -16,6 +18,7 @@ from spotwise.core.confirmation import Confirmations
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
+from spotwise.core.term import TermFence
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.counted_iterations import CountedIterations
@@ -75,6 +78,7 @@ class WorkerRole:
         self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, self._moves, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
+        self._scheduler_terms = TermFence()
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
         self._failure = ""
@@ -83,7 +87,7 @@ class WorkerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
-            m.CancelRequest: lambda order, now: self._fence(order.choice_id, order.epoch),
+            m.CancelRequest: self._cancel,
             m.SurveyWorker: lambda order, now: self._moves.survey(order, self._iterations.step_s),
             m.MoveRequest: self._moves.move_request,
             m.GiveBackRequest: self._moves.give_back,
@@ -93,7 +97,7 @@ class WorkerRole:
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHomePool: self._change_home_pool,
-            m.ForgetGateway: table.forget_gateway,
+            m.ForgetGateway: self._forget_gateway,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
@@ -126,6 +130,11 @@ class WorkerRole:
     def is_empty(self) -> bool:
         """Whether it holds no sequence, not even one that has ended and whose blocks are in use."""
         return not len(self._table)
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences that it holds, those that have ended and whose blocks are in use among them."""
+        return len(self._table)
 
     @property
     def iterations(self) -> int:
@@ -190,19 +199,36 @@ class WorkerRole:
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
             gateways=self._table.gateways,
             kv_push_token_s=self._prompt_side.push_token_s,
+            scheduler_term=self._scheduler_terms.latest,
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
         if not order.source_id:
             self._assignments_seen[order.scheduler_id] = order.assignment
-        self._token_side.reserve_kv(order, now, closed=self._closed)
+        self._token_side.reserve_kv(order, now, closed=self._over(order.term) or self._closed)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        if self._lost is not None and order.target.worker_id != self.worker_id:
+        is_for_another = order.target.worker_id != self.worker_id
+        if (over := self._over(order.term)) is not None and is_for_another:
+            self._table.publish_failure(order.stream, 0, over, retryable=True)
+            return
+        if self._lost is not None and is_for_another:
             self._table.publish_failure(order.stream, 0, self._lost, retryable=True, suspects=(self.worker_id,))
             return
-        self._prompt_side.start_prefill(order, now, closed=self._closed)
+        self._prompt_side.start_prefill(order, now, closed=over or self._closed)
+
+    def _over(self, term: int) -> str | None:
+        """Return why a scheduler's order is refused, where a later term's was received."""
+        return f"the scheduler's term {term} is over" if self._scheduler_terms.refuses(term) else None
+
+    def _cancel(self, order: m.CancelRequest, now: float) -> None:
+        if not self._scheduler_terms.refuses(order.term):
+            self._fence(order.choice_id, order.epoch)
+
+    def _forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
+        if not self._scheduler_terms.refuses(order.term):
+            self._table.forget_gateway(order, now)
 
     @property
     def _closed(self) -> str | None:
@@ -211,6 +237,8 @@ class WorkerRole:
     def _engine_was_lost(self, event: c.EngineLost, now: float) -> None:
         """Give all sequences back, and take none, until the engine is whole again."""
         self._lost = event.reason
+        if event.is_stuck:
+            self._iterations.give_back_computed(f"the engine is stuck with this request: {event.reason}", now)
         self._give_back_all(f"the worker lost a part of its engine: {event.reason}", now)
         self._iterations.drop_all(now)
         self._prefixes.forget()
@@ -263,7 +291,7 @@ class WorkerRole:
 
     def _change_home_pool(self, order: m.ChangeHomePool, now: float) -> None:
         """Take another home pool; only what the scheduler sends from now on differs."""
-        if order.worker_id == self.worker_id:
+        if order.worker_id == self.worker_id and not self._scheduler_terms.refuses(order.term):
             self._table.emit(c.TakeHomePool(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
@@ -272,7 +300,15 @@ class WorkerRole:
             self._table.emit(c.DropSequence(event.record.sequence_id))  # the attempt ended in the meantime
             return
         sequence.load(event.record)
-        self._token_side.pass_tokens(sequence, now)
+        if sequence.is_overdue(now):
+            self._end_overdue(sequence, now)
+        else:
+            self._token_side.pass_tokens(sequence, now)
+
+    def _end_overdue(self, sequence: Sequence, now: float) -> None:
+        """Drop a sequence at its deadline, as if its gateway had cancelled it: that one ends the request by itself."""
+        self._table.record(sequence, "failed", now, reason="its deadline came", tokens=sequence.output_tokens)
+        self._fence(sequence.choice_id, sequence.epoch)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._table.load_answered(event.choice_id, event.epoch)
@@ -283,6 +319,8 @@ class WorkerRole:
         if event.away_s:
             for side in (self._token_side, self._moves, self._arrivals):
                 side.was_away(event.away_s)
+        for sequence in [each for each in self._table if each.is_overdue(now) and not each.pending_free]:
+            self._end_overdue(sequence, now)
         self._token_side.expire_leases(now)
         self._moves.tick(now)
         self._arrivals.tick(now)
@@ -293,7 +331,7 @@ class WorkerRole:
             self._give_back_all("the worker had to leave", now)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
-        if order.worker_id != self.worker_id:
+        if order.worker_id != self.worker_id or self._moves.refuses(order.term):
             return
         if self._drain is None:
             self._drain, self._drain_started_s = order, now

@@ -70,6 +70,7 @@ class Sequence:
         lease_expires_s: when a reservation expires unless renewed; `None` for other sequences.
         stop: `None` until the engine knows the sequence.
         handed_token_ids: the attempt's tokens, sampled by other workers, until the engine knows them.
+        deadline_unix_s: when its client gives up; `None` without a deadline, and until the engine knows the sequence.
         record_tokens: tokens of the record, which the attempt began with.
         move: its way to another worker.
         source_id, hop: the worker that it moved here from, and the number of that move; empty and 0 for one that began here.
@@ -83,7 +84,7 @@ class Sequence:
         prompt_ordered_here: its prompt phase is this worker's; `prefilled_here`: it ran here.
         preemptions: times that it lost its blocks here.
         token_ids: all known tokens, from the record on, up to the first that was only counted.
-        may_reuse: its prompt may begin with cached blocks.
+        may_reuse: its prompt may begin with cached blocks; `prefix_salt`: of sequences with the same salt.
         cached_tokens: prompt tokens found in the cache, once the prompt has begun.
         block_hashes: of its first full blocks, computed on demand.
         entered_blocks: first blocks that are in the prefix cache; `reused_blocks`: first blocks that came from it.
@@ -108,6 +109,7 @@ class Sequence:
     lease_expires_s: float | None = None
     stop: StopCriteria | None = None
     handed_token_ids: tuple[int, ...] = ()
+    deadline_unix_s: float | None = None
     record_tokens: int = 0
     move: SequenceMove | None = None
     source_id: str = ""
@@ -123,6 +125,7 @@ class Sequence:
     started_s: float | None = None
     preemptions: int = 0
     model: str = ""
+    prefix_salt: str = ""
     token_ids: list[int] = field(default_factory=list)
     may_reuse: bool = False
     cached_tokens: int = 0
@@ -142,6 +145,10 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.sequence_id = sequence_id(self.choice_id, self.epoch)
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether its client has given up."""
+        return self.deadline_unix_s is not None and now >= self.deadline_unix_s
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -248,8 +255,9 @@ class Sequence:
 
     def load(self, record: RequestRecord) -> None:
         """Take over the record."""
-        self.stop, self.model = record.stop, record.model
+        self.stop, self.model, self.prefix_salt = record.stop, record.model, record.prefix_salt
         self.priority, self.tenant = record.priority, record.tenant
+        self.deadline_unix_s = record.deadline_unix_s
         self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.record_tokens = len(self.token_ids)

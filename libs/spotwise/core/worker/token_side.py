@@ -58,6 +58,8 @@ class TokenSide:
             return "reserved already"
         if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier reservation is still being undone"
+        if self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens) < 1:
+            return "it is for no token"  # without blocks there would be nothing to hold, and to free
         return self._allocator.reservation_refusal(order.kv_tokens, order.max_new_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:

@@ -24,11 +24,23 @@ class Exchange {
     std::atomic<int64_t> gathers{0}, gather_ns{0}, receive_ns{0};
   } times;
 
-  // Calls `work`, and adds its time.
+  // Whether the thread is inside a call, which waits for other members.
+  std::atomic<bool> waits{false};
+
+  // Calls `work`, which waits for other members.
+  template <class Work>
+  bool waiting(const Work& work) {
+    waits.store(true, std::memory_order_relaxed);
+    const bool done = work();
+    waits.store(false, std::memory_order_relaxed);
+    return done;
+  }
+
+  // The same, and adds its time.
   template <class Work>
   bool timed(std::atomic<int64_t>& total_ns, const Work& work) {
     const int64_t began_ns = now_ns();
-    const bool done = work();
+    const bool done = waiting(work);
     total_ns.fetch_add(now_ns() - began_ns, std::memory_order_relaxed);
     return done;
   }

@@ -216,12 +216,15 @@ void sw_exchange_fail(Exchange* exchange, int by) { exchange->fail(by); }
 
 // The following return 0 where the exchange is broken.
 int sw_exchange_send(Exchange* exchange, int to, const void* data, int64_t bytes) {
-  return exchange->send(to, (const char*)data, bytes);
+  return exchange->waiting([&] { return exchange->send(to, (const char*)data, bytes); });
 }
 
 int sw_exchange_receive(Exchange* exchange, int from, void* data, int64_t bytes) {
   return exchange->timed(exchange->times.receive_ns, [&] { return exchange->receive(from, (char*)data, bytes); });
 }
+
+// Whether this member's thread waits for another one.
+int sw_exchange_waits(const Exchange* exchange) { return exchange->waits.load(std::memory_order_relaxed); }
 
 // Writes the numbers of `Exchange::Times`.
 void sw_exchange_times(Exchange* exchange, int64_t* numbers) {

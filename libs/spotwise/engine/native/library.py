@@ -123,6 +123,7 @@ class Kernels:
         self.exchange_receive = _function(
             library.sw_exchange_receive, c_void_p, c_int, c_void_p, c_int64, returns=c_int
         )
+        self.exchange_waits = _function(library.sw_exchange_waits, c_void_p, returns=c_int)
         self.exchange_times = _function(library.sw_exchange_times, c_void_p, c_void_p)
         self.exchange_gather = _function(
             library.sw_exchange_gather, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int, returns=c_int

@@ -2,7 +2,7 @@
 //
 // A matrix operand is read in steps of kPair consecutive values of the contracted dimension: one float, or two bfloat16, the
 // operand of the processor's bfloat16 dot product. Sums are always float. Without AVX-512 the compiler lowers the same code to
-// the vectors that the processor has.
+// the vectors that the processor has, but keeps it in memory; tiles, where nearly all time goes, are written in such vectors.
 
 #pragma once
 
@@ -29,8 +29,17 @@ typedef int64_t Longs __attribute__((vector_size(64), aligned(8)));
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12;  // 12 rows x 2 vectors of sums, 2 of weights: 26 of 32 registers
 #else
-constexpr int kTileRows = 3;
+constexpr int kTileRows = 3;  // 3 rows x 4 vectors of sums of 8 floats, one of weights, 3 of activations: 16 registers
 #endif
+
+// What fits into a register.
+#if defined(__AVX__)
+constexpr int kNativeLanes = 8;
+#else
+constexpr int kNativeLanes = 4;
+#endif
+typedef float NativeFloats __attribute__((vector_size(4 * kNativeLanes), aligned(4), may_alias));
+typedef uint32_t NativeBits __attribute__((vector_size(4 * kNativeLanes), aligned(4), may_alias));
 
 inline Floats splat(float value) { return value - Floats{}; }
 
@@ -159,7 +168,11 @@ struct Float32 {
   static constexpr int kPair = 1;
   static Pairs pairs(const Value* from) { return load(from); }
   static Splat splat_pair(const Value* from) { return *from; }
-  static Floats dot(Floats sum, Pairs b, Splat a) { return sum + b * a; }
+  static NativeFloats native_pairs(const Value* from) { return *(const NativeFloats*)from; }
+  template <class Vector>
+  static Vector dot(Vector sum, Vector b, Splat a) {
+    return sum + b * a;
+  }
   static float get(const Value* from) { return *from; }
   static void put(Value* to, float value) { *to = value; }
   static Floats get16(const Value* from) { return load(from); }
@@ -201,8 +214,10 @@ struct BFloat16 {
     return out;
   }
   static Splat splat_pair(const Value* from) { return {widen(from[0]), widen(from[1])}; }
-  static Floats dot(Floats sum, Pairs b, Splat a) {
-    return sum + (Floats)(b << 16) * a.even + (Floats)(b & 0xffff0000u) * a.odd;
+  static NativeBits native_pairs(const Value* from) { return *(const NativeBits*)from; }
+  template <class Vector, class Words>
+  static Vector dot(Vector sum, Words b, Splat a) {
+    return sum + (Vector)(b << 16) * a.even + (Vector)(b & 0xffff0000u) * a.odd;
   }
   static void put16(Value* to, Floats value) {
     for (int i = 0; i < kLanes; i++) to[i] = narrow(value[i]);
@@ -246,6 +261,7 @@ template <class Format, int kRows, bool kFetch = false>
 SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long row_stride, const typename Format::Value* b0,
                                           const typename Format::Value* b1, long stride, int steps, Sums<kRows>& sums,
                                           const typename Format::Value* next = nullptr) {
+#if defined(__AVX512F__)
   for (int step = 0; step < steps; step++) {
     if constexpr (kFetch) {
       __builtin_prefetch(next + step * stride, 0, 2);
@@ -261,6 +277,33 @@ SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long 
       sums[row][1] = Format::dot(sums[row][1], second, value);
     });
   }
+#else
+  constexpr int kParts = kLanes / kNativeLanes;
+  NativeFloats parts[kRows][2 * kParts];
+  const auto at = [&](auto row, auto part) SPOTWISE_INLINE {
+    return (NativeFloats*)&sums[row][part / kParts] + part % kParts;
+  };
+  unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE { parts[row][part] = *at(row, part); });
+  });
+  for (int step = 0; step < steps; step++) {
+    if constexpr (kFetch) {
+      __builtin_prefetch(next + step * stride, 0, 2);
+      __builtin_prefetch(next + step * stride + stride / 2, 0, 2);
+    }
+    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE {
+      const auto* from = (part < kParts ? b0 : b1) + step * stride + part % kParts * kNativeLanes * Format::kPair;
+      const auto weights = Format::native_pairs(from);
+      unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+        const auto value = Format::splat_pair(a + row * row_stride + step * Format::kPair);
+        parts[row][part] = Format::dot(parts[row][part], weights, value);
+      });
+    });
+  }
+  unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE { *at(row, part) = parts[row][part]; });
+  });
+#endif
 }
 
 // Calls `body` with `rows`, the rows of a tile (1 to kRows), as a constant.

@@ -56,11 +56,13 @@ class SubmitRequest(_message.Message):
     PREFIX_SPANS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
+    DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
     priority: _builtins.int
+    deadline_unix_s: _builtins.float
     @_builtins.property
     def stream(self) -> Global___StreamRef: ...
     @_builtins.property
@@ -78,12 +80,15 @@ class SubmitRequest(_message.Message):
         prefix_spans: _abc.Iterable[_builtins.int] | None = ...,
         priority: _builtins.int = ...,
         avoid: _abc.Iterable[Global___Suspects] | None = ...,
+        deadline_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "deadline_unix_s", b"deadline_unix_s", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "choice_id", b"choice_id", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "avoid", b"avoid", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_unix_s) -> _WhichOneofReturnType__deadline_unix_s | None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
@@ -348,6 +353,8 @@ class WorkerLoad(_message.Message):
     KV_BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
+    REFUSED_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    SCHEDULER_TERM_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     remaining_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -372,6 +379,8 @@ class WorkerLoad(_message.Message):
     kv_host_blocks_free: _builtins.int
     kv_blocks_swapped_out: _builtins.int
     kv_blocks_swapped_in: _builtins.int
+    refused_connections: _builtins.int
+    scheduler_term: _builtins.int
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -405,10 +414,12 @@ class WorkerLoad(_message.Message):
         kv_blocks_swapped_out: _builtins.int = ...,
         kv_blocks_swapped_in: _builtins.int = ...,
         gateways: _abc.Iterable[Global___GatewayStreams] | None = ...,
+        refused_connections: _builtins.int = ...,
+        scheduler_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "remaining_tokens", b"remaining_tokens", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "refused_connections", b"refused_connections", "remaining_tokens", b"remaining_tokens", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "scheduler_term", b"scheduler_term", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
     _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015
@@ -475,6 +486,7 @@ class Member(_message.Message):
     LEAVES_AT_UNIX_S_FIELD_NUMBER: _builtins.int
     LEADER_ID_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -493,6 +505,8 @@ class Member(_message.Message):
     """of draining workers"""
     leader_id: _builtins.str
     """of devices"""
+    term: _builtins.int
+    """of active schedulers and planners"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
@@ -524,10 +538,11 @@ class Member(_message.Message):
         leaves_at_unix_s: _builtins.float | None = ...,
         leader_id: _builtins.str = ...,
         place: Global___DevicePlace | None = ...,
+        term: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leaves_at_unix_s: _TypeAlias = _typing.Literal["leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofArgType__leaves_at_unix_s: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s"]  # noqa: Y015
@@ -539,6 +554,8 @@ class Member(_message.Message):
     _WhichOneofArgType__place: _TypeAlias = _typing.Literal["_place", b"_place"]  # noqa: Y015
     _WhichOneofReturnType__queued_requests: _TypeAlias = _typing.Literal["queued_requests"]  # noqa: Y015
     _WhichOneofArgType__queued_requests: _TypeAlias = _typing.Literal["_queued_requests", b"_queued_requests"]  # noqa: Y015
+    _WhichOneofReturnType__term: _TypeAlias = _typing.Literal["term"]  # noqa: Y015
+    _WhichOneofArgType__term: _TypeAlias = _typing.Literal["_term", b"_term"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leaves_at_unix_s) -> _WhichOneofReturnType__leaves_at_unix_s | None: ...
     @_typing.overload
@@ -549,6 +566,8 @@ class Member(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__place) -> _WhichOneofReturnType__place | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_requests) -> _WhichOneofReturnType__queued_requests | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__term) -> _WhichOneofReturnType__term | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
 

@@ -149,6 +149,8 @@ class RequestRecord(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PREFIX_SALT_FIELD_NUMBER: _builtins.int
+    DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     gateway_id: _builtins.str
@@ -158,6 +160,8 @@ class RequestRecord(_message.Message):
     priority: _builtins.int
     tenant: _builtins.str
     model_digest: _builtins.str
+    prefix_salt: _builtins.str
+    deadline_unix_s: _builtins.float
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -182,13 +186,20 @@ class RequestRecord(_message.Message):
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
         model_digest: _builtins.str | None = ...,
+        prefix_salt: _builtins.str = ...,
+        deadline_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "deadline_unix_s", b"deadline_unix_s", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "prefix_salt", b"prefix_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_unix_s) -> _WhichOneofReturnType__deadline_unix_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_digest) -> _WhichOneofReturnType__model_digest | None: ...
 
 Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16spotwise/v1/spot.proto\x12\x0bspotwise.v1\"Y\n\x05\x44rain\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x61\x64line_unix_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vices_stay\x18\x04 \x01(\x08\"\xa0\x01\n\x14InterruptionReported\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x1c\n\x0f\x64\x65\x61\x64line_unix_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\x12\n\x10_deadline_unix_s\".\n\nDrainReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16spotwise/v1/spot.proto\x12\x0bspotwise.v1\"g\n\x05\x44rain\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x61\x64line_unix_s\x18\x02 \x01(\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x65vices_stay\x18\x04 \x01(\x08\x12\x0c\n\x04term\x18\x14 \x01(\x04\"\xa0\x01\n\x14InterruptionReported\x12\x12\n\nwatcher_id\x18\x01 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x1c\n\x0f\x64\x65\x61\x64line_unix_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\x12\n\x10_deadline_unix_s\".\n\nDrainReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'spotwise.wire.v1.spot_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAIN']._serialized_start=39
-  _globals['_DRAIN']._serialized_end=128
-  _globals['_INTERRUPTIONREPORTED']._serialized_start=131
-  _globals['_INTERRUPTIONREPORTED']._serialized_end=291
-  _globals['_DRAINREPLY']._serialized_start=293
-  _globals['_DRAINREPLY']._serialized_end=339
+  _globals['_DRAIN']._serialized_end=142
+  _globals['_INTERRUPTIONREPORTED']._serialized_start=145
+  _globals['_INTERRUPTIONREPORTED']._serialized_end=305
+  _globals['_DRAINREPLY']._serialized_start=307
+  _globals['_DRAINREPLY']._serialized_end=353
 # @@protoc_insertion_point(module_scope)

@@ -26,10 +26,13 @@ class Drain(_message.Message):
     DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DEVICES_STAY_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     deadline_unix_s: _builtins.float
     reason: _builtins.str
     devices_stay: _builtins.bool
+    term: _builtins.int
+    """of the planner"""
     def __init__(
         self,
         *,
@@ -37,10 +40,11 @@ class Drain(_message.Message):
         deadline_unix_s: _builtins.float = ...,
         reason: _builtins.str = ...,
         devices_stay: _builtins.bool = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_s", b"deadline_unix_s", "devices_stay", b"devices_stay", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_unix_s", b"deadline_unix_s", "devices_stay", b"devices_stay", "reason", b"reason", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,6 +123,7 @@ class ReserveKv(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     SOURCE_ID_FIELD_NUMBER: _builtins.int
     HOP_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
@@ -132,6 +133,8 @@ class ReserveKv(_message.Message):
     lease_s: _builtins.float
     source_id: _builtins.str
     hop: _builtins.int
+    term: _builtins.int
+    """of the scheduler"""
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     def __init__(
@@ -147,10 +150,11 @@ class ReserveKv(_message.Message):
         lease_s: _builtins.float = ...,
         source_id: _builtins.str = ...,
         hop: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +431,7 @@ class StartPrefill(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
@@ -434,6 +439,7 @@ class StartPrefill(_message.Message):
     prompt_tokens: _builtins.int
     lease_s: _builtins.float
     max_new_tokens: _builtins.int
+    term: _builtins.int
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     @_builtins.property
@@ -450,10 +456,11 @@ class StartPrefill(_message.Message):
         target: Global___KvTarget | None = ...,
         lease_s: _builtins.float = ...,
         max_new_tokens: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -493,17 +500,20 @@ class CancelRequest(_message.Message):
 
     CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
+    term: _builtins.int
     def __init__(
         self,
         *,
         choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,17 +609,20 @@ class ForgetGateway(_message.Message):
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     incarnation: _builtins.int
+    term: _builtins.int
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -621,17 +634,20 @@ class ChangeHomePool(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
+    term: _builtins.int
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         pool: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

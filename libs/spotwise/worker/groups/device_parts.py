@@ -21,6 +21,7 @@ from spotwise.mesh.device_control import Report
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.device import DeviceSession
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.peer_weights import PeerWeights, holders_in
@@ -49,6 +50,8 @@ class DeviceParts:
         self._loads = asyncio.Lock()
         self._parts: dict[str, GroupPart] = {}
         self._in_use: set[str] = set()
+        self._watchdog, self._device_id = host.watchdog, host.id
+        self._watchdog.ask(self._look)
 
     async def shape(self) -> ModelShape:
         """See `Parts`; the first call must not be beside a part that computes."""
@@ -80,6 +83,7 @@ class DeviceParts:
                 settings.niceness,
                 self._sockets,
                 settings.group_patience_s,
+                EngineWatch(self._watchdog, f"{self._device_id} in {leader_id}", settings.iteration_timeout_s),
             )
             self._parts[leader_id] = part
         self._in_use.add(leader_id)
@@ -87,6 +91,10 @@ class DeviceParts:
             yield part
         finally:
             self._in_use.discard(leader_id)
+
+    def _look(self) -> None:
+        for part in self._parts.values():
+            part.look()
 
     def part(self, leader_id: str | None) -> GroupPart | None:
         """Return the part in groups of a leader, if there is one."""

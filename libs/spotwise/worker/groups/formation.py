@@ -18,6 +18,7 @@ import structlog
 
 from spotwise.core import group_messages as g
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
+from spotwise.mesh.connections import control_access
 from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
@@ -304,7 +305,8 @@ class GroupFormation:
             elif now_s - self._called_s.get(name, -math.inf) < _CALL_AGAIN_S:
                 continue
             self._called_s[name] = now_s
-            link = DeviceLink(self._host.id, name, member.grpc_address, self._reported, self._lost)
+            access = control_access(self._host.settings)
+            link = DeviceLink(self._host.id, name, member.grpc_address, self._reported, self._lost, access)
             self._devices[name] = _Device(link, member.incarnation)
 
     def _is_mine(self, member: Member) -> bool:

@@ -89,6 +89,11 @@ class GroupKvTransport:
         return self._own.address
 
     @property
+    def refused_connections(self) -> int:
+        """None: its devices' transports have the ports, and log what they refuse."""
+        return 0
+
+    @property
     def shares(self) -> tuple[KvShare, ...]:
         """The processes of the group, with what each keeps."""
         return self._own_share(self.address), *self._group.device_shares

@@ -28,6 +28,7 @@ from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.grpc_control import GroupTimes
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.weight_fetch import FetchedWeights, WeightFetch
 
 _log = structlog.get_logger(__name__)
@@ -49,6 +50,7 @@ class GroupPart:
         niceness: of the threads that compute.
         sockets: of this process.
         patience_s: after which a silent member of its group is gone.
+        watch: over its engine.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class GroupPart:
         niceness: int,
         sockets: GroupSockets,
         patience_s: float,
+        watch: EngineWatch | None = None,
     ) -> None:
         self._store = store
+        self._watch = watch
         self._fetch = fetch
         self._loads = loads
         self._niceness = niceness
@@ -115,6 +119,8 @@ class GroupPart:
         has no sequences afterwards. Raises `MeshError` where the model cannot be served so.
         """
         await self.leave()
+        if self._watch is not None:
+            self._watch.dropped()
         key = (
             *(form.stages, form.shards, form.stage, form.shard, form.num_blocks, form.host_blocks, form.block_size),
             form.dtype,
@@ -137,7 +143,7 @@ class GroupPart:
             else:
                 fetched = await fetch.run()
             self._engine = await EngineThread.load_part(
-                self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow
+                self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow, self._watch
             )
             self._key = key
             if flow is not None:
@@ -243,6 +249,13 @@ class GroupPart:
         """Leave, and unload."""
         await self.leave()
         await self._unload()
+        if self._watch is not None:
+            self._watch.close()
+
+    def look(self) -> None:
+        """Tell the watch whether the engine waits for another member now."""
+        if self._watch is not None:
+            self._watch.waits(self._exchange is not None and self._exchange.is_waiting)
 
     def place(self, form: FormGroup) -> DevicePlace:
         """Describe the position, for status."""

@@ -66,7 +66,7 @@ async def model_of_others(settings: WorkerSettings, store: MeshStore) -> AsyncIt
 
 async def _described(settings: WorkerSettings, store: MeshStore) -> ModelSketch:
     own_id = settings.service_id
-    end = UcxWeights(_NothingYet(own_id), own_id, 0, settings.peer_host)
+    end = UcxWeights(_NothingYet(own_id), own_id, 0, settings.peer_host, security=settings.link_security())
     await end.start()
     try:
         is_told = False

@@ -33,10 +33,12 @@ class PartTransfers:
         self, host: ServiceHost, settings: WorkerSettings, engine: EngineThread, report: Callable[[g.GroupReport], None]
     ) -> None:
         """Create them; nothing is opened before `start`."""
-        memory, payloads = transfer_memory(engine.engine.kv)
+        security = settings.link_security()
+        memory, payloads = transfer_memory(engine.engine.kv, is_encrypted=security.encrypts_from(settings.peer_host))
         self._host = host
         self._report = report
         self._part = memory.part
+        self._copies = host.watchdog.part(f"{host.id}: KV copies", settings.iteration_timeout_s)
         self._transport = UcxKvTransport(
             memory=memory,
             worker_id=host.id,
@@ -48,6 +50,8 @@ class PartTransfers:
             payloads=payloads,
             model_digest=engine.engine.model_digest,
             window_wait_s=WINDOW_WAIT_S,
+            security=security,
+            watch=self._copies,
         )
         self.pushes = KvPushes(self._transport, memory.num_layers, engine.block_size, host.spawn, self._ended)
 
@@ -77,6 +81,7 @@ class PartTransfers:
     async def close(self) -> None:
         """Stop listening; pushes under way end."""
         await self._transport.close()
+        self._host.watchdog.forget(self._copies)
 
     def _arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
         self._report(g.PartArrived(handoff, report.kv_bytes, report.seconds, report.transport))

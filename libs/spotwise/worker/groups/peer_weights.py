@@ -70,7 +70,8 @@ class PeerWeights:
         self._find_holders = holders
         self._store = store
         self._settings = settings
-        self._end = UcxWeights(self, device.id, device.incarnation, settings.peer_host, settings.weights_port)
+        host, port, security = settings.peer_host, settings.weights_port, settings.link_security()
+        self._end = UcxWeights(self, device.id, device.incarnation, host, port, security=security)
 
     async def start(self) -> str:
         """Give weights from now on, at the address that is returned; raises `MeshError` where the port is taken."""

@@ -201,7 +201,8 @@ class DeviceProcess:
             case m.Drain(worker_id, deadline_s) if worker_id == self.host.id:
                 self._drain(deadline_s)
             case m.Drain(worker_id) if (give_up := self._forming.get(worker_id)) is not None:
-                give_up()
+                if not 0 < message.term < self._latest[0]:
+                    give_up()
 
     def _answer(self, survey: m.SurveyDevice) -> None:
         groups = tuple(m.GroupMembership(*each) for each in sorted(self._places.items()))

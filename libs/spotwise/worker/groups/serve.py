@@ -9,6 +9,7 @@ from functools import partial
 
 from spotwise.core.group_messages import GroupOrder
 from spotwise.core.members import MemberKind
+from spotwise.mesh.connections import control_access
 from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.service_group import ServiceGroup
@@ -48,9 +49,11 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
 
     async with contextlib.AsyncExitStack() as stack:
         sockets = await stack.enter_async_context(
-            GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host)
+            GroupSockets.open(settings.bind_host, settings.exchange_port, settings.peer_host, settings.link_security())
         )
-        members = await stack.enter_async_context(ServiceGroup.open(settings, view, device_handler(follow)))
+        members = await stack.enter_async_context(
+            ServiceGroup.open(settings, view, device_handler(follow, control_access(settings)))
+        )
         if not has_folder:
             settings = await stack.enter_async_context(model_of_others(settings, members.store))
         host = await stack.enter_async_context(members.joined(settings, MemberKind.DEVICE))

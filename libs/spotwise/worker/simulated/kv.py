@@ -116,6 +116,11 @@ class TimedKvTransport:
         return f"{_SCHEME}{self._worker_id}"
 
     @property
+    def refused_connections(self) -> int:
+        """None: it has no port."""
+        return 0
+
+    @property
     def shares(self) -> tuple[KvShare, ...]:
         """None: its memory is never divided."""
         return ()

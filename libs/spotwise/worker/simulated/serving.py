@@ -11,6 +11,7 @@ from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.simulated.engine import SimulatedEngine
 from spotwise.worker.simulated.kv import NoKv, TimedKvTransport
@@ -73,7 +74,10 @@ async def started_simulated_worker(
     await transport.start()
     stack.push_async_callback(transport.close)
     host.introduce(transfer_address=transport.address)
-    runtime = WorkerRuntime(host, engine, transport, settings.worker_policy(costs.context_parity, costs.iteration))
+    policy = settings.worker_policy(costs.context_parity, costs.iteration)
+    watch = EngineWatch(host.watchdog, host.id, settings.iteration_timeout_s)
+    runtime = WorkerRuntime(host, engine, transport, policy, watch)
+    stack.callback(runtime.close)
     view.add(host.id, runtime)
     stack.callback(view.remove, host.id)
     await runtime.start()
@@ -94,6 +98,7 @@ def _transport(
             on_handoff=on_handoff,
             host=settings.peer_host,
             push_timeout_s=settings.push_timeout_s,
+            security=settings.link_security(),
         )
     return TimedKvTransport(
         bus=host.bus,

@@ -44,7 +44,8 @@ def test_requests_move_at_once_to_the_new_group_and_the_old_one_leaves() -> None
         ("short", "mixed-c1-0"),
         ("long", "mixed-c1-0"),
     }
-    assert bench.drains[0][1] == m.Drain("mixed-0", bench.drains[0][0] + DRAIN_S, "re-shape", devices_stay=True)
+    drained_s, drain = bench.drains[0]
+    assert drain == m.Drain("mixed-0", drained_s + DRAIN_S, "re-shape", devices_stay=True, term=5)
     bench.held["mixed-0"][2] = sequence("prompt")
     moved(bench, "short", "long")
     bench.pass_time(0.6)

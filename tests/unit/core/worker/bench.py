@@ -88,6 +88,8 @@ class WorkerBench:
         max_new: int = 10,
         prompt: tuple[int, ...] | None = None,
         sampling: SamplingParams | None = None,
+        salt: str = "",
+        deadline_unix_s: float | None = None,
     ) -> list[c.WorkerCommand]:
         """Report the record as loaded; no two requests' prompts share a prefix, unless the test gives one."""
         others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
@@ -103,6 +105,8 @@ class WorkerBench:
             sampling or SamplingParams(),
             StopCriteria(max_new, (STOP_TOKEN,)),
             self.now,
+            prefix_salt=salt,
+            deadline_unix_s=deadline_unix_s,
         )
         return self.feed(c.RecordLoaded(record))
 

@@ -76,3 +76,21 @@ def test_a_draining_worker_leaves_all_the_same() -> None:
     lost(bench)
     assert bench.role.state is m.MemberState.DRAINING
     assert only(bench.tick(after_s=2.0), c.Leave)
+
+
+def test_what_a_stuck_iteration_computes_is_suspect_and_nothing_else() -> None:
+    """One of its sequences may be why it does not end, and counts as having felled this worker; others are just tried again."""
+    bench = WorkerBench(policy=WorkerPolicy(max_in_flight=1, prefix_caching=False), blocks=40)
+    bench.decode("a")
+    bench.prefill("p")
+    waiting = bench.reserve("r")
+    assert only(waiting, m.KvReserved)
+    computed = {sequence.choice_id for sequence in bench.role.sequences if sequence.in_iteration}
+    assert computed
+    streams = {sequence.stream.attempt_id: sequence.choice_id for sequence in bench.role.sequences}
+    commands = bench.feed(c.EngineLost(REASON, is_stuck=True))
+    ended = {streams[delta.attempt_id]: delta for delta in deltas(commands)}
+    assert all(delta.retryable for delta in ended.values())
+    assert {name for name, delta in ended.items() if delta.suspects == ("w",)} == computed
+    assert {delta.suspects for name, delta in ended.items() if name not in computed} == {()}
+    assert bench.role.is_empty and bench.pool.used_blocks == 0

@@ -384,6 +384,10 @@ class TestSurvey:
         bench.feed(m.GiveBackRequest("another", 1, "", 7))
         report = ended(bench.feed(m.MoveRequest("r", 1, "planner", "x", 6)))
         assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, "the planner's term 6 is over")
+        bench.feed(m.Drain("w", bench.now + 9.0, "re-shape", term=6))
+        assert bench.role.state is m.MemberState.READY
+        bench.feed(m.Drain("w", bench.now + 9.0, "re-shape", term=7))
+        assert bench.role.state is m.MemberState.DRAINING
         assert bench.feed(m.GiveBackRequest("r", 1, "", 6)) == []
         assert len(sent(bench.feed(m.MoveRequest("r", 1, "spotwise-move-1", "x")), "x")) == 1
 

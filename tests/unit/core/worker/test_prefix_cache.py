@@ -18,10 +18,16 @@ def bench_of(blocks: int = 20, policy: WorkerPolicy = POLICY) -> WorkerBench:
 
 
 def prompt(
-    bench: WorkerBench, choice_id: str, tokens: tuple[int, ...], sampling: SamplingParams | None = None
+    bench: WorkerBench,
+    choice_id: str,
+    tokens: tuple[int, ...],
+    sampling: SamplingParams | None = None,
+    salt: str = "",
 ) -> tuple[int, int, tuple[int, ...]]:
     """Compute a prompt for another worker, whole; returns first position, tokens and blocks of its row."""
-    commands = bench.start(choice_id, prompt=len(tokens)) + bench.load(choice_id, prompt=tokens, sampling=sampling)
+    commands = bench.start(choice_id, prompt=len(tokens)) + bench.load(
+        choice_id, prompt=tokens, sampling=sampling, salt=salt
+    )
     (order,) = only(commands, c.RunIteration)
     (row,) = order.batch.rows
     return row.first_position, row.num_tokens, row.block_ids
@@ -87,6 +93,16 @@ class TestReuse:
             assert prompt(bench, name, TEXT[:40], SamplingParams(prompt_logprobs=0))[:2] == (0, 40)
             hand_off(bench, name)
         assert prompt(bench, "c", TEXT[:40])[:2] == (32, 8)
+
+    def test_tenants_find_their_own_blocks_only(self) -> None:
+        """The same prompt with another salt, or without one, is computed whole; each salt finds its own blocks again."""
+        bench = bench_of()
+        for name, salt in (("a", "acme"), ("b", "other"), ("d", "")):
+            assert prompt(bench, name, TEXT[:40], salt=salt)[:2] == (0, 40)
+            hand_off(bench, name)
+        for name, salt in (("e", "acme"), ("f", "other"), ("g", "")):
+            assert prompt(bench, name, TEXT[:40], salt=salt)[:2] == (32, 8)
+            hand_off(bench, name)
 
     def test_it_can_be_turned_off(self) -> None:
         bench = bench_of(policy=WorkerPolicy(prefix_caching=False))

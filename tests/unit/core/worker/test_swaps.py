@@ -144,10 +144,10 @@ class TestFetching:
         bench.iterate(n=2)
         return bench
 
-    def submit_the_same(self, bench: WorkerBench) -> list[c.WorkerCommand]:
+    def submit_the_same(self, bench: WorkerBench, salt: str = "") -> list[c.WorkerCommand]:
         """A newcomer p has the prompt of a, and more: it comes last but for a."""
         bench.start("p", prompt=41, new=2, target=HERE)
-        return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
+        return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2, salt=salt)
 
     def test_they_are_copied_before_the_rest_is_computed(self) -> None:
         """The client gets that number of cached tokens."""
@@ -164,6 +164,15 @@ class TestFetching:
         assert delta.cached_tokens == 32
         bench.iterate(p=52)
         bench.assert_empty()
+
+    def test_another_tenant_fetches_nothing(self) -> None:
+        """Its prompt is computed whole: neither the blocks on the host nor those on the device are its own."""
+        bench = self.prompt_is_on_the_host()
+        self.submit_the_same(bench, salt="another")
+        bench.feed(m.CancelRequest("a", 1))
+        commands = bench.iterate(o=2)
+        assert only(commands, c.SwapIn) == []
+        assert row_of(commands, "p") == (0, 41)
 
     def test_where_that_fails_they_are_computed(self) -> None:
         """Where the copy of a prefix fails, the prefix is recomputed except for the blocks on the device."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core import messages as m
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.token_side import FIRST_TERM
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import LEASE_S, WorkerBench, deltas, error_delta, rows, stream_of
@@ -295,3 +298,14 @@ def test_one_message_goes_to_each_recipient_however_many_leases_expire() -> None
     commands = bench.tick(after_s=FIRST_TERM * LEASE_S)
     assert len(sent(commands, "g")) == len(sent(commands, "g2")) == 1
     assert len(deltas(commands)) == 2
+
+
+@pytest.mark.parametrize(
+    ("reserve", "new"), [(Reserve.MAX_TOKENS, 0), (Reserve.MAX_TOKENS, 5), (Reserve.ON_DEMAND, 64)]
+)
+def test_a_reservation_for_no_token_is_refused(reserve: Reserve, new: int) -> None:
+    """It would own no block, and its name in the pool could not be freed: the next one of its name would raise."""
+    bench = WorkerBench(policy=WorkerPolicy(reserve=reserve))
+    assert len(only(bench.reserve("r", tokens=0, new=new), m.KvRefused)) == 1
+    assert bench.role.is_empty
+    assert len(only(bench.reserve("r"), m.KvReserved)) == 1

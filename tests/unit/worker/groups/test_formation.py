@@ -16,6 +16,7 @@ from spotwise.core.kv_part import KvPart
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.record import KvShare
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.settings import ServiceSettings
 from spotwise.worker.groups import formation
 from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation, NotWantedError
@@ -83,6 +84,7 @@ class World:
 
         host = SimpleNamespace(
             id="w",
+            settings=ServiceSettings(service_id="w"),
             store=SimpleNamespace(members=members, registered=registered),
             introduce=lambda **_: None,
             beat_soon=lambda: None,
@@ -107,7 +109,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     created = World()
 
     class Link:
-        def __init__(self, leader_id: str, name: str, address: str, reported: Any, lost: Any) -> None:
+        def __init__(self, leader_id: str, name: str, address: str, reported: Any, lost: Any, access: Any) -> None:
             self.device_id, self.is_alive = name, True
             self._reported = reported
             asyncio.get_running_loop().call_soon(reported, self, created.offer(name))

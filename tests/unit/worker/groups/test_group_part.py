@@ -19,6 +19,7 @@ from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.weight_fetch import FetchedWeights
+from tests.contracts.waiting import until
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 FORM = FormGroup(1, "w", 2, 1, 1, 0, "", 8, 0, 16, "float32", None, serves_early=True)
@@ -89,6 +90,7 @@ async def test_a_later_stage_is_there_before_its_weights(parts: Parts) -> None:
 async def test_others_wait_for_them(parts: Parts, form: FormGroup) -> None:
     """The first stage, and groups beside which others serve."""
     loading = asyncio.create_task(parts.part.load(form))
+    await until(lambda: bool(parts.fetches))
     await asyncio.sleep(0.3)
     assert not loading.done()
     parts.fetches[0].may_give.set()

@@ -14,6 +14,7 @@ from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
 from spotwise.core.members import DevicePlace, MemberKind
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost
+from spotwise.mesh.connections import control_access
 from spotwise.mesh.device_control import Report, device_handler
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup
@@ -58,7 +59,7 @@ async def serve_simulated_devices(settings: SimulatedDeviceSettings) -> None:
             await process.close()
 
     both = SimulatedDevicesView(devices, view)
-    async with ServiceGroup.open(settings, both, device_handler(follow)) as group:
+    async with ServiceGroup.open(settings, both, device_handler(follow, control_access(settings))) as group:
         await group.run(tuple(leaders), MemberKind.DEVICE, device)
 
 

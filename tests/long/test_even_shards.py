@@ -1,7 +1,4 @@
-"""A model whose KV heads allow two and four shards changes its shape while it answers: the tokens of transformers.
-
-`make test-long` takes all changes among its shapes.
-"""
+"""A model whose KV heads allow two and four shards changes its shape while it answers: the tokens of transformers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""`spotwise certs`: certificates, users and passwords of a mesh on several hosts."""

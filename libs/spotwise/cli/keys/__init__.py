@@ -1,0 +1,1 @@
+"""`spotwise keys`: API keys of a mesh."""

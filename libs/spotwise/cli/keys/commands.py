@@ -1,0 +1,233 @@
+"""The commands of `spotwise keys`. A secret is printed once, when it is made; the mesh keeps its digest alone."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Annotated, TypeAlias, TypeVar
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.drain import parse_duration
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.keys.table import key_as_dict, keys_table
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh_access import find_store, open_store
+from spotwise.core.access.keys import (
+    MAX_KEYS,
+    SECRET_BYTES,
+    KeyRecord,
+    KeyScope,
+    KeySecret,
+    digest_of,
+    is_key_name,
+    secret_of,
+)
+from spotwise.core.access.quotas import KeyLimits
+from spotwise.mesh.key_ports import KeyStore
+from spotwise.mesh.redis_keys import record_json
+
+KeyName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the key: the tenant of what it requests.")
+]
+MeshName: TypeAlias = Annotated[str, typer.Option("--name", help="Which of this machine's meshes.")]
+RedisUrl: TypeAlias = Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Scopes: TypeAlias = Annotated[
+    list[KeyScope] | None,
+    typer.Option(
+        "--scope", help="generate (all of /v1), read (what GET shows) or metrics; several; generate by default."
+    ),
+]
+Expires: TypeAlias = Annotated[
+    str | None, typer.Option(help="Life of the key, such as 30d or 12h; without end by default.")
+]
+Bound: TypeAlias = Annotated[int | None, typer.Option(min=0, help="At most; 0 is without a limit.", show_default=False)]
+
+_Result = TypeVar("_Result")
+
+
+def create(
+    key: KeyName,
+    scope: Scopes = None,
+    expires: Expires = None,
+    requests_per_minute: Bound = None,
+    tokens_per_minute: Bound = None,
+    tokens_per_day: Bound = None,
+    max_streams: Bound = None,
+    name: MeshName = DEFAULT_NAME,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print its secret, which is shown this once."""
+    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
+    secret, record = _new_key(key, scope, expires, replace(KeyLimits(), **bounds))
+
+    async def put(store: KeyStore) -> None:
+        known = (await store.keys()).keys
+        if len(known) >= MAX_KEYS:
+            raise CommandError(f"the mesh has {MAX_KEYS} keys, and no more; revoke some first")
+        if not await store.put_key(record, None):
+            raise CommandError(f"there is a key {key!r}; `spotwise keys rotate` gives it a new secret")
+
+    _with_keys(name, redis_url, put)
+    _show_secret(secret, record, as_json=as_json)
+
+
+def list_keys(name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+    """Show the keys: state, scopes, limits, life and last use; never a secret."""
+
+    async def read(store: KeyStore) -> tuple[list[KeyRecord], dict[str, float]]:
+        return [*(await store.keys()).keys.values()], await store.last_use()
+
+    records, last_use = _with_keys(name, redis_url, read)
+    now_s = time.time()
+    if as_json:
+        shown = [key_as_dict(record, now_s, last_use.get(record.name)) for record in records]
+        Console().print_json(json.dumps({"keys": shown}))
+    else:
+        Console().print(keys_table(records, now_s, last_use))
+
+
+def rotate(
+    key: KeyName,
+    overlap: Annotated[str, typer.Option(help="How long the old secret stays valid; 0s ends it at once.")] = "24h",
+    name: MeshName = DEFAULT_NAME,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a key a new secret; the old one stays valid for a while."""
+    overlap_s = parse_duration(overlap, "--overlap")
+    secret = _new_secret()
+    now_s = time.time()
+    record = _with_keys(
+        name, redis_url, _change(key, lambda record: record.rotated(digest_of(secret.encode()), now_s, overlap_s))
+    )
+    _show_secret(secret, record, as_json=as_json)
+
+
+def revoke(key: KeyName, name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None) -> None:
+    """Remove a key: gateways refuse it within seconds. Requests that run are finished."""
+
+    async def delete(store: KeyStore) -> None:
+        if not await store.delete_key(key):
+            raise _unknown(key)
+
+    _with_keys(name, redis_url, delete)
+    Console(highlight=False).print(f"{key} is revoked")
+
+
+def limits(
+    key: KeyName,
+    requests_per_minute: Bound = None,
+    tokens_per_minute: Bound = None,
+    tokens_per_day: Bound = None,
+    max_streams: Bound = None,
+    name: MeshName = DEFAULT_NAME,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change limits of a key, or show them; those that are not named stay."""
+    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
+    record = _with_keys(
+        name, redis_url, _change(key, lambda record: replace(record, limits=replace(record.limits, **bounds)))
+    )
+    if as_json:
+        Console().print_json(json.dumps(key_as_dict(record, time.time(), None)["limits"]))
+    else:
+        Console().print(keys_table([record], time.time(), None))
+
+
+def hash_key(
+    key: KeyName,
+    scope: Scopes = None,
+    expires: Expires = None,
+    requests_per_minute: Bound = None,
+    tokens_per_minute: Bound = None,
+    tokens_per_day: Bound = None,
+    max_streams: Bound = None,
+) -> None:
+    """Make a key for SPOTWISE_API_KEYS_FILE: its line goes to standard output, its secret to standard error."""
+    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
+    secret, record = _new_key(key, scope, expires, replace(KeyLimits(), **bounds))
+    typer.echo(record_json(record))
+    typer.echo(secret, err=True)
+
+
+def _new_key(name: str, scopes: list[KeyScope] | None, expires: str | None, bounds: KeyLimits) -> tuple[str, KeyRecord]:
+    if not is_key_name(name):
+        raise OptionError(f"NAME {name!r} is no name of a key; use 1 to 64 of A-Z a-z 0-9 . _ -")
+    now_s, secret = time.time(), _new_secret()
+    record = KeyRecord(
+        name,
+        (KeySecret(digest_of(secret.encode())),),
+        tuple(scope for scope in KeyScope if scope in (scopes or (KeyScope.GENERATE,))),
+        created_unix_s=now_s,
+        expires_unix_s=None if expires is None else now_s + parse_duration(expires, "--expires"),
+        limits=bounds,
+    )
+    return secret, record
+
+
+def _new_secret() -> str:
+    return secret_of(base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode())
+
+
+def _bounds(
+    requests_per_minute: int | None, tokens_per_minute: int | None, tokens_per_day: int | None, max_streams: int | None
+) -> dict[str, int | None]:
+    """Return the limits that were named, 0 as none."""
+    given = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "tokens_per_day": tokens_per_day,
+        "max_streams": max_streams,
+    }
+    bounds = {name: value or None for name, value in given.items() if value is not None}
+    try:
+        replace(KeyLimits(), **bounds)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    return bounds
+
+
+def _change(name: str, change: Callable[[KeyRecord], KeyRecord]) -> Callable[[KeyStore], Awaitable[KeyRecord]]:
+    async def apply(store: KeyStore) -> KeyRecord:
+        known = (await store.keys()).keys.get(name)
+        if known is None:
+            raise _unknown(name)
+        changed = change(known)
+        if changed != known and not await store.put_key(changed, known):
+            raise CommandError(f"{name} was changed by another command at the same time; look at it and try again")
+        return changed
+
+    return apply
+
+
+def _unknown(name: str) -> CommandError:
+    return CommandError(f"there is no key {name!r}; `spotwise keys list` shows them")
+
+
+def _with_keys(name: str, redis_url: str | None, work: Callable[[KeyStore], Awaitable[_Result]]) -> _Result:
+    async def run(url: str) -> _Result:
+        async with open_store(url) as store:
+            return await work(store.keys)
+
+    return asyncio.run(run(find_store(name, redis_url)))
+
+
+def _show_secret(secret: str, record: KeyRecord, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"key": secret, **key_as_dict(record, time.time(), None)}))
+        return
+    typer.echo(secret)
+    Console(stderr=True, highlight=False).print(
+        f"This is the key of {record.name}; it is shown this once. Clients send it as 'Authorization: Bearer KEY'.",
+        soft_wrap=True,
+    )

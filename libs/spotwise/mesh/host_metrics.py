@@ -1,0 +1,51 @@
+"""What every member counts: messages that it dropped, and how long its lists are that others could make grow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Dropped(StrEnum):
+    """Why a received message has no effect."""
+
+    MALFORMED = "malformed"  #: no message of this version
+    UNEXPECTED = "unexpected"  #: a message that the receiver does not take on that subject
+    WRONG_SENDER = "wrong_sender"  #: a heartbeat of another member than the subject names
+    FAILED = "failed"  #: a bug: its handling raised
+
+
+class HostMetrics(Collector):
+    """One member's series, collected when they are read."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._dropped: Counter[Dropped] = Counter()
+        self._entries: dict[str, Callable[[], int]] = {}
+        self.registry.register(self)
+
+    def dropped(self, reason: Dropped) -> int:
+        """Count a dropped message; return how many were dropped for that reason."""
+        self._dropped[reason] += 1
+        return self._dropped[reason]
+
+    def watch(self, of: str, entries: Callable[[], int]) -> None:
+        """Show how many entries there are of something that is bounded; `entries` is called from another thread."""
+        self._entries[of] = entries
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the series as they are now."""
+        dropped = CounterMetricFamily(
+            "spotwise_messages_dropped", "Received messages without effect.", labels=("reason",)
+        )
+        for reason in Dropped:
+            dropped.add_metric((reason.value,), self._dropped[reason])
+        entries = GaugeMetricFamily("spotwise_entries", "Entries of lists that are bounded.", labels=("of",))
+        for of, count in list(self._entries.items()):
+            entries.add_metric((of,), count())
+        return [dropped, entries]

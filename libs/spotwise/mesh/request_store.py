@@ -1,0 +1,38 @@
+"""The port of kept API requests (Redis): see `core/gateway/kept_request.py`. Every method raises `MeshError` where the store
+does not answer. A request that the store has forgotten has no other owner: its gateway goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, KeptTokens
+from spotwise.core.record import RequestRecord
+
+
+class KeptRequestStore(Protocol):
+    """API requests, their owners and their tokens. What no owner writes to for an hour expires."""
+
+    async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
+        """Keep a new request; return the one, without its tokens, that has the same claim, and keep nothing then."""
+
+    async def get_request(self, request_id: str) -> KeptState | None:
+        """Return what is kept, or `None` where there is nothing (any more)."""
+
+    async def take_request(self, request_id: str, owner: str) -> KeptState | None:
+        """Make `owner` the owner of a request that has not ended, and return what is kept of it."""
+
+    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
+        """Append tokens (empty chunks ask only); return the ids of the requests that have another owner."""
+
+    async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
+        """Note how a request ended, and forget it after `keep_s`; return whether `owner` owns it, and nothing is written
+        otherwise. A failed or cancelled one loses its claim.
+        """
+
+    async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
+        """Write an attempt's record; return whether it was written: not where the request has another owner."""
+
+    async def delete_owned_record(self, choice_id: str, owner: str) -> None:
+        """Remove a record, unless another gateway owns its request; idempotent."""

@@ -1,0 +1,233 @@
+"""Who may do what on broker and store: one table for all roles.
+
+A subject or a key in the table may hold `{id}`, the member's id. A user of one member has its id there, a user of a whole role
+(workers, whose ids are chosen while the mesh runs) a `*`. `mesh.server_configs` writes servers' configuration from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spotwise.core.members import MemberKind
+from spotwise.wire import subjects
+
+
+class MeshRole(StrEnum):
+    """What a process is to broker, store and peers."""
+
+    GATEWAY = "gateway"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"  #: prompt and token workers, groups and devices, which share processes
+    PLANNER = "planner"
+    WATCHER = "watcher"
+    OPERATOR = "operator"  #: the commands of `spotwise`
+
+
+ROLE_OF: Mapping[MemberKind, MeshRole] = {
+    MemberKind.GATEWAY: MeshRole.GATEWAY,
+    MemberKind.CLUSTER_SCHEDULER: MeshRole.SCHEDULER,
+    MemberKind.PROMPT_WORKER: MeshRole.WORKER,
+    MemberKind.TOKEN_WORKER: MeshRole.WORKER,
+    MemberKind.DEVICE: MeshRole.WORKER,
+    MemberKind.MIGRATION_PLANNER: MeshRole.PLANNER,
+    MemberKind.SPOT_WATCHER: MeshRole.WATCHER,
+}
+
+#: The roles of members; an operator is none.
+MEMBERS = tuple(role for role in MeshRole if role is not MeshRole.OPERATOR)
+_ID = "{id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A user of broker and store: one member, or, without an id, all processes of a role."""
+
+    role: MeshRole
+    member_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Its user name; of a member `role.id`."""
+        return self.role.value if self.member_id is None else f"{self.role}.{self.member_id}"
+
+
+#: Who looks into an embedded store by hand: all commands on all keys. No process logs in as it.
+ADMIN = Principal(MeshRole.OPERATOR, "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectRule:
+    """The subjects on which a principal may publish and subscribe; `replies`: to a message that it received, once, too."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    replies: bool = False
+
+
+_ANY_INBOX = subjects.inbox("*")
+_ANY_GATEWAYS_INBOX = f"{_ANY_INBOX}.*"  #: of any incarnation
+_OWN_INBOX = subjects.inbox(_ID)
+
+#: Beside it, each member may publish its heartbeats and receive those of all, and receive replies to its own requests.
+_SUBJECTS: Mapping[MeshRole, SubjectRule] = {
+    MeshRole.GATEWAY: SubjectRule(
+        publish=(subjects.REQUESTS, subjects.LOAD, _ANY_INBOX),
+        subscribe=(f"{_OWN_INBOX}.*",),
+    ),
+    MeshRole.SCHEDULER: SubjectRule(
+        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX),
+        subscribe=(_OWN_INBOX, subjects.REQUESTS, subjects.FLEET),
+        replies=True,
+    ),
+    MeshRole.WORKER: SubjectRule(
+        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX, subjects.simulated_kv("*")),
+        subscribe=(_OWN_INBOX, subjects.NOTICES, subjects.simulated_kv(_ID)),
+        replies=True,
+    ),
+    MeshRole.PLANNER: SubjectRule(
+        publish=(_ANY_INBOX, subjects.NOTICES, subjects.FLEET_ORDERS),
+        subscribe=(
+            _OWN_INBOX,
+            subjects.INTERRUPTIONS,
+            subjects.LOAD,
+            subjects.FLEET,
+            subjects.RESHAPE,
+            subjects.SHOW_FLEET,
+        ),
+        replies=True,
+    ),
+    MeshRole.WATCHER: SubjectRule(
+        # It reports members of its machine whose processes have ended.
+        publish=(subjects.HEARTBEATS, subjects.NOTICES, subjects.INTERRUPTIONS, subjects.FLEET),
+        subscribe=(subjects.DRAIN, subjects.INTERRUPTIONS, subjects.FLEET_ORDERS),
+        replies=True,
+    ),
+    MeshRole.OPERATOR: SubjectRule(
+        publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _ANY_INBOX),
+        subscribe=(subjects.HEARTBEATS, subjects.inbox(f"{subjects.OPERATOR}.*")),
+    ),
+}
+
+
+def reply_prefix(user_name: str) -> str:
+    """Return the prefix of the subjects on which a user receives replies to its requests."""
+    return f"_INBOX.{user_name}"
+
+
+def subject_rule(principal: Principal) -> SubjectRule:
+    """Return all subjects of a principal."""
+    own = _SUBJECTS[principal.role]
+    publish, subscribe = list(own.publish), list(own.subscribe)
+    if principal.role in MEMBERS:
+        publish += [subjects.heartbeat(kind, _ID) for kind, role in ROLE_OF.items() if role is principal.role]
+        subscribe.append(subjects.HEARTBEATS)
+    subscribe.append(f"{reply_prefix(principal.name)}.>")
+    member_id = principal.member_id or "*"
+    return SubjectRule(
+        tuple(each.replace(_ID, member_id) for each in publish),
+        tuple(each.replace(_ID, member_id) for each in subscribe),
+        own.replies,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """Commands by which roles use keys. A script needs `eval` and the commands that it calls."""
+
+    keys: tuple[str, ...]
+    commands: Mapping[MeshRole, str]
+
+
+def _term_keys(service: str) -> tuple[str, ...]:
+    return subjects.lease_key(service), subjects.term_key(service), subjects.term_holder_key(service)
+
+
+#: The keys of the mesh. A new key gets a rule here, or no service can use it.
+KEY_RULES: tuple[KeyRule, ...] = (
+    KeyRule((subjects.member_key(_ID), subjects.incarnation_key(_ID)), dict.fromkeys(MEMBERS, "set get del eval")),
+    KeyRule((subjects.MEMBER_KEYS,), {**dict.fromkeys(MEMBERS, "get mget"), MeshRole.OPERATOR: "get mget"}),
+    KeyRule(
+        (subjects.ledger_key("*"),),
+        {
+            **dict.fromkeys(MEMBERS, "rpush ltrim expire"),
+            MeshRole.GATEWAY: "rpush ltrim expire lrange",
+            MeshRole.OPERATOR: "lrange",
+        },
+    ),
+    KeyRule((subjects.request_key("*"),), {MeshRole.GATEWAY: "eval get set del", MeshRole.WORKER: "get"}),
+    KeyRule(
+        (subjects.kept_request_key("*"), subjects.kept_tokens_key("*"), subjects.claim_key("*")),
+        {MeshRole.GATEWAY: "eval get set del exists hget hmget hset hexists lrange rpush expire pexpire"},
+    ),
+    KeyRule(
+        (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_USED_KEY),
+        {
+            MeshRole.GATEWAY: "eval get set del hget hgetall hset",
+            MeshRole.OPERATOR: "eval get set del hget hgetall hset hdel",
+        },
+    ),
+    KeyRule(
+        (subjects.key_usage_key("*"), subjects.key_streams_key("*")),
+        {
+            MeshRole.GATEWAY: "eval hget hmget hgetall hset expire zadd zrem zremrangebyscore zcard get set del",
+            MeshRole.OPERATOR: "eval hmget hgetall del zcard",
+        },
+    ),
+    KeyRule(_term_keys(subjects.SCHEDULER), {MeshRole.SCHEDULER: "eval get set del"}),
+    KeyRule(_term_keys(subjects.PLANNER), {MeshRole.PLANNER: "eval get set del"}),
+    KeyRule((subjects.PLAN_KEY,), {MeshRole.PLANNER: "eval get set", MeshRole.WORKER: "get", MeshRole.OPERATOR: "get"}),
+    KeyRule((subjects.fleet_key("*"),), {MeshRole.WATCHER: "eval hget hset expire"}),
+)
+
+#: Commands of every role that use no key; `scan` shows names of keys, but no contents.
+KEYLESS_COMMANDS = ("ping", "select", "echo", "scan", "multi", "exec", "discard", "time", "wait")
+_READS = frozenset(
+    {
+        "get",
+        "mget",
+        "hget",
+        "hmget",
+        "hgetall",
+        "hexists",
+        "lrange",
+        "exists",
+        "ttl",
+        "pttl",
+        "zcard",
+        "zrange",
+        "zscore",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRule:
+    """What a principal may do in the store.
+
+    Attributes:
+        access: by pattern of keys, whether it reads them and whether it writes them.
+    """
+
+    commands: tuple[str, ...]
+    access: Mapping[str, tuple[bool, bool]]
+
+
+def store_rule(principal: Principal) -> StoreRule:
+    """Return the commands and keys of a principal."""
+    commands = dict.fromkeys(KEYLESS_COMMANDS)
+    access: dict[str, tuple[bool, bool]] = {}
+    for rule in KEY_RULES:
+        given = rule.commands.get(principal.role, "").split()
+        if not given:
+            continue
+        commands.update(dict.fromkeys(given))
+        reads = any(command in _READS or command == "eval" for command in given)
+        writes = any(command not in _READS for command in given)
+        for key in rule.keys:
+            pattern = key.replace(_ID, principal.member_id or "*")
+            # Where no id is known, a pattern comes twice: what is written of one member, and read of all.
+            also_reads, also_writes = access.get(pattern, (False, False))
+            access[pattern] = reads or also_reads, writes or also_writes
+    return StoreRule(tuple(commands), access)

@@ -1,0 +1,71 @@
+"""Watches a worker's engine: an iteration, a call or a KV swap that does not end makes the process stuck."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from spotwise.core.cost_model import BatchShape
+from spotwise.core.worker.iteration_bound import IterationBound
+from spotwise.mesh.grpc_control import IterationTime
+from spotwise.mesh.watchdog import Watchdog, WatchedPart
+
+
+class EngineWatch:
+    """The watch over one engine, or one part of an engine.
+
+    Args:
+        watchdog: of the process.
+        owner_id: of the member that the engine computes for.
+        timeout_s: bound of an iteration at least (`IterationBound`).
+        patience: times that all bounds are longer, where others find what is stuck first.
+    """
+
+    def __init__(self, watchdog: Watchdog, owner_id: str, timeout_s: float, patience: int = 1) -> None:
+        self._watchdog = watchdog
+        self._timeout_s = patience * timeout_s
+        self._bound = IterationBound(self._timeout_s)
+        self._engine = watchdog.part(f"{owner_id}: engine", self._timeout_s)
+        self._swaps = watchdog.part(f"{owner_id}: KV swaps", self._timeout_s)
+
+    def is_among(self, stuck: Sequence[WatchedPart]) -> bool:
+        """Whether the engine is one of these parts."""
+        return self._engine in stuck or self._swaps in stuck
+
+    def ordered(self, shape: BatchShape) -> None:
+        """Note that an iteration was ordered."""
+        self._engine.begin(self._bound.limit_s(shape))
+
+    def ended(self, time: IterationTime | None) -> None:
+        """Note that the oldest iteration ended; `None`: it failed."""
+        self._engine.end()
+        if time is not None:
+            self._bound.ended(time.shape, time.seconds)
+
+    def dropped(self) -> None:
+        """Note that the engine is lost: nothing is under way, and another one takes its place."""
+        self._engine.drop()
+        self._bound = IterationBound(self._timeout_s)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Watch a call of the engine, which waits for the iterations before it."""
+        with self._engine.work():
+            yield
+
+    def waits(self, for_others: bool) -> None:
+        """Note whether its thread waits for other members of its group now."""
+        self._engine.waits = for_others
+
+    def swap_began(self) -> None:
+        """Note that a KV swap was ordered."""
+        self._swaps.begin()
+
+    def swap_ended(self) -> None:
+        """Note that a KV swap ended."""
+        self._swaps.end()
+
+    def close(self) -> None:
+        """Watch no more."""
+        for part in (self._engine, self._swaps):
+            self._watchdog.forget(part)

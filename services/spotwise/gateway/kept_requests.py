@@ -1,0 +1,360 @@
+"""Requests that outlive their connection or their gateway (ADR 39).
+
+Every stream, and every request with an `Idempotency-Key` or `X-Spotwise-Resumable: true`, is kept in the store: its form at
+once, its tokens every second (`token_saver.py`). Any gateway can take it over from there: the store knows one owner at a time,
+and a gateway that has lost a request ends its own attempts. A resumable request (the latter two) goes on for a while without
+its client, and its answer is kept for a while; any other one is cancelled when its client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState
+from spotwise.core.messages import LedgerEntry
+from spotwise.core.record import RequestRecord
+from spotwise.gateway.answer import Generate, GenerationResponse
+from spotwise.gateway.auth import caller_scope, key_name
+from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, Generation, GenerationError, SequenceSpec
+from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.kept_plan import form_of, restored
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.planning import PlannedBody, Planning
+from spotwise.gateway.quotas import Reservation
+from spotwise.gateway.request_ids import client_request_id, name_request
+from spotwise.gateway.request_log import CANCELLED, FINISHED, RequestLog, ending_of
+from spotwise.gateway.stream_position import StreamPosition
+from spotwise.gateway.token_saver import read_chunks
+from spotwise.gateway.token_stream import saved
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.request_store import KeptRequestStore
+
+Result = TypeVar("Result")
+
+#: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
+ENDED_STREAM_KEPT_S = 30.0
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class KeepingGeneration(Generation, Protocol):
+    """A mesh that saves the tokens of kept requests; `is_leaving` once this process ends."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether what is cancelled here goes on elsewhere."""
+
+    async def save(self, *choice_ids: str) -> None:
+        """Save now what is not saved yet; raises `MeshError`."""
+
+    def step_down(self, choice_id: str) -> None:
+        """End a choice here: it has another owner."""
+
+    def close(self, choice_id: str, epoch: int) -> None:
+        """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
+
+
+class KeepingStore(KeptRequestStore, Protocol):
+    """The store, with the records of attempts and the ledgers."""
+
+    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
+        """Return a request's ledger in order of time; empty where there is none."""
+
+    async def get_record(self, choice_id: str) -> RequestRecord | None:
+        """Return the record, or `None` where there is none (any more)."""
+
+
+@dataclass(slots=True)
+class _Running:
+    form: KeptRequest
+    plan: GenerationPlan
+    log: RequestLog | None = None
+
+    @property
+    def owner(self) -> str:
+        """Its owner as the store knows it, unless it was taken over; empty where it has ended."""
+        return self.plan.sequences[0].spec.owner
+
+
+class KeptRequests:
+    """The kept requests of a gateway.
+
+    Args:
+        generation: the mesh.
+        store: keeps them.
+        metrics: the gateway's.
+        limits: this process and its patience.
+        planning: from bodies to plans and answers.
+    """
+
+    def __init__(
+        self,
+        generation: KeepingGeneration,
+        store: KeepingStore,
+        metrics: GatewayMetrics,
+        limits: KeepingLimits,
+        planning: Planning,
+    ) -> None:
+        self._generation = generation
+        self._store = store
+        self._planning = planning
+        self._metrics = metrics
+        self._limits = limits
+        self._turns = itertools.count(1)
+        self._running: dict[str, _Running] = {}
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def respond(self, request: Request, planned: PlannedBody, arrived_s: float) -> Response:
+        """Answer a request for a new answer, or for one that the caller began before.
+
+        Raises:
+            ApiError: 400, 404, 409 or 422, there is no such answer to go on with.
+            GenerationError: the store is away.
+        """
+        plan, scope = planned.plan, caller_scope(request)
+        key = _idempotency_key(request)
+        is_resumable = bool(key) or request.headers.get("x-spotwise-resumable", "").strip().lower() in ("true", "1")
+        form = form_of(
+            plan,
+            planned.endpoint,
+            planned.body,
+            planned.body_hash,
+            scope=scope,
+            key_name=key_name(request),
+            idempotency_key=key,
+            is_resumable=is_resumable,
+            client_request_id=client_request_id(request),
+        )
+        if event_id := request.headers.get("last-event-id", ""):
+            position = StreamPosition.parse(event_id)
+            return await self._go_on(request, position.request_id, position, arrived_s, body_hash=form.body_hash)
+        if not plan.stream and not is_resumable:
+            reservation = await planned.reserve()
+            generate = self._generation.generate
+            return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
+        known = await self._of_store(self._store.keep_request(form, self._limits.owner))
+        if known is not None:
+            return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
+        running = _Running(form, restored(plan, form, self._limits.owner))
+        try:
+            reservation = await planned.reserve()
+        except BaseException as error:
+            self._running[form.request_id] = running
+            self._spawn(self._end(running, _ending_of(error)))
+            raise
+        return self._begin(running, running.plan, None, arrived_s, reservation=reservation)
+
+    async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
+        """Stream an answer that the caller began before, from its `Last-Event-ID` on; raises as `respond`."""
+        event_id = request.headers.get("last-event-id", "")
+        position = StreamPosition.parse(event_id) if event_id else None
+        if position is not None and position.request_id != request_id:
+            raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
+        return await self._go_on(request, request_id, position, arrived_s, as_stream=True)
+
+    async def state(self, request: Request, request_id: str) -> KeptState:
+        """Return what is kept of a request of the caller's.
+
+        Raises:
+            ApiError: 404, there is none.
+            GenerationError: the store is away.
+        """
+        if (running := self._running.get(request_id)) is not None:
+            await self._of_store(self._generation.save(*_choice_ids(running.plan)))
+        kept = await self._of_store(self._store.get_request(request_id))
+        if kept is None or kept.request.scope != caller_scope(request):
+            raise unknown_request(request_id)
+        return kept
+
+    async def records(self, plan: GenerationPlan) -> list[RequestRecord | None]:
+        """Return the records of a request's choices, where these have not ended."""
+        return [await self._of_store(self._store.get_record(choice_id)) for choice_id in _choice_ids(plan)]
+
+    async def ledger(self, form: KeptRequest) -> list[LedgerEntry]:
+        """Return the request's ledger, in order of time."""
+        return await self._of_store(self._store.get_ledger(form.request_id))
+
+    async def cancel(self, request: Request, request_id: str) -> None:
+        """Cancel a request of the caller's, wherever it runs; raises as `state`."""
+        kept = await self.state(request, request_id)
+        if kept.ending is not None:
+            return
+        running = self._running.get(request_id)
+        if running is not None and running.log is not None:
+            running.log.cancel()
+            await running.log.over
+            return
+        owner = self._new_owner()
+        records = await self.records(restored(await self._planning.plan_again(kept.request), kept.request))
+        if running is not None:
+            self._step_down(running)
+        await self._of_store(self._store.take_request(request_id, owner))
+        await self._of_store(self._store.end_request(kept.request, owner, CANCELLED, self._kept_s(kept.request)))
+        for record in records:
+            if record is not None:
+                self._generation.close(record.choice_id, record.epoch)
+
+    async def _go_on(
+        self,
+        request: Request,
+        request_id: str,
+        position: StreamPosition | None,
+        arrived_s: float,
+        *,
+        body_hash: str | None = None,
+        as_stream: bool = False,
+    ) -> Response:
+        kept = await self.state(request, request_id)
+        if body_hash not in (None, kept.request.body_hash):
+            message = "The body differs from that of the request which this key or event id belongs to."
+            raise ApiError(422, message, code="idempotency_mismatch")
+        name_request(request, request_id)
+        running = self._running.get(request_id)
+        is_ours = running is not None and running.owner == kept.owner
+        if running is None or running.log is None or not is_ours:
+            if running is not None and (kept.ending is None or not is_ours):
+                self._step_down(running)
+                await self._of_store(self._generation.save(*_choice_ids(running.plan)))
+            running = await self._taken(kept)
+        plan = replace(running.plan, stream=True) if as_stream else running.plan
+        if position is not None and len(position.choices) != len(plan.sequences):
+            raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
+        self._metrics.count_resumed()
+        return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
+
+    async def _taken(self, kept: KeptState) -> _Running:
+        """Take a request over, or its answer where that is whole."""
+        owner = self._new_owner()
+        if kept.ending is None:
+            request_id = kept.request.request_id
+            taken = await self._of_store(self._store.take_request(request_id, owner))
+            if taken is None:
+                raise unknown_request(request_id)
+            kept = taken
+        if kept.ending is not None and kept.ending.state == "failed":
+            raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
+        if kept.ending is not None and kept.ending.state != "finished":
+            raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
+        plan = restored(await self._planning.plan_again(kept.request), kept.request)
+        earlier: list[EarlierTokens] = read_chunks(kept.chunks, len(plan.sequences))
+        if kept.ending is None:
+            records = await self.records(plan)
+            earlier = [_begun(*each) for each in zip(earlier, records, strict=True)]
+        return _Running(kept.request, restored(plan, kept.request, owner if kept.ending is None else "", earlier))
+
+    def _begin(
+        self,
+        running: _Running,
+        plan: GenerationPlan,
+        position: StreamPosition | None,
+        arrived_s: float,
+        headers: dict[str, str] | None = None,
+        reservation: Reservation | None = None,
+    ) -> GenerationResponse:
+        form = running.form
+        is_over = not running.owner
+        if form.is_resumable and running.log is None and not is_over:
+            running.log = RequestLog(
+                self._generation, plan, self._limits.resume_s, lambda ending: self._end(running, ending)
+            )
+        if not is_over:
+            self._running[form.request_id] = running
+        generate: Generate = self._generation.generate if running.log is None else running.log.generate
+        if is_over:
+            generate = _saved
+
+        def ended(error: BaseException | None) -> None:
+            if running.log is None and not is_over:
+                self._spawn(self._end(running, _ending_of(error)))
+
+        position = position or StreamPosition.start(form.request_id, len(plan.sequences))
+        return self._planning.response(
+            form.endpoint, plan, generate, arrived_s, position if plan.stream else None, ended, headers, reservation
+        )
+
+    async def _end(self, running: _Running, ending: KeptEnding) -> None:
+        if self._running.get(running.form.request_id) is not running:
+            return  # taken over
+        if self._generation.is_leaving and ending.state == "cancelled":
+            return
+        try:
+            await self._of_store(self._generation.save(*_choice_ids(running.plan)))
+            await self._of_store(
+                self._store.end_request(running.form, running.owner, ending, self._kept_s(running.form))
+            )
+        except GenerationError:
+            return  # it expires
+        finally:
+            if self._running.get(running.form.request_id) is running:
+                del self._running[running.form.request_id]
+
+    def _step_down(self, running: _Running) -> None:
+        del self._running[running.form.request_id]
+        for choice_id in _choice_ids(running.plan):
+            self._generation.step_down(choice_id)
+
+    def _kept_s(self, form: KeptRequest) -> float:
+        return self._limits.answer_kept_s if form.is_resumable else ENDED_STREAM_KEPT_S
+
+    def _new_owner(self) -> str:
+        return f"{self._limits.owner}/{next(self._turns)}"
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _of_store(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            async with asyncio.timeout(self._limits.store_timeout_s):
+                return await work
+        except (MeshError, TimeoutError) as error:
+            message = "the request store does not take the request; send it again shortly"
+            raise GenerationError(503, g.FAIL_STORE, message, 1.0) from error
+
+
+def unknown_request(request_id: str) -> ApiError:
+    """Return a 404: there is no such request, or it is another's."""
+    return ApiError(404, f"There is no request '{request_id}' of yours (any more).", code="request_not_found")
+
+
+def _idempotency_key(request: Request) -> str:
+    key = str(request.headers.get("idempotency-key", "")).strip()
+    if key and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise bad_request(
+            "'Idempotency-Key' must have 1 to 255 visible ASCII characters.", code="invalid_idempotency_key"
+        )
+    return key
+
+
+def _choice_ids(plan: GenerationPlan) -> list[str]:
+    return [sequence.choice_id for sequence in plan.sequences]
+
+
+async def _saved(choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+    """Give the tokens of a request that is over; where none has a finish reason, a stop string has ended the text."""
+    if spec.earlier is not None and (tokens := saved(choice_id, spec.earlier)) is not None:
+        yield tokens
+
+
+def _begun(earlier: EarlierTokens, record: RequestRecord | None) -> EarlierTokens:
+    """Add the last attempt: of a choice with tokens there was one, though its record be gone."""
+    if record is None:
+        return replace(earlier, epoch=1 if earlier.deltas else 0)
+    return replace(earlier, epoch=record.epoch, stop=record.stop, deadline_unix_s=record.deadline_unix_s)
+
+
+def _ending_of(error: BaseException | None) -> KeptEnding:
+    if error is None:
+        return FINISHED
+    return ending_of(error) if isinstance(error, Exception) else CANCELLED

@@ -1,0 +1,131 @@
+"""From bodies to plans, and from plans to responses, of both endpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from spotwise.core.gateway.kept_request import KeptRequest
+from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.auth import caller_of, key_name
+from spotwise.gateway.body import BodyReader, parse_json_object
+from spotwise.gateway.chat import ChatFormat, plan_chat
+from spotwise.gateway.choice import Choice
+from spotwise.gateway.completions import CompletionFormat, plan_completion
+from spotwise.gateway.deadlines import deadline_of
+from spotwise.gateway.kept_plan import hash_of_body
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.off_loop import OffLoop, is_small
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.quotas import Quotas, Reservation
+from spotwise.gateway.request_ids import client_request_id, name_request
+from spotwise.gateway.response_format import ResponseFormat
+from spotwise.gateway.sse import run_unless_left
+from spotwise.gateway.stream_position import StreamPosition
+from spotwise.gateway.text import ChatText
+
+#: From a parsed body and the name of its key to a plan.
+PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
+
+CHAT, COMPLETIONS = "chat", "completions"
+_ENDPOINTS: Mapping[str, tuple[PlanBody, type[ResponseFormat]]] = {
+    CHAT: (plan_chat, ChatFormat),
+    COMPLETIONS: (plan_completion, CompletionFormat),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBody:
+    """A request's plan, and the body that it was made of.
+
+    Attributes:
+        body_hash: of its content, whatever the order of its fields.
+        reserve: takes what the request needs of its key's limits; raises `ApiError` (429) where one is full.
+    """
+
+    plan: GenerationPlan
+    endpoint: str
+    body: bytes
+    body_hash: str
+    reserve: Callable[[], Awaitable[Reservation]]
+
+
+class Planning:
+    """Plans requests, large ones on another thread; see `create_app` for the arguments."""
+
+    def __init__(self, text: ChatText, options: ApiOptions, metrics: GatewayMetrics, quotas: Quotas) -> None:
+        self._text = text
+        self._options = options
+        self._metrics = metrics
+        self._quotas = quotas
+        self._bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
+        self._off_loop = OffLoop()
+
+    async def plan(self, request: Request, endpoint: str) -> PlannedBody:
+        """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
+        deadline_unix_s = deadline_of(request.headers, time.time())  # before the body: its time counts
+        caller = caller_of(request)
+        self._quotas.require_room(caller)
+        async with self._bodies.body(request) as body:
+            planning = self._off_loop.run(len(body), self._planned, endpoint, body, key_name(request))
+            plan, body_bytes, body_hash = await (
+                planning if is_small(len(body)) else run_unless_left(request.receive, planning)
+            )
+        name_request(request, plan.request_id)
+        plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
+        return PlannedBody(plan, endpoint, body_bytes, body_hash, partial(self._quotas.reserve, caller, plan))
+
+    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
+        """Plan a kept request again; its ids and seeds are new ones."""
+        body = bytearray(form.body.encode())
+        plan, _, _ = await self._off_loop.run(len(body), self._planned, form.endpoint, body, form.key_name)
+        return plan
+
+    def response(
+        self,
+        endpoint: str,
+        plan: GenerationPlan,
+        generate: Generate,
+        arrived_s: float,
+        position: StreamPosition | None = None,
+        ended: Callable[[BaseException | None], None] = lambda error: None,
+        headers: Mapping[str, str] | None = None,
+        reservation: Reservation | None = None,
+    ) -> GenerationResponse:
+        """Return the response of a plan; see `GenerationResponse`."""
+        response_format = self.response_format(endpoint, plan)
+        return GenerationResponse(
+            *(
+                plan,
+                response_format,
+                generate,
+                self._text,
+                self._metrics,
+                arrived_s,
+                position,
+                ended,
+                headers,
+                reservation,
+            )
+        )
+
+    def response_format(self, endpoint: str, plan: GenerationPlan) -> ResponseFormat:
+        """Return what writes an endpoint's answers."""
+        _, write = _ENDPOINTS[endpoint]
+        return write(plan, self._options.model_name, self._text.token_bytes)
+
+    def choices(self, plan: GenerationPlan) -> list[Choice]:
+        """Return the choices of a plan, before their first tokens."""
+        return choices_of(plan, self._text)
+
+    def _planned(self, endpoint: str, body: bytearray, key: str) -> tuple[GenerationPlan, bytes, str]:
+        plan_body, _ = _ENDPOINTS[endpoint]
+        parsed = parse_json_object(body)
+        plan = plan_body(parsed, self._text, self._options, key)
+        return plan, bytes(body), hash_of_body(endpoint, parsed)

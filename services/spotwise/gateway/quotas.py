@@ -1,0 +1,273 @@
+"""Rate limits and quotas of API keys, shared by all gateways through the store.
+
+A request asks once, when its prompt's tokens are known, and settles once, at its end. What ended is reported at once, and at
+the latest with the key's next request, in the same step: a client that sends one request after the other never stands in its
+own way. While the store is away the gateway counts by itself: limits hold for each gateway then, not for all together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from spotwise.core.access.quotas import (
+    MINUTE_S,
+    STREAM_LEASE_S,
+    Ask,
+    KeyAdmission,
+    KeyLimit,
+    KeyLimits,
+    KeyUsage,
+    Settlement,
+    tokens_to_reserve,
+)
+from spotwise.gateway.auth import Caller
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.mesh.clock import Clock
+from spotwise.mesh.key_ports import KeyStore
+from spotwise.mesh.ports import MeshError
+
+#: How long a request waits for the store's count, before the gateway counts by itself.
+COUNT_TIMEOUT_S = 0.5
+#: How long it then counts by itself, before it tries the store again.
+COUNT_ALONE_S = 1.0
+
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{figure}-{what}" for what in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
+)
+
+_log = structlog.get_logger("spotwise.gateway")
+
+
+@dataclass(slots=True)
+class _KeyBook:
+    """What this gateway has to report of a key."""
+
+    limits: KeyLimits
+    given_back: int = 0
+    given_back_today: int = 0
+    day: int = 0
+    ended: list[str] = field(default_factory=list)
+    running: dict[str, None] = field(default_factory=dict)
+
+    def give_back(self, tokens: int, day: int) -> None:
+        self.given_back += tokens
+        if day > self.day:
+            self.day, self.given_back_today = day, 0
+        if day == self.day:
+            self.given_back_today += tokens
+
+    def settlement(self, *, renew: bool) -> Settlement:
+        """Return what is to be reported, and forget it."""
+        running = tuple(self.running) if renew and self.limits.max_streams is not None else ()
+        reported = Settlement(self.given_back, self.given_back_today, self.day, tuple(self.ended), running)
+        self.given_back = self.given_back_today = 0
+        self.ended = []
+        return reported
+
+    def take_back(self, settlement: Settlement) -> None:
+        """Report it another time."""
+        self.given_back += settlement.given_back
+        if settlement.day == self.day:
+            self.given_back_today += settlement.given_back_today
+        self.ended += settlement.ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs and nothing is to be reported."""
+        return not (self.running or self.ended or self.given_back or self.given_back_today)
+
+
+class Reservation:
+    """What a running request has reserved.
+
+    Attributes:
+        headers: how the key stands, for the answer.
+    """
+
+    def __init__(self, headers: Mapping[str, str] | None = None, settle: Callable[[int], None] | None = None) -> None:
+        self.headers = dict(headers or {})
+        self._settle = settle
+
+    def settle(self, used_tokens: int) -> None:
+        """End the request, with the tokens that it used; only the first call counts."""
+        settle, self._settle = self._settle, None
+        if settle is not None:
+            settle(used_tokens)
+
+
+class Quotas:
+    """Admits requests by their keys' limits.
+
+    Args:
+        store: where all gateways count; None: each by itself.
+        clock: of this gateway's own counts.
+        gateway_id: begins the names of leases.
+        count_limited: receives the limit of every refusal.
+    """
+
+    def __init__(
+        self, store: KeyStore | None, clock: Clock, gateway_id: str, count_limited: Callable[[KeyLimit], None]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._lease_ids = (f"{gateway_id}/{number}" for number in itertools.count())
+        self._count_limited = count_limited
+        self._books: dict[str, _KeyBook] = {}
+        self._own_counts: dict[str, KeyUsage] = {}
+        self._alone_until_s = -math.inf
+        self._refused_until_s: dict[str, float] = {}
+        self._has_news = asyncio.Event()
+
+    def require_room(self, caller: Caller) -> None:
+        """Refuse, before its body is read, a request of a key that a moment ago had too many.
+
+        Raises:
+            ApiError: 429.
+        """
+        until_s, now_s = self._refused_until_s.get(caller.name, 0.0), self._clock.now()
+        if caller.limits.requests_per_minute is None or until_s <= now_s:
+            self._refused_until_s.pop(caller.name, None)
+            return
+        limits = KeyLimits(caller.limits.requests_per_minute)
+        refused = KeyAdmission(KeyLimit.REQUESTS, until_s - now_s, float(caller.limits.requests_per_minute), 0.0, 0, 0)
+        self._refuse(caller, refused, _headers(limits, refused))
+
+    async def reserve(self, caller: Caller, plan: GenerationPlan) -> Reservation:
+        """Admit a request; to be settled at its end.
+
+        Raises:
+            ApiError: 429, a limit is full.
+        """
+        if caller.limits.is_unlimited:
+            return Reservation()
+        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
+        ask = Ask(next(self._lease_ids), tokens_to_reserve(plan.prompt_tokens, outputs))
+        book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
+        book.limits = caller.limits
+        admission, is_alone = await self._use(caller, book, ask)
+        headers = _headers(caller.limits, admission)
+        if admission.refused_by is not None:
+            self._refuse(caller, admission, headers)
+        book = self._books.setdefault(caller.name, book)  # it may have been dropped meanwhile, as done
+        book.running[ask.lease_id] = None
+
+        def settle(used_tokens: int) -> None:
+            book.running.pop(ask.lease_id, None)
+            book.ended.append(ask.lease_id)
+            # What was reserved from this gateway's own count, the store never counted.
+            book.give_back((0 if is_alone else ask.tokens) - used_tokens, admission.day)
+            if is_alone and (own := self._own_counts.get(caller.name)) is not None:
+                back = ask.tokens - used_tokens
+                own.use(caller.limits, self._clock.now(), Settlement(back, back, admission.day))
+            self._books.setdefault(caller.name, book)
+            self._has_news.set()
+
+        return Reservation(headers, settle)
+
+    async def run(self) -> None:
+        """Report what ended, and renew what runs, for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(STREAM_LEASE_S / 3):
+                    await self._has_news.wait()
+                self._has_news.clear()
+                await self.report(renew=False)
+            except TimeoutError:
+                await self.report(renew=True)
+
+    async def report(self, *, renew: bool) -> None:
+        """Report what ended, of keys that have limits; with `renew` also what runs. What the store does not take waits."""
+        if self._clock.now() < self._alone_until_s:
+            return
+        for name, book in list(self._books.items()):
+            settlement = book.settlement(renew=renew)
+            if settlement.is_empty:
+                if book.is_done:
+                    self._books.pop(name, None)
+                continue
+            if await self._ask_store(name, book, settlement, None) is None:
+                return
+
+    async def _use(self, caller: Caller, book: _KeyBook, ask: Ask) -> tuple[KeyAdmission, bool]:
+        """Return the answer to a request, and whether this gateway gave it alone."""
+        if self._clock.now() >= self._alone_until_s:
+            admission = await self._ask_store(caller.name, book, book.settlement(renew=False), ask)
+            if admission is not None:
+                self._own_counts.pop(caller.name, None)
+                return admission, False
+        own = self._own_counts.setdefault(caller.name, KeyUsage())
+        own.leases = dict.fromkeys(book.running, math.inf)
+        return own.use(caller.limits, self._clock.now(), Settlement(), ask), True
+
+    async def _ask_store(
+        self, name: str, book: _KeyBook, settlement: Settlement, ask: Ask | None
+    ) -> KeyAdmission | None:
+        """Return the store's answer; None where it gives none, and this gateway counts alone for a while."""
+        if self._store is None:
+            self._alone_until_s = math.inf
+            return None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_S):
+                return await self._store.use(name, book.limits, settlement, ask)
+        except (MeshError, TimeoutError) as error:
+            book.take_back(settlement)
+            self._alone_until_s = self._clock.now() + COUNT_ALONE_S
+            _log.warning("quotas_counted_alone", error=str(error) or "the store is slow")
+            return None
+        except asyncio.CancelledError:
+            book.take_back(settlement)
+            if ask is not None:
+                book.ended.append(ask.lease_id)
+            raise
+
+    def _refuse(self, caller: Caller, admission: KeyAdmission, headers: Mapping[str, str]) -> None:
+        limit, wait_s = admission.refused_by, admission.retry_after_s
+        assert limit is not None
+        self._count_limited(limit)
+        retry_after = {"Retry-After": str(max(1, math.ceil(wait_s)))}
+        if limit is KeyLimit.DAY:
+            message = (
+                f"The key '{caller.name}' has used its {caller.limits.tokens_per_day} tokens of this day (UTC); "
+                f"it has more in {math.ceil(wait_s)} s."
+            )
+            # No retry within a client's patience will help.
+            given = {**headers, **retry_after, "x-should-retry": "false"}
+            raise ApiError(429, message, code="insufficient_quota", headers=given)
+        if limit is KeyLimit.REQUESTS:
+            self._refused_until_s[caller.name] = self._clock.now() + wait_s
+        most, of = {
+            KeyLimit.REQUESTS: (caller.limits.requests_per_minute, "requests a minute"),
+            KeyLimit.TOKENS: (caller.limits.tokens_per_minute, "tokens a minute"),
+            KeyLimit.STREAMS: (caller.limits.max_streams, "requests at the same time"),
+        }[limit]
+        message = f"The key '{caller.name}' has a limit of {most} {of}; try again in {max(1, math.ceil(wait_s))} s."
+        raise ApiError(429, message, code="rate_limit_exceeded", headers={**headers, **retry_after})
+
+
+def _headers(limits: KeyLimits, admission: KeyAdmission) -> dict[str, str]:
+    """Return the headers that OpenAI's clients read, of the limits that the key has."""
+    headers: dict[str, str] = {}
+    for what, limit, used in (
+        ("requests", limits.requests_per_minute, admission.used_requests),
+        ("tokens", limits.tokens_per_minute, admission.used_tokens),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{what}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{what}"] = str(max(0, math.floor(limit - used)))
+            headers[f"x-ratelimit-reset-{what}"] = _duration(used * MINUTE_S / limit)
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as OpenAI's API writes it: `6m0s`, `1.5s`, `12ms`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -1,0 +1,101 @@
+"""`/v1/requests/{id}`: the state of a request, its stream from an event on, and its end at the caller's wish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spotwise.core.gateway.kept_request import KeptState
+from spotwise.core.messages import LedgerEntry
+from spotwise.core.record import RequestRecord
+from spotwise.gateway.answer import usage_of
+from spotwise.gateway.choice import Choice
+from spotwise.gateway.generation import EarlierTokens, GenerationError
+from spotwise.gateway.kept_plan import restored
+from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.plan import PlannedSequence
+from spotwise.gateway.planning import Planning
+from spotwise.gateway.response_format import WholeChoice
+from spotwise.gateway.token_saver import read_chunks
+from spotwise.gateway.token_stream import saved
+
+
+def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:
+    """Add the routes to the API."""
+
+    @app.get("/v1/requests/{request_id}")
+    async def get_request(request: Request, request_id: str) -> Response:
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return await kept.resume(request, request_id, time.monotonic())
+        return _json(await _described(kept, planning, await kept.state(request, request_id)))
+
+    @app.delete("/v1/requests/{request_id}")
+    async def cancel_request(request: Request, request_id: str) -> Response:
+        await kept.cancel(request, request_id)
+        return _json(await _described(kept, planning, await kept.state(request, request_id)))
+
+
+async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> dict[str, Any]:
+    form, ending = state.request, state.ending
+    plan = restored(await planning.plan_again(form), form)
+    earlier = read_chunks(state.chunks, len(plan.sequences))
+    ledger, records = await kept.ledger(form), await kept.records(plan)
+    choices = planning.choices(plan)
+    wholes = [WholeChoice() for _ in choices]
+    for each in zip(plan.sequences, choices, wholes, earlier, strict=True):
+        _replay(*each)
+    body: dict[str, Any] = {
+        "id": form.request_id,
+        "object": "request",
+        "endpoint": form.endpoint,
+        "created": form.created_unix_s,
+        "resumable": form.is_resumable,
+        "state": _running_state(earlier, ledger) if ending is None else ending.state,
+        "choices": [
+            {
+                "index": index,
+                "output_tokens": choice.output_tokens,
+                "attempts": _attempts(sequence.choice_id, record, ledger),
+                "finish_reason": whole.finish_reason,
+            }
+            for index, (sequence, choice, whole, record) in enumerate(
+                zip(plan.sequences, choices, wholes, records, strict=True)
+            )
+        ],
+        "error": None,
+        "response": None,
+    }
+    if ending is not None and ending.state == "failed":
+        body["error"] = {"message": ending.message, "code": ending.code}
+    if ending is not None and ending.state == "finished":
+        answer = planning.response_format(form.endpoint, plan).whole(wholes, usage_of(plan, choices))
+        body["response"] = orjson.Fragment(answer)
+    return body
+
+
+def _replay(sequence: PlannedSequence, choice: Choice, whole: WholeChoice, earlier: EarlierTokens) -> None:
+    if (tokens := saved(sequence.choice_id, earlier)) is not None:
+        with suppress(GenerationError):  # it failed; the ending says so
+            whole.add(choice.advance(tokens))
+
+
+def _running_state(earlier: Sequence[EarlierTokens], ledger: Sequence[LedgerEntry]) -> str:
+    if any(each.deltas for each in earlier):
+        return "decoding"
+    return "prefilling" if any(entry.stage == "assigned" for entry in ledger) else "queued"
+
+
+def _attempts(choice_id: str, record: RequestRecord | None, ledger: Sequence[LedgerEntry]) -> int:
+    epochs = [entry.epoch for entry in ledger if entry.choice_id == choice_id]
+    return max([0 if record is None else record.epoch, *epochs])
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,294 @@
+"""Certificates and the mesh's secret on gRPC, and TLS to broker and store, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from spotwise.cli.certs.authority import CertificateAuthority, read_certificate
+from spotwise.cli.certs.folder import CredentialsFolder
+from spotwise.cli.errors import CommandError
+from spotwise.core.group_messages import DissolveGroup, GroupOrder
+from spotwise.mesh.child_process import start_child
+from spotwise.mesh.control_access import ControlAccess
+from spotwise.mesh.device_control import DeviceLink, Report, device_handler
+from spotwise.mesh.embedded import LOOPBACK, free_port, nats_answers, nats_server, redis_server, running
+from spotwise.mesh.grpc_control import ControlServer, answers, is_serving
+from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PlaneTls
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+from spotwise.wire.permissions import MeshRole, Principal
+from tests.contracts.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.mesh
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a mesh's credentials."""
+    folder = tmp_path_factory.mktemp("certs") / "mesh-certs"
+    credentials = CredentialsFolder(folder)
+    credentials.create("localhost", "localhost", 30, 300)
+    credentials.issue(Principal(MeshRole.GATEWAY, "gateway-0"), (MeshRole.GATEWAY,), ("10.0.0.9", "a-host"), 30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> PlaneTls:
+    """A worker's certificate of another CA."""
+    folder = tmp_path_factory.mktemp("stranger") / "mesh-certs"
+    CredentialsFolder(folder).create("localhost", "localhost", 30, 300)
+    return PlaneTls(folder / "members" / "worker")
+
+
+def tls(certificates: Path, name: str) -> PlaneTls:
+    return PlaneTls(certificates / "members" / name)
+
+
+@dataclass
+class Device:
+    """A device's endpoint, and the orders that it received."""
+
+    address: str
+    orders: list[GroupOrder] = field(default_factory=list)
+
+    async def obeys(self, access: ControlAccess) -> str:
+        """Order it to dissolve its group; returns why the stream ended without that, or an empty text."""
+        received, lost = len(self.orders), []
+        link = DeviceLink("w", "d", self.address, lambda *_: None, lambda _, why: lost.append(why), access)
+        link.send(DissolveGroup("a test"))
+        try:
+            await until(lambda: bool(lost) or len(self.orders) > received)
+        finally:
+            await link.close()
+        return lost[0] if lost else ""
+
+
+@contextlib.asynccontextmanager
+async def device(access: ControlAccess) -> AsyncIterator[Device]:
+    found = Device("")
+
+    async def follow(_device: str, _leader: str, orders: AsyncIterator[GroupOrder], _report: Report) -> None:
+        async for order in orders:
+            found.orders.append(order)
+
+    server = ControlServer(LOOPBACK, 0, device=device_handler(follow, access), access=access)
+    await server.start()
+    await server.set_serving(True)
+    found.address = f"{LOOPBACK}:{server.port}"
+    try:
+        yield found
+    finally:
+        await server.close()
+
+
+async def test_a_device_takes_orders_from_workers_certificates_only(certificates: Path, stranger: PlaneTls) -> None:
+    """A worker's certificate of the mesh's CA orders a device; another role's, another CA's or none does not."""
+    worker = ControlAccess(tls(certificates, "worker"))
+    async with device(worker) as ordered:
+        assert await ordered.obeys(worker) == ""
+        for role in ("gateway", "scheduler", "operator"):
+            assert "is for a worker; the certificate is of " + role in await ordered.obeys(
+                ControlAccess(tls(certificates, role))
+            )
+        count = len(ordered.orders)
+        assert await ordered.obeys(ControlAccess(stranger)) != ""
+        assert await ordered.obeys(ControlAccess()) != ""
+        assert len(ordered.orders) == count == 1
+
+
+async def test_a_leader_trusts_workers_endpoints_only(certificates: Path, stranger: PlaneTls) -> None:
+    """What listens at a device's address must have a worker's certificate of this mesh before it receives an order."""
+    leader = ControlAccess(tls(certificates, "worker"))
+    for other in (ControlAccess(tls(certificates, "gateway")), ControlAccess(stranger), ControlAccess()):
+        async with device(other) as impostor:
+            assert await impostor.obeys(leader) != ""
+            assert impostor.orders == []
+
+
+async def test_health_needs_a_certificate_where_there_are_certificates(certificates: Path, stranger: PlaneTls) -> None:
+    """Any role's certificate may ask whether a service serves: probes run in the container and have the service's own."""
+    async with device(ControlAccess(tls(certificates, "worker"))) as endpoint:
+        for role in ("worker", "operator", "gateway.gateway-0"):
+            assert await is_serving(endpoint.address, access=ControlAccess(tls(certificates, role)))
+        for access in (ControlAccess(stranger), ControlAccess()):
+            assert not await answers(endpoint.address, timeout_s=1.0, access=access)
+
+
+SECRET, OTHER = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
+
+
+async def test_without_certificates_orders_need_the_meshs_secret() -> None:
+    """Another process of the machine cannot order a device about; health stays open to probes."""
+    async with device(ControlAccess(secret=SECRET)) as ordered:
+        assert await ordered.obeys(ControlAccess(secret=SECRET)) == ""
+        for access in (ControlAccess(), ControlAccess(secret=OTHER)):
+            assert "SPOTWISE_MESH_SECRET_FILE" in await ordered.obeys(access)
+        late = ControlAccess(secret=SECRET, unix_s=lambda: 1.0)
+        assert "the same time" in await ordered.obeys(late)
+        assert len(ordered.orders) == 1
+        assert await is_serving(ordered.address)
+
+
+def test_a_proof_is_of_one_call_and_shows_no_secret() -> None:
+    """Other ends, another method, another time or another secret: another proof; none has the secret in it."""
+    access = ControlAccess(secret=SECRET, unix_s=lambda: 100.0)
+    proofs = {
+        access.proof("Follow", "d", "w"),
+        access.proof("Follow", "w", "d"),
+        access.proof("Follow", "dw", ""),
+        access.proof("Describe", "d", "w"),
+        ControlAccess(secret=SECRET, unix_s=lambda: 101.0).proof("Follow", "d", "w"),
+        ControlAccess(secret=OTHER, unix_s=lambda: 100.0).proof("Follow", "d", "w"),
+    }
+    assert len(proofs) == 6
+    assert "ssss" not in str(proofs)
+
+
+@pytest.fixture(scope="module")
+def tls_broker(certificates: Path) -> Iterator[int]:
+    """A broker that runs with the configuration that `spotwise certs` wrote; its port."""
+    folder, port = certificates / "servers" / "nats", free_port()
+    config = (folder / "nats-server.conf").read_text().replace("port: 4222", f"port: {port}")
+    (folder / "test.conf").write_text(config)
+    argv = (nats_server(folder).argv[0], "--config", "test.conf")
+    child = start_child(argv, log_path=folder / "nats.log", folder=folder)
+    try:
+        asyncio.run(until(lambda: nats_answers(port)))
+        yield port
+    finally:
+        child.stop()
+
+
+def url_of(certificates: Path, name: str, variable: str, port: int) -> str:
+    """A member's URL from its `mesh.env`, with the test's port."""
+    lines = (certificates / "members" / name / "mesh.env").read_text().splitlines()
+    [url] = [line.partition("=")[2] for line in lines if line.startswith(variable)]
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition(":")[0] + f":{port}").geturl()
+
+
+async def test_members_reach_the_broker_over_tls(certificates: Path, tls_broker: int) -> None:
+    """With the URL, the certificate and the server's configuration of `spotwise certs`, and the permissions of the role."""
+    gateway = await NatsBus.connect(
+        url_of(certificates, "gateway.gateway-0", "SPOTWISE_NATS_URL", tls_broker),
+        "gateway-0",
+        tls=tls(certificates, "gateway.gateway-0"),
+    )
+    scheduler = await NatsBus.connect(
+        url_of(certificates, "scheduler", "SPOTWISE_NATS_URL", tls_broker), "s", tls=tls(certificates, "scheduler")
+    )
+    received: list[bytes] = []
+
+    async def take(message: object) -> None:
+        received.append(getattr(message, "payload", b""))
+
+    await scheduler.subscribe(subjects.REQUESTS, take)
+    await gateway.publish(subjects.REQUESTS, b"a request")
+    await until(lambda: received == [b"a request"])
+    for bus in (gateway, scheduler):
+        await bus.close()
+
+
+async def test_a_broker_with_tls_refuses_strangers(certificates: Path, stranger: PlaneTls, tls_broker: int) -> None:
+    """A right password without a certificate of the mesh's CA is not enough, and no client trusts a broker of another CA."""
+    url = url_of(certificates, "worker", "SPOTWISE_NATS_URL", tls_broker)
+    for given in (stranger, None):
+        with pytest.raises(MeshError, match="no NATS server answers"):
+            await NatsBus.connect(url, "stranger", connect_timeout_s=1.0, tls=given)
+
+
+@pytest.fixture
+async def tls_store(certificates: Path, tmp_path: Path) -> AsyncIterator[int]:
+    """A store behind a TLS server with the store's certificate: the embedded program is built without TLS."""
+    folder = certificates / "servers" / "redis"
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / CA_FILE))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+    with running(redis_server(tmp_path)) as server:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            store_reader, store_writer = await asyncio.open_connection(LOOPBACK, server.port)
+            with contextlib.suppress(OSError, ssl.SSLError):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_copy(reader, store_writer))
+                    group.create_task(_copy(store_reader, writer))
+
+        async with await asyncio.start_server(serve, LOOPBACK, 0, ssl=context) as listener:
+            yield listener.sockets[0].getsockname()[1]
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+async def test_members_reach_the_store_over_tls(certificates: Path, stranger: PlaneTls, tls_store: int) -> None:
+    """With a certificate of the mesh's CA; without one, or with another CA's, there is no connection."""
+    url = f"rediss://localhost:{tls_store}/0"
+    store = await RedisStore.connect(url, tls=tls(certificates, "worker"))
+    assert await store.members() == []
+    await store.close()
+    context = stranger.client_context()
+    with pytest.raises((ssl.SSLError, OSError)):
+        await asyncio.wait_for(asyncio.open_connection("localhost", tls_store, ssl=context), PATIENCE_S)
+
+
+def test_all_files_are_their_owners(certificates: Path) -> None:
+    """Folders 0700, files 0600: keys, passwords, the CA and the secret."""
+    for path in [certificates, *certificates.rglob("*")]:
+        if path.name not in ("nats.log", "test.conf"):
+            assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert read_mesh_secret(certificates / "members" / "worker" / "mesh.secret").key("x")
+    assert not (certificates / "members" / "gateway" / "mesh.secret").exists()
+
+
+def test_a_certificate_names_role_hosts_and_expiry(certificates: Path) -> None:
+    """What `spotwise certs list` shows, and `renew` keeps while the key changes."""
+    credentials = CredentialsFolder(certificates)
+    folder = certificates / "members" / "gateway.gateway-0"
+    before, key = read_certificate(folder), (folder / KEY_FILE).read_bytes()
+    assert (before.name, before.roles) == ("gateway.gateway-0", ("gateway",))
+    assert set(before.hosts) == {"10.0.0.9", "a-host"}
+    after = credentials.renew(folder, 60)
+    assert (after.name, after.roles, after.hosts) == (before.name, before.roles, before.hosts)
+    assert after.expires > before.expires
+    assert (folder / KEY_FILE).read_bytes() != key
+    PlaneTls(folder).check()
+    assert len(credentials.certificates()) == 2 + len(MeshRole) + 1
+
+
+def test_a_second_ca_does_not_replace_the_first(certificates: Path) -> None:
+    """`init` refuses a folder that has a CA: all certificates would be worthless at once."""
+    with pytest.raises(CommandError, match="has a CA already"):
+        CredentialsFolder(certificates).create("localhost", "localhost", 1, 1)
+    CertificateAuthority.read(certificates / "ca")
+
+
+def test_unusable_certificates_are_refused_at_the_start(certificates: Path, tmp_path: Path) -> None:
+    """A folder without them, a key of another certificate and a key that others can read are wrong settings with a remedy."""
+    good = certificates / "members" / "worker"
+    assert ServiceSettings(tls_dir=good).plane_tls == PlaneTls(good)
+    with pytest.raises(ValueError, match="spotwise certs issue"):
+        ServiceSettings(tls_dir=tmp_path)
+    for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
+        (tmp_path / name).write_bytes((good / name).read_bytes())
+    (tmp_path / KEY_FILE).chmod(0o644)
+    with pytest.raises(ValueError, match="others can read it"):
+        ServiceSettings(tls_dir=tmp_path)
+    (tmp_path / KEY_FILE).write_bytes((certificates / "members" / "gateway" / KEY_FILE).read_bytes())
+    with pytest.raises(ValueError, match="cannot be used"):
+        ServiceSettings(tls_dir=tmp_path)

@@ -1,0 +1,87 @@
+"""API keys over a real Redis server: their contract, and the script's arithmetic beside core's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+
+import pytest
+from redis.asyncio import Redis
+
+from spotwise.core.access.quotas import Ask, KeyLimits, KeyUsage, Settlement
+from spotwise.mesh.key_ports import KeyStore
+from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.redis_keys import RedisKeys
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire import subjects
+from tests.contracts.key_store import KEY, KeyStoreContract
+
+pytestmark = pytest.mark.mesh
+
+
+class TestRedisKeys(KeyStoreContract):
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        """On some day at noon."""
+        return FakeClock(1_700_000_000.0 // 86_400 * 86_400 + 43_200)
+
+    @pytest.fixture
+    async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
+        """The session's server, emptied."""
+        store = await RedisStore.connect(redis_url)
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def keys(self, store: RedisStore, clock: FakeClock) -> KeyStore:
+        """Those of the server, by the test's clock."""
+        return RedisKeys(store._redis, store._turn, clock)
+
+    async def test_usage_does_not_stay_for_ever(self, keys: KeyStore, store: RedisStore, redis_url: str) -> None:
+        """Of a key that is not used any more nothing is counted; the keys themselves stay."""
+        await keys.put_key(KEY, None)
+        await keys.use(KEY.name, KEY.limits, Settlement(), Ask("a", 1))
+        async with Redis.from_url(redis_url) as redis:
+            assert await redis.ttl(subjects.key_usage_key(KEY.name)) > 0
+            assert await redis.ttl(subjects.key_streams_key(KEY.name)) > 0
+            assert await redis.ttl(subjects.KEYS_KEY) == -1
+
+    async def test_the_server_counts_by_its_own_clock(self, store: RedisStore) -> None:
+        """So that gateways whose clocks differ share one limit."""
+        limits = KeyLimits(requests_per_minute=1, tokens_per_day=5)
+        assert (await store.keys.use("a", limits, Settlement(), Ask("1", 1))).refused_by is None
+        refused = await store.keys.use("a", limits, Settlement(), Ask("2", 1))
+        assert refused.refused_by is not None and 0 < refused.retry_after_s <= 60
+
+    @pytest.mark.parametrize("seed", range(6))
+    async def test_the_script_and_core_count_alike(self, keys: KeyStore, clock: FakeClock, seed: int) -> None:
+        """Over random requests, settlements, changes of limits and pauses, to the last digit but rounding."""
+        rng, usage = random.Random(seed), KeyUsage()
+        running: list[str] = []
+
+        def some(most: int) -> int | None:
+            return rng.choice((None, rng.randint(1, most)))
+
+        limits = KeyLimits(some(9), some(3000), some(20_000), some(4))
+        for number in range(250):
+            clock.advance(rng.choice((0.0, 0.001, rng.random() * 10, rng.random() * 4000 * (rng.random() < 0.1))))
+            if rng.random() < 0.05:
+                limits = replace(limits, tokens_per_minute=some(3000), max_streams=some(4))
+            ended = tuple(running.pop() for _ in range(len(running)) if rng.random() < 0.3)
+            settlement = Settlement(
+                rng.randint(-500, 800), rng.randint(-500, 800), usage.day - rng.randint(0, 1), ended, tuple(running[:2])
+            )
+            ask = Ask(str(number), rng.randint(1, 4000)) if rng.random() < 0.7 else None
+            expected = usage.use(limits, clock.now(), settlement, ask)
+            found = await keys.use("acme", limits, settlement, ask)
+            assert (found.refused_by, found.day) == (expected.refused_by, expected.day)
+            assert numbers(found) == pytest.approx(numbers(expected), abs=1e-6)
+            if ask is not None and found.refused_by is None:
+                running.append(ask.lease_id)
+
+
+def numbers(admission: object) -> list[float]:
+    """Return an admission's figures."""
+    names: Iterable[str] = ("retry_after_s", "used_requests", "used_tokens", "used_day_tokens")
+    return [float(getattr(admission, name)) for name in names]

@@ -1,0 +1,337 @@
+"""What strangers and malicious peers reach at a worker's KV port: nothing, counted, and hand-offs go on beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from spotwise.mesh.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
+from spotwise.mesh.link_seal import sealed_copy
+from spotwise.mesh.mesh_secret import MeshSecret
+from spotwise.mesh.ports import KvTransferError
+from spotwise.mesh.ucx_links import MOST_LINKS_OF_A_PEER, MOST_WAITING
+from spotwise.mesh.ucx_reactor import UcxReactor
+from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, encode_frame
+from spotwise.wire.link_hello import (
+    HELLO_BYTES,
+    OFFER_BYTES,
+    PROOF_BYTES,
+    LinkHello,
+    decode_refusal,
+    layout_fingerprint,
+)
+from tests.integration.test_ucx_faults import COMMIT, GOOD, RawPeer
+from tests.integration.test_ucx_processes import Peer
+from tests.integration.ucx_worker import PATIENCE_S, Worker, handoff, running, until
+
+pytestmark = pytest.mark.mesh
+
+SECRET = LinkSecurity(MeshSecret(b"s" * 32))
+ENCRYPTED = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)
+OTHER = LinkSecurity(MeshSecret(b"o" * 32))
+
+
+class Stranger:
+    """A UCX client that sends what it likes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.reactor = UcxReactor()
+        self.worker = worker
+        self.endpoints: list[Any] = []
+
+    def connect(self) -> Any:
+        """Return a new endpoint, and the receipts of the listener's first and second message."""
+        host, _, port = self.worker.transport.address.rpartition(":")
+        endpoint = self.reactor.ucx.UCXEndpoint.create(self.reactor.worker, host, int(port), True)
+        self.endpoints.append(endpoint)
+        return endpoint
+
+    def receive(self, endpoint: Any, size: int) -> tuple[bytearray, asyncio.Future[None]]:
+        into = bytearray(size)
+        return into, self.reactor.receive_stream(endpoint, into)
+
+    async def exchange(self, answer: Any) -> bytes:
+        """Send what `answer` makes of the offer, and return what comes back."""
+        endpoint = self.connect()
+        offer, offered = self.receive(endpoint, OFFER_BYTES)
+        reply, replied = self.receive(endpoint, HELLO_BYTES + PROOF_BYTES)
+        await offered
+        await self.reactor.send_stream(endpoint, answer(bytes(offer)))
+        await replied
+        return bytes(reply)
+
+    async def shaken(self, security: LinkSecurity, name: str = "stranger") -> tuple[Any, LinkTerms]:
+        """Shake hands as a peer of the mesh."""
+        endpoint = self.connect()
+        offer, offered = self.receive(endpoint, OFFER_BYTES)
+        reply, replied = self.receive(endpoint, HELLO_BYTES + PROOF_BYTES)
+        await offered
+        caller = self.caller(security, name)
+        await self.reactor.send_stream(endpoint, caller.answer(bytes(offer)))
+        await replied
+        return endpoint, caller.finish(bytes(reply))
+
+    def caller(self, security: LinkSecurity, name: str = "stranger") -> Handshake:
+        layout = layout_fingerprint(self.worker.memory.layout)
+        return Handshake(security, LinkHello(name, 9, layout), "127.0.0.1")
+
+
+@asynccontextmanager
+async def stranger_at(worker: Worker) -> AsyncIterator[Stranger]:
+    stranger = Stranger(worker)
+    try:
+        yield stranger
+    finally:
+        for endpoint in stranger.endpoints:
+            endpoint.remove_close_callback()
+            endpoint.close_blocking(10**8, 1)
+        stranger.reactor.close()
+
+
+async def hands_over(sender: Worker, receiver: Worker) -> None:
+    """A real hand-off works."""
+    before = len(receiver.handoffs)
+    receiver.transport.expect("real", 1, (1, 2))
+    await sender.transport.push(receiver.target((1, 2)), handoff("real"), (3, 4))
+    assert len(receiver.handoffs) == before + 1
+    assert np.array_equal(receiver.memory.cells[:, (1, 2)], sender.memory.cells[:, (3, 4)])
+
+
+def refused(worker: Worker) -> dict[str, int]:
+    return worker.transport.refusals.by_reason
+
+
+def keeps_nothing(worker: Worker) -> bool:
+    """Whether no link is left, accepted or not, and no push."""
+    links = worker.transport._links
+    return not links._waiting and not links._accepted and not links._open and not worker.transport._inbox.arriving
+
+
+async def test_who_does_not_know_the_secret_gets_nothing() -> None:
+    """Another secret, none, a recorded hello, noise: each is refused with its reason and counted, beside a real hand-off."""
+    sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
+    async with running(sender, receiver), stranger_at(receiver) as stranger:
+        noise = random.Random(3).randbytes(HELLO_BYTES + PROOF_BYTES)
+        recorded: list[bytes] = []
+
+        def record(offer: bytes) -> bytes:
+            recorded.append(stranger.caller(SECRET).answer(offer))
+            return recorded[0]
+
+        await stranger.exchange(record)
+        for answer, name in (
+            (lambda offer: stranger.caller(OTHER).answer(offer), "wrong_secret"),
+            (lambda offer: stranger.caller(LinkSecurity()).answer(offer), "wrong_secret"),
+            (lambda _: recorded[0], "wrong_secret"),
+            (lambda _: noise, "malformed"),
+            (lambda offer: (offer * 9)[: HELLO_BYTES + PROOF_BYTES], "malformed"),
+        ):
+            before = refused(receiver).get(name, 0)
+            refusal = decode_refusal((await stranger.exchange(answer))[:HELLO_BYTES])
+            assert refusal is not None
+            assert refusal.name.lower() == name
+            assert refused(receiver)[name] == before + 1
+        await hands_over(sender, receiver)
+        assert refused(receiver) == {"wrong_secret": 3, "malformed": 2}
+        assert receiver.transport.refused_connections == 5
+
+
+async def test_a_worker_with_another_secret_learns_why() -> None:
+    """From the error of its push, in both directions; the reservation stays for who knows it."""
+    sender, other, receiver = (
+        Worker("p", 1, security=SECRET),
+        Worker("o", 3, security=OTHER),
+        Worker("t", 2, security=SECRET),
+    )
+    async with running(sender, other, receiver):
+        receiver.transport.expect("real", 1, (1, 2))
+        with pytest.raises(KvTransferError, match="SPOTWISE_MESH_SECRET_FILE"):
+            await other.transport.push(receiver.target((1, 2)), handoff("real"), (3, 4))
+        await hands_over(sender, receiver)
+
+
+async def test_an_end_that_must_encrypt_has_no_link_with_one_that_must_not() -> None:
+    """Never a plain one."""
+    never = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.OFF)
+    sender, receiver = Worker("p", 1, security=never), Worker("t", 2, security=ENCRYPTED)
+    async with running(sender, receiver):
+        for one, other in ((sender, receiver), (receiver, sender)):
+            with pytest.raises(KvTransferError, match="SPOTWISE_LINK_ENCRYPTION"):
+                await one.transport.push(other.target((1,)), handoff(), (3,))
+
+
+async def test_half_open_connections_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent ones and ones with half a hello: the oldest makes room, a peer still gets in, and all end by themselves."""
+    monkeypatch.setattr("spotwise.mesh.ucx_links._ACCEPT_TIMEOUT_S", 1.5)
+    sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
+    async with running(sender, receiver), stranger_at(receiver) as stranger:
+        for number in range(MOST_WAITING + 12):
+            endpoint = stranger.connect()
+            if number % 2:
+                _, sent = None, stranger.reactor.send_stream(endpoint, b"x" * 100)
+                sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        links = receiver.transport._links
+        await until(lambda: refused(receiver).get("too_many_waiting", 0) >= 12)
+        assert len(links._waiting) <= MOST_WAITING
+        await hands_over(sender, receiver)
+        await until(lambda: not links._waiting)
+        assert refused(receiver)["timed_out"] + refused(receiver)["too_many_waiting"] >= MOST_WAITING
+        await until(lambda: len(links._open) == 1)  # the sender's
+
+
+async def test_a_peer_has_few_links() -> None:
+    """One that knows the secret and opens more loses its oldest; others do not."""
+    sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
+    async with running(sender, receiver), stranger_at(receiver) as stranger:
+        await hands_over(sender, receiver)
+        for _ in range(MOST_LINKS_OF_A_PEER + 3):
+            await stranger.shaken(SECRET)
+        accepted = receiver.transport._links._accepted
+        await until(lambda: len(accepted["stranger"]) == MOST_LINKS_OF_A_PEER)
+        assert refused(receiver) == {"too_many_links": 3}
+        assert len(accepted["p"]) == 1
+        await hands_over(sender, receiver)
+
+
+async def test_messages_to_tags_that_nobody_gave_are_dropped() -> None:
+    """By a peer of the mesh or a stranger: they end in no window, and UCX does not keep them."""
+    sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
+    async with running(sender, receiver), stranger_at(receiver) as stranger:
+        await hands_over(sender, receiver)
+        before = receiver.memory.cells.copy()
+        endpoint, _ = await stranger.shaken(SECRET)
+        unknown = stranger.connect()
+        guesses = [*range(8), 2**63, random.Random(5).getrandbits(64)]
+        frame = encode_frame(RawPeer(receiver).frame(FrameKind.CHUNK, GOOD))
+        sending = [
+            stranger.reactor.send_tagged(each, tag, data)
+            for each in (endpoint, unknown)
+            for tag in guesses
+            for data in (frame, GOOD)
+        ]
+        for each in sending:
+            each.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reactor = receiver.transport._links._reactor
+        assert reactor is not None
+        await until(lambda: reactor.strays >= len(sending) // 2)
+        await hands_over(sender, receiver)
+        assert np.array_equal(receiver.memory.cells[:, 10:], before[:, 10:])
+
+
+@pytest.mark.parametrize("bad", ["plain", "repeated", "damaged", "left out", "longer"])
+async def test_a_header_that_was_not_sealed_for_its_place_ends_an_encrypted_link(bad: str) -> None:
+    """In the clear, again, changed or out of order; the window stays for an honest push."""
+    sender, receiver = Worker("p", 1, security=ENCRYPTED), Worker("t", 2, security=ENCRYPTED)
+    raw = RawPeer(receiver, ENCRYPTED)
+    async with running(sender, receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1, 2))
+        sends = link._terms.sends
+        assert sends.seal is not None
+        header = encode_frame(raw.frame(FrameKind.ABORT, b""))
+        sealed = sends.seal.seal_header(header)
+        messages = {
+            "plain": [header],
+            "repeated": [sealed, sealed],
+            "damaged": [b"\x00" + sealed[1:]],
+            "left out": [sends.seal.seal_header(header)],
+            "longer": [sealed + bytes(FRAME_BYTES)],
+        }
+        for message in messages[bad]:
+            link._reactor.send_tagged(link._endpoint, sends.header_tag, message)
+        await until(lambda: raw.lost)
+        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
+    assert receiver.handoffs == [handoff()]
+
+
+async def test_a_sealed_chunk_that_is_damaged_is_asked_for_again_and_hands_nothing_over() -> None:
+    """As one with a wrong checksum; one sealed anew is taken, and no byte of it crosses in the clear."""
+    receiver = Worker("t", 2, security=ENCRYPTED)
+    raw = RawPeer(receiver, ENCRYPTED)
+    before = receiver.memory.cells.copy()
+    async with running(receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1,))
+        seal = link.outgoing_seal
+        assert seal is not None
+        for damage in (1, 0):
+            data, number = sealed_copy(seal, GOOD)
+            assert GOOD[:64] not in data.tobytes()
+            data[100] ^= damage
+            fields = {"payload_bytes": len(GOOD), "payload_checksum": number}
+            chunk = raw.frame(FrameKind.CHUNK, b"")
+            link.send(type(chunk)(**{**{name: getattr(chunk, name) for name in chunk.__slots__}, **fields}), data)
+            if damage:
+                await until(lambda: raw.answers)
+                assert [each.kind for each in raw.answers] == [FrameKind.RESEND]
+                assert np.array_equal(receiver.memory.cells, before)
+        data, number = sealed_copy(seal, COMMIT)
+        commit = raw.frame(FrameKind.COMMIT, b"")
+        fields = {"payload_bytes": len(COMMIT), "payload_checksum": number}
+        link.send(type(commit)(**{**{name: getattr(commit, name) for name in commit.__slots__}, **fields}), data)
+        await until(lambda: len(raw.answers) == 2)
+        assert raw.answers[1].kind is FrameKind.ACK
+    assert receiver.handoffs == [handoff()]
+
+
+async def test_garbage_at_the_ports_crashes_and_leaks_nothing() -> None:
+    """Bytes over TCP at the listener, and malformed hellos and frames of UCX clients with and without the secret, many times;
+    the process serves on, with no more memory and descriptors than before.
+    """
+    chance = random.Random(20)
+    with Peer() as peer:
+        process = psutil.Process(peer.process.pid)
+        sender = Worker("p", 1)
+        async with running(sender):
+
+            async def push(number: int) -> None:
+                await peer.ask(do="expect", choice_id=f"r{number}", epoch=1, block_ids=(5, 9))
+                await sender.transport.push(peer.target((5, 9)), handoff(f"r{number}"), (1, 2))
+
+            host, _, port = peer.address.rpartition(":")
+            held: list[tuple[int, int]] = []
+            for turn in range(4):
+                for _ in range(25):
+                    _, writer = await asyncio.open_connection(host, int(port))
+                    writer.write(chance.randbytes(chance.choice([1, 8, 64, 5000])))
+                    writer.close()
+                await push(turn)
+                held.append((process.memory_info().rss, process.num_fds()))
+            assert held[-1][0] < held[1][0] + 32 * 2**20
+            assert held[-1][1] <= held[0][1] + 30
+    receiver = Worker("t", 2, security=SECRET)
+    sender = Worker("p", 1, security=SECRET)
+    async with running(receiver, sender), stranger_at(receiver) as stranger:
+        for turn in range(20):
+            size = chance.choice([HELLO_BYTES + PROOF_BYTES, 3 * HELLO_BYTES])
+            hello = bytearray(chance.randbytes(size))
+            if turn % 2:
+                await stranger.exchange(lambda _, hello=hello: bytes(hello))
+                continue
+            endpoint, terms = await stranger.shaken(SECRET, f"peer-{turn}")
+            for _ in range(3):
+                noise = chance.randbytes(chance.choice([1, FRAME_BYTES, 3000]))
+                tag = chance.choice([terms.sends.header_tag, terms.sends.payload_tag])
+                sent = stranger.reactor.send_tagged(endpoint, tag, noise)
+                sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await hands_over(sender, receiver)
+        assert refused(receiver)["malformed"] == 10
+    assert keeps_nothing(receiver)
+
+
+async def test_a_refused_caller_sees_its_error_at_once() -> None:
+    """Not after a time-out."""
+    receiver = Worker("t", 2, security=SECRET)
+    raw = RawPeer(receiver, OTHER)
+    async with running(receiver):
+        raw.links.listen(0)
+        try:
+            with pytest.raises(LinkRefusedError, match="SPOTWISE_MESH_SECRET_FILE"):
+                await asyncio.wait_for(raw.links.to(receiver.transport.address, PATIENCE_S), 10.0)
+        finally:
+            await raw.links.close()

@@ -1,0 +1,36 @@
+"""A short cut of `make test-faults`: a few of its cells, each with requests in every phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.disturbances import DISTURBANCES
+from tests.faults.fault_mesh import FaultMesh
+from tests.faults.request_cell import disturbed
+
+_BY_NAME = {disturbance.name: disturbance for disturbance in DISTURBANCES}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultMesh]:
+    """All cells happen to one mesh."""
+    with FaultMesh(tmp_path_factory.mktemp("some-faults")) as live:
+        yield live
+
+
+@pytest.mark.parametrize(
+    ("name", "victims"),
+    [
+        ("killed", ("prompt-0", "token-0")),
+        ("killed", ("gateway-0", "scheduler-0")),
+        ("stopped for 3 s", ("redis-server",)),
+        ("ended in order", ("nats-server",)),
+    ],
+)
+def test_nothing_accepted_is_lost_doubled_or_wrong(mesh: FaultMesh, name: str, victims: tuple[str, ...]) -> None:
+    """And the mesh is whole and idle afterwards."""
+    row = disturbed(mesh, _BY_NAME[name], victims)
+    assert row.requests and row.tokens
+    assert row.is_clean, row

@@ -1,0 +1,30 @@
+"""Whose prompts share the KV of their beginnings."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.core.prefix_salt import prefix_salt, root_hash
+
+NAMES = st.text(max_size=4)
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_only_equal_tenants_with_equal_salts_share(tenant: str, cache_salt: str, other: str, other_salt: str) -> None:
+    """However the two are cut: a client cannot choose a salt that makes its tenant another one."""
+    is_equal = (tenant, cache_salt) == (other, other_salt)
+    assert (prefix_salt(tenant, cache_salt) == prefix_salt(other, other_salt)) == is_equal
+
+
+def test_a_salt_tells_neither_tenant_nor_what_the_client_adds() -> None:
+    """It travels in records, which others may read."""
+    salt = prefix_salt("acme", "secret")
+    assert "acme" not in salt and "secret" not in salt
+    assert len(salt) == 32
+
+
+def test_without_tenant_and_salt_all_share() -> None:
+    """As before there were salts."""
+    assert prefix_salt("") == ""
+    assert root_hash("m", "") != root_hash("m", prefix_salt("a")) != root_hash("n", prefix_salt("a"))

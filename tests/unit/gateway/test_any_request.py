@@ -1,0 +1,141 @@
+"""Requests of any content: an answer, or an error that docs/api.md lists. Nothing that a client sends is a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.text import ChatText
+from tests.unit.gateway.access import open_to
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+
+ROOT = Path(__file__).parents[3]
+ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
+    "/v1/chat/completions": (CHAT, ChatRequest),
+    "/v1/completions": (COMPLETION, CompletionRequest),
+}
+#: Names that only the table of parameters knows.
+OTHERS = (
+    "tools",
+    "tool_choice",
+    "response_format",
+    "guided_json",
+    "best_of",
+    "suffix",
+    "metadata",
+    "prompt",
+    "nonsense",
+)
+NUMBERS = st.integers(-(2**70), 2**70) | st.sampled_from([0, 1, -1, 2, 16, 2**31, 2**63]) | st.floats(allow_nan=False)
+SCALARS = (
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["user", "text", MODEL, "auto", "\0"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "1", "include_usage", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "x-request-timeout": st.sampled_from(["5", "0", "x", "-3", "1e9"]),
+        "x-request-id": st.sampled_from(["mine", "a b", "x" * 300]),
+        "content-type": st.sampled_from(["application/json", "text/plain", "application/json; charset=x", ""]),
+        "content-encoding": st.sampled_from(["identity", "gzip"]),
+        "authorization": st.sampled_from(["Bearer x", "Basic"]),
+    },
+)
+
+
+def documented() -> dict[int, set[str]]:
+    """Codes by status, as the page has them."""
+    rows = re.findall(r"^\| (\d{3}) \| (`.+?`) \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    codes: dict[int, set[str]] = {}
+    for status, names in rows:
+        codes.setdefault(int(status), set()).update(re.findall(r"`(\w+)`", names))
+    return codes
+
+
+DOCUMENTED = documented()
+
+
+def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
+    """A request's parameters with any values, over a valid request or over none."""
+    valid, schema = ENDPOINTS[path]
+    names = st.sampled_from([*sorted(schema.model_fields), *OTHERS])
+    given_ones = st.dictionaries(names, VALUES, max_size=5)
+    return st.builds(lambda base, own: {**base, **own}, st.sampled_from([valid, valid, {}]), given_ones)
+
+
+@pytest.fixture(scope="module")
+def app(text: ChatText) -> FastAPI:
+    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+    return create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL), metrics, open_to())
+
+
+async def check(app: FastAPI, method: str, path: str, content: bytes, headers: dict[str, str]) -> None:
+    transport = httpx.ASGITransport(app)  # which raises what the app does not answer
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.request(method, path, content=content, headers=headers)
+    event(f"{answer.status_code}")
+    assert answer.headers["x-request-id"]
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        assert answer.status_code < 500, error
+        assert error["code"] in DOCUMENTED[answer.status_code], error
+        assert error["message"]
+
+
+QUICK = settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_any_parameters_are_answered_or_refused(app: FastAPI, path: str) -> None:
+    """With names that the API has and others, and with headers that are wrong."""
+
+    @QUICK
+    @given(bodies(path), HEADERS)
+    def answered(body: dict[str, Any], headers: dict[str, str]) -> None:
+        try:
+            content = orjson.dumps(body)
+        except (TypeError, ValueError):
+            content = repr(body).encode()  # an integer beyond 64 bits: no JSON of ours
+        asyncio.run(check(app, "POST", path, content, headers))
+
+    answered()
+
+
+def test_any_bytes_on_any_path_are_refused(app: FastAPI) -> None:
+    """Bodies that are no JSON, methods and paths that are none of the API's."""
+
+    paths = [*ENDPOINTS, "/v1/models", "/v1/models/x/y", "/v1", "/nothing", "/v1/completions//"]
+
+    @QUICK
+    @given(st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEADX"]), st.sampled_from(paths), st.binary(max_size=60))
+    def answered(method: str, path: str, content: bytes) -> None:
+        asyncio.run(check(app, method, path, content, {}))
+
+    answered()

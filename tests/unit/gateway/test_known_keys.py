@@ -1,0 +1,230 @@
+"""Tests of the keys that a gateway knows: who is let in, how soon changes count, and what a store that is away costs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret, digest_of, secret_of
+from spotwise.gateway.api_access import ApiAccess
+from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.known_keys import KnownKeys
+from spotwise.gateway.quotas import Quotas
+from spotwise.mesh.key_ports import KeyRing
+from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_keys import record_json
+from tests.unit.gateway.fake_mesh import CHAT
+
+MakeApp = Callable[..., FastAPI]
+
+
+def secret(number: int) -> bytes:
+    """The secret of that number."""
+    return secret_of(base64.urlsafe_b64encode(bytes([number]) * 32).rstrip(b"=").decode()).encode()
+
+
+def key(name: str, number: int, *scopes: KeyScope, **more: Any) -> KeyRecord:
+    """A key with one secret."""
+    return KeyRecord(name, (KeySecret(digest_of(secret(number))),), scopes or (KeyScope.GENERATE,), 0.0, **more)
+
+
+class CountingKeys(MemoryKeys):
+    """Counts looks; away, it fails."""
+
+    looks = 0
+    is_away = False
+
+    async def revision(self) -> int:
+        self.looks += 1
+        if self.is_away:
+            raise MeshError("Redis: gone")
+        return await super().revision()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> CountingKeys:
+    return CountingKeys(clock)
+
+
+async def test_a_key_that_was_just_made_works_at_once(store: CountingKeys, clock: FakeClock) -> None:
+    """And a revoked one no longer than until the next look; its digest is all that is known of it."""
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    assert keys.requires_key is False
+    await store.put_key(key("acme", 1), None)
+    clock.advance(1.0)
+    found = await keys.caller(secret(1))
+    assert found is not None and found.name == "acme"
+    assert keys.requires_key is True
+    assert secret(1).decode() not in repr(found)
+    await store.delete_key("acme")
+    await keys.look()
+    clock.advance(1.0)
+    assert await keys.caller(secret(1)) is None
+    assert keys.requires_key is True  # the last key's end opens nothing
+
+
+async def test_the_first_key_of_all_has_its_limits_at_once(
+    make_app: MakeApp, store: CountingKeys, clock: FakeClock
+) -> None:
+    """An open API looks whose key it is that it does not know; while the store is away, it stays open."""
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    access = ApiAccess(keys, Quotas(store, clock, "g", lambda _: None))
+    headers = {"Authorization": f"Bearer {secret(1).decode()}"}
+    transport = httpx.ASGITransport(make_app(access=access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+        store.is_away = True
+        clock.advance(1.0)
+        assert (await client.get("/v1/models")).status_code == 200
+        store.is_away = False
+        await keys.look()
+        await store.put_key(key("acme", 1, KeyScope.READ), None)
+        clock.advance(1.0)
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 403
+
+
+async def test_unknown_keys_cost_no_memory_and_few_looks(store: CountingKeys, clock: FakeClock) -> None:
+    """However many come at once; what has not a key's form costs none."""
+    await store.put_key(key("acme", 1), None)
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    clock.advance(1.0)
+    before = store.looks
+    junk = [secret(number) for number in range(2, 250)]
+    assert set(await asyncio.gather(*(keys.caller(each) for each in junk))) == {None}
+    assert store.looks - before == 1
+    for odd in (b"", b"sw-short", b"\xff" * 46, b"x" * 100_000):
+        assert await keys.caller(odd) is None
+    assert store.looks - before == 1
+    assert (await keys.caller(secret(1))) is not None
+    assert len(keys._of_store) == 1 and not keys._configured
+
+
+async def test_while_the_store_is_away_known_keys_work(store: CountingKeys, clock: FakeClock) -> None:
+    """For as long as it takes; of an unknown one the client hears that it cannot be checked, at once."""
+    await store.put_key(key("acme", 1, expires_unix_s=clock.now() + 1000), None)
+    keys = KnownKeys((ApiKey("plain", "env"),), clock, store)
+    await keys.look()
+    store.is_away = True
+    with pytest.raises(MeshError, match="API keys"):
+        await keys.look()
+    clock.advance(900.0)
+    assert (await keys.caller(secret(1))) is not None
+    assert (await keys.caller(b"plain")) is not None
+    looks = store.looks
+    with pytest.raises(ApiError) as refused:
+        await keys.caller(secret(2))
+    assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
+    assert store.looks == looks
+    clock.advance(100.0)
+    with pytest.raises(ApiError):
+        await keys.caller(secret(1))  # expired
+    store.is_away = False
+    await keys.look()
+    assert await keys.caller(secret(1)) is None
+
+
+async def test_a_store_that_forgot_its_keys_gets_them_back(store: CountingKeys, clock: FakeClock) -> None:
+    """A restart without persistence locks nobody out; a newer state of the store counts."""
+    await store.put_key(key("acme", 1), None)
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    store._ring = KeyRing()
+    await keys.look()
+    assert list((await store.keys()).keys) == ["acme"]
+    assert (await keys.caller(secret(1))) is not None
+    store._ring = KeyRing(store._ring.revision + 5, {"zeta": key("zeta", 2)})
+    await keys.look()
+    clock.advance(1.0)
+    assert await keys.caller(secret(1)) is None
+    assert (await keys.caller(secret(2))) is not None
+
+
+async def test_the_file_is_followed(tmp_path: Path, clock: FakeClock) -> None:
+    """A line a key; a changed file counts at the next look, a broken one changes nothing."""
+    path = tmp_path / "keys.jsonl"
+
+    def write(text: bytes) -> None:
+        draft = tmp_path / "draft"
+        draft.write_bytes(text)
+        draft.chmod(0o600)
+        draft.replace(path)
+
+    write(b"# ours\n\n" + record_json(key("acme", 1)) + b"\n" + record_json(key("zeta", 2)))
+    keys = KnownKeys((), clock, None, path)
+    keys.read_file()
+    assert {found.name for each in (1, 2) if (found := await keys.caller(secret(each)))} == {"acme", "zeta"}
+    write(record_json(key("acme", 3)))
+    await keys.watch()
+    assert await keys.caller(secret(1)) is None and await keys.caller(secret(2)) is None
+    for broken in (b"{", record_json(key("a", 1)) * 2, b"\xff", json.dumps({"name": "a"}).encode()):
+        write(broken)
+        with pytest.raises(ValueError, match=r"keys.jsonl") as wrong:
+            keys.read_file()
+        assert digest_of(secret(1)) not in str(wrong.value)
+        assert (await keys.caller(secret(3))) is not None
+    write(b"")
+    await keys.watch()
+    assert await keys.caller(secret(3)) is None
+    assert keys.requires_key is True
+
+
+async def test_last_uses_are_reported(store: CountingKeys, clock: FakeClock) -> None:
+    """By key, in intervals; those of the file and the environment are not the store's."""
+    await store.put_key(key("acme", 1), None)
+    keys = KnownKeys((ApiKey("plain", "env"),), clock, store)
+    await keys.look()
+    for each in (secret(1), b"plain"):
+        await keys.caller(each)
+    await keys.report_use()
+    assert await store.last_use() == {"acme": clock.now()}
+
+
+@pytest.mark.parametrize(
+    ("scopes", "statuses"),
+    [
+        ((KeyScope.GENERATE,), {"chat": 200, "models": 200, "metrics": 403}),
+        ((KeyScope.READ,), {"chat": 403, "models": 200, "metrics": 403}),
+        ((KeyScope.METRICS,), {"chat": 403, "models": 403, "metrics": 200}),
+        ((), {"chat": 401, "models": 401, "metrics": 401}),
+    ],
+)
+async def test_a_key_reaches_what_its_scopes_name(
+    make_app: MakeApp, store: CountingKeys, clock: FakeClock, scopes: tuple[KeyScope, ...], statuses: dict[str, int]
+) -> None:
+    """And health is open to all; metrics where they are not configured to need a key."""
+    record = key("acme", 1, *scopes)
+    await store.put_key(record if scopes else replace(record, expires_unix_s=1.0), None)
+    keys = KnownKeys((), clock, store)
+    await keys.look()
+    quotas = Quotas(store, clock, "g", lambda _: None)
+    headers = {"Authorization": f"Bearer {secret(1).decode()}"}
+    access = ApiAccess(keys, quotas, open_paths=frozenset({"/health"}))
+    transport = httpx.ASGITransport(make_app(access=access))
+    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+        clock.advance(1.0)
+        assert (await client.get("/metrics")).status_code == statuses["metrics"]
+        assert (await client.get("/health", headers={"Authorization": ""})).status_code == 200
+        assert (await client.get("/v1/models")).status_code == statuses["models"]
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == statuses["chat"]
+        if refused.status_code == 403:
+            assert refused.json()["error"]["code"] == "insufficient_permissions"

@@ -1,0 +1,291 @@
+"""Tests of keys' limits at the API: what clients see of them, what is counted, and what a store that is away changes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, Settlement
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_access import ApiAccess
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.known_keys import KnownKeys
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.quotas import Quotas, _duration
+from spotwise.gateway.text import ChatText
+from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.mesh.ports import MeshError
+from tests.contracts.waiting import until
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from tests.unit.gateway.test_known_keys import key, secret
+
+KEY = secret(1).decode()
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+class UnsteadyKeys(MemoryKeys):
+    """May be away."""
+
+    is_away = False
+
+    async def use(self, name: str, limits: KeyLimits, settlement: Settlement, ask: Ask | None = None) -> KeyAdmission:
+        if self.is_away:
+            raise MeshError("Redis: gone")
+        return await super().use(name, limits, settlement, ask)
+
+
+class LimitedApi:
+    """An app whose one key has limits."""
+
+    def __init__(self, text: ChatText, mesh: FakeMesh) -> None:
+        self.mesh = mesh
+        self.clock = FakeClock(1_700_000_000.0 // 86_400 * 86_400)
+        self.store = UnsteadyKeys(self.clock)
+        self.refusals: list[KeyLimit] = []
+        self._text = text
+
+    async def start(self, limits: KeyLimits, gateway_id: str = "g") -> httpx.AsyncClient:
+        """Return a client of a gateway whose key has these limits."""
+        known = (await self.store.keys()).keys.get("acme")
+        await self.store.put_key(key("acme", 1, limits=limits), known)
+        keys = KnownKeys((), self.clock, self.store)
+        await keys.look()
+        self.quotas = Quotas(self.store, self.clock, gateway_id, self.refusals.append)
+        metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+        access = ApiAccess(keys, self.quotas)
+        self.app = create_app(self.mesh, self._text, ApiOptions(MODEL), metrics, access)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://g", headers=HEADERS)
+
+    async def used(self, limits: KeyLimits) -> KeyAdmission:
+        """What the store has counted, without what is not reported."""
+        await self.quotas.report(renew=False)
+        return await self.store.use("acme", limits, Settlement())
+
+
+@pytest.fixture
+def api(text: ChatText, mesh: FakeMesh) -> LimitedApi:
+    return LimitedApi(text, mesh)
+
+
+async def test_requests_a_minute(api: LimitedApi) -> None:
+    """Each answer has the headers that OpenAI's clients read; the refusal says when to come back, and then lets in."""
+    async with await api.start(KeyLimits(requests_per_minute=2)) as client:
+        first = await client.post("/v1/chat/completions", json=CHAT)
+        assert first.status_code == 200
+        assert {name: first.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")} == {
+            "limit": "2",
+            "remaining": "1",
+            "reset": "30s",
+        }
+        assert "x-ratelimit-limit-tokens" not in first.headers
+        streamed = await client.post("/v1/completions", json=COMPLETION | {"stream": True})
+        assert (streamed.status_code, streamed.headers["x-ratelimit-remaining-requests"]) == (200, "0")
+        for body in (CHAT, {"not": "read"}):
+            refused = await client.post("/v1/chat/completions", json=body)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["type"]) == (
+                429,
+                "rate_limit_exceeded",
+                "rate_limit_error",
+            )
+            assert (refused.headers["retry-after"], refused.headers["x-ratelimit-remaining-requests"]) == ("30", "0")
+        assert (await client.get("/v1/models")).status_code == 200
+        api.clock.advance(30.0)
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert api.refusals == [KeyLimit.REQUESTS] * 2
+
+
+async def test_tokens_a_minute_are_those_that_were_used(api: LimitedApi) -> None:
+    """Reserved with `max_tokens`, settled with the usage; what fails in the mesh costs nothing."""
+    limits = KeyLimits(tokens_per_minute=300, tokens_per_day=10**6)
+    async with await api.start(limits) as client:
+        answer = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 200})
+        used = answer.json()["usage"]["total_tokens"]
+        prompt = answer.json()["usage"]["prompt_tokens"]
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(300 - prompt - 200)
+        found = await api.used(limits)
+        assert (found.used_tokens, found.used_day_tokens) == (used, used)
+        api.mesh.fail_at = 0
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 503
+        assert (await api.used(limits)).used_tokens == used
+        api.mesh.fail_at = 2
+        streamed = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "max_tokens": 20})
+        assert '"error"' in streamed.text
+        assert (await api.used(limits)).used_tokens == used + prompt + 2
+        api.mesh.fail_at = None
+        refused = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 250, "n": 16})
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert "tokens a minute" in refused.json()["error"]["message"]
+
+
+async def test_a_client_that_leaves_pays_for_its_prompt_and_what_came(api: LimitedApi) -> None:
+    """So that work for nothing is not free; its place is free at once."""
+    limits = KeyLimits(tokens_per_minute=1000, max_streams=1)
+    async with await api.start(limits) as client:
+        api.mesh.hang_at = 1
+        reading = asyncio.create_task(client.post("/v1/completions", json=COMPLETION | {"max_tokens": 20}))
+        await api.mesh.hung.get()
+        refused = await client.post("/v1/completions", json=COMPLETION)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "at the same time" in refused.json()["error"]["message"]
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: not api.mesh.open)
+        api.mesh.hang_at = None
+        spec = next(iter(api.mesh.specs.values()))
+        assert (await api.used(limits)).used_tokens == len(spec.prompt_token_ids) + 1
+        for _ in range(5):
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def test_one_request_after_the_other_is_never_two_at_once(api: LimitedApi) -> None:
+    """Whole or streamed: a place is free before the client has the end."""
+    async with await api.start(KeyLimits(max_streams=1)) as client:
+        for number in range(20):
+            answer = await client.post("/v1/completions", json=COMPLETION | {"stream": number % 2 == 0})
+            assert answer.status_code == 200
+
+
+async def test_places_are_renewed_while_requests_run(api: LimitedApi) -> None:
+    """And those of a gateway that died are free within seconds."""
+    limits = KeyLimits(max_streams=1)
+    async with await api.start(limits) as client:
+        api.mesh.hang_at = 1
+        reading = asyncio.create_task(client.post("/v1/completions", json=COMPLETION))
+        await api.mesh.hung.get()
+        for _ in range(5):
+            api.clock.advance(10.0)
+            await api.quotas.report(renew=True)
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 429
+        api.clock.advance(16.0)  # its gateway renews nothing any more
+        async with await api.start(limits, "another") as elsewhere:
+            api.mesh.hang_at = None
+            assert (await elsewhere.post("/v1/completions", json=COMPLETION)).status_code == 200
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_two_gateways_share_a_limit(api: LimitedApi) -> None:
+    """Whichever a client reaches."""
+    limits = KeyLimits(requests_per_minute=2)
+    async with await api.start(limits, "a") as first, await api.start(limits, "b") as second:
+        assert (await first.post("/v1/completions", json=COMPLETION)).status_code == 200
+        assert (await second.post("/v1/completions", json=COMPLETION)).status_code == 200
+        assert (await first.post("/v1/completions", json=COMPLETION)).status_code == 429
+        assert (await second.post("/v1/completions", json=COMPLETION)).status_code == 429
+
+
+async def test_while_the_store_is_away_a_gateway_counts_alone(api: LimitedApi) -> None:
+    """Requests are served, within the limit of each gateway; afterwards the store has what was used."""
+    limits = KeyLimits(requests_per_minute=3, tokens_per_minute=10_000, max_streams=1)
+    async with await api.start(limits) as client:
+        api.store.is_away = True
+        answers = [await client.post("/v1/completions", json=COMPLETION) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        used = answers[0].json()["usage"]["total_tokens"]
+        api.store.is_away = False
+        api.clock.advance(2.0)
+        assert (await api.used(limits)).used_tokens == 3 * used
+        assert not api.quotas._books or (await api.quotas.report(renew=False)) is None
+
+
+async def test_nothing_is_kept_of_what_is_over(api: LimitedApi) -> None:
+    """Whatever came: no lease, no book."""
+    limits = KeyLimits(max_streams=4, tokens_per_minute=10**6)
+    async with await api.start(limits) as client:
+        for number in range(10):
+            api.mesh.fail_at = (None, 0, 2)[number % 3]
+            await client.post("/v1/completions", json=COMPLETION | {"stream": number % 2 == 0})
+        for _ in range(2):
+            await api.quotas.report(renew=True)
+        assert not api.quotas._books
+        assert not api.store._usage["acme"].leases
+
+
+async def test_a_key_without_limits_asks_nothing(api: LimitedApi) -> None:
+    """No count, no header; the store may be away."""
+    async with await api.start(KeyLimits()) as client:
+        api.store.is_away = True
+        answer = await client.post("/v1/completions", json=COMPLETION)
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+async def openai_client(api: LimitedApi, limits: KeyLimits, max_retries: int) -> tuple[AsyncOpenAI, httpx2.AsyncClient]:
+    """OpenAI's own client of the app."""
+    await (await api.start(limits)).aclose()
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://g")
+    return AsyncOpenAI(api_key=KEY, base_url="http://g/v1", http_client=http, max_retries=max_retries), http
+
+
+async def test_openais_client_waits_as_it_is_told(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With retries a limit is a pause, of as many seconds as `Retry-After` says; without, `RateLimitError`."""
+    client, http = await openai_client(api, KeyLimits(requests_per_minute=2), max_retries=1)
+    slept_s: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        api.clock.advance(seconds)
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    async with http:
+        for _ in range(3):
+            answer = await client.chat.completions.create(**CHAT)
+            assert answer.choices[0].message.content == "Hello, world!"
+        assert slept_s == [30.0]
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.with_options(max_retries=0).chat.completions.create(**CHAT)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert refused.value.response.headers["retry-after"] == "30"
+
+
+async def test_openais_client_does_not_wait_for_another_day(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day's quota that is used up is an error at once."""
+    client, http = await openai_client(api, KeyLimits(tokens_per_day=20), max_retries=5)
+
+    async def sleep(seconds: float) -> None:
+        raise AssertionError(f"waited {seconds} s")
+
+    monkeypatch.setattr("anyio.sleep", sleep)
+    arguments: dict[str, Any] = COMPLETION | {"max_tokens": 15}
+    async with http:
+        await client.completions.create(**arguments)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.completions.create(**arguments)
+    assert refused.value.code == "insufficient_quota"
+    assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, "0ms"), (0.0111, "12ms"), (1.5, "1.5s"), (59.96, "1m0s"), (360.0, "6m0s"), (61.2, "1m1.2s")],
+)
+def test_times_are_written_as_openai_writes_them(seconds: float, shown: str) -> None:
+    """Never less than they are."""
+    assert _duration(seconds) == shown
+
+
+async def test_a_store_that_hangs_delays_one_request_a_little(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway counts by itself for a while, instead of waiting with each request."""
+    monkeypatch.setattr("spotwise.gateway.quotas.COUNT_TIMEOUT_S", 0.01)
+    calls = 0
+
+    async def hang(*_: Any) -> KeyAdmission:
+        nonlocal calls
+        calls += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with await api.start(KeyLimits(requests_per_minute=100)) as client:
+        monkeypatch.setattr(api.store, "use", hang)
+        for _ in range(10):
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+    assert calls == 1

@@ -1,0 +1,129 @@
+"""One gateway goes on with another's streams: the gateways' own code, with a worker that draws tokens by their index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.request import FinishReason
+from spotwise.gateway.text import ChatText
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import MessageBus
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+from tests.contracts.waiting import until, until_none
+from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.gateways import Gateways, gateways_over
+from tests.unit.gateway.keeping_mesh import Client, content
+
+CHATS = "/v1/chat/completions"
+BODY = CHAT | {"stream": True, "max_tokens": 40, "n": 2, "logprobs": True, "return_token_ids": True, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def gateways(text: ChatText, model_dir: Path) -> AsyncIterator[Gateways]:
+    """In memory."""
+    broker = MemoryBroker()
+
+    async def new_bus() -> MessageBus:
+        return MemoryBus(broker)
+
+    async with gateways_over(new_bus, MemoryStore(), text, model_dir) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("saves", [False, True])
+async def test_another_gateway_takes_a_stream_over(saves: bool, text: ChatText, model_dir: Path) -> None:
+    """From the tokens that were saved, which are not computed again; the former gateway's client is told, and its attempt ends.
+    All is as in one stream with the same seed: text, tokens, scores.
+    """
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        whole = content(await Client(first, "POST", CHATS, BODY | {"seed": 5}).events())
+        client = Client(first, "POST", CHATS, BODY | {"seed": 5})
+        events = [await client.event() for _ in range(30)]
+        if saves:
+            await mesh.generations[0].save()
+        rest = await Client(second, "POST", CHATS, BODY | {"seed": 5}, {"Last-Event-ID": events[-1].id}).events()
+        assert content([*events, *rest])[:2] == whole[:2]
+        await mesh.generations[0].save()
+        told = content(await client.events())[1]
+        assert told[0]["code"] == "resumed_elsewhere"
+        request_id = str(events[0].data and events[0].data["id"])
+        for choice_id in (f"{request_id}#0", f"{request_id}#1"):
+            assert mesh.worker.epochs[choice_id] == [1, 2]
+            assert (mesh.worker.drawn[choice_id].count(0) == 1) is saves
+            await until_none(partial(mesh.store.get_record, choice_id))
+        await until(lambda: not mesh.worker.running)
+
+
+async def test_a_taken_request_stays_taken(text: ChatText, model_dir: Path) -> None:
+    """The former gateway's attempt is lost, and its next one is refused by the store: it computes nothing, and says so."""
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        client = Client(first, "POST", CHATS, BODY)
+        events = [await client.event() for _ in range(20)]
+        other = Client(second, "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
+        await other.event()
+        request_id = str(events[0].data and events[0].data["id"])
+        generation = mesh.generations[0]
+        for index in range(2):
+            request = generation._role._requests[f"{request_id}#{index}"]
+            lost = TokenDelta(request.attempt_id, 0, None, FinishReason.ERROR, error="lost", retryable=True)
+            await (await mesh.new_bus()).publish(subjects.inbox("g0", 1), encode(TokenBatch("w0", (lost,))))
+        assert content(await client.events())[1][0]["code"] == "resumed_elsewhere"
+        assert content(await other.events())[1] == ["[DONE]"]
+        assert mesh.worker.epochs[f"{request_id}#0"] == [1, 2]
+
+
+async def test_a_gateway_that_leaves_hands_its_streams_on(text: ChatText, model_dir: Path) -> None:
+    """A planned end cancels what is connected; the clients go on elsewhere all the same, with what was saved at the end."""
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        whole = content(await Client(first, "POST", CHATS, BODY | {"seed": 9}).events())
+        client = Client(first, "POST", CHATS, BODY | {"seed": 9})
+        events = [await client.event() for _ in range(20)]
+        mesh.generations[0].is_leaving = True
+        client.task.cancel()
+        await asyncio.gather(client.task, return_exceptions=True)
+        await mesh.generations[0].save()
+        rest = await Client(second, "POST", CHATS, BODY | {"seed": 9}, {"Last-Event-ID": events[-1].id}).events()
+        assert content([*events, *rest])[:2] == whole[:2]
+
+
+async def test_the_same_key_at_two_gateways_is_one_request(text: ChatText, model_dir: Path) -> None:
+    """The second gateway has the whole answer, from the start of the first's."""
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        key = {"Idempotency-Key": "a"}
+        client = Client(first, "POST", CHATS, BODY, key)
+        events = [await client.event() for _ in range(20)]
+        await client.leave()
+        rest = content(await Client(second, "POST", CHATS, BODY, key).events())
+        assert [len(choice["token_ids"]) for _, choice in rest[0]] == [40, 40]
+        so_far = content(events)[0]
+        for (_, begun), (_, all_of_it) in zip(so_far, rest[0], strict=True):
+            assert all_of_it["token_ids"][: len(begun["token_ids"])] == begun["token_ids"]
+        assert content(await Client(first, "POST", CHATS, BODY, key).events()) == rest
+
+
+async def test_of_two_connections_that_resume_at_once_one_is_told(text: ChatText, model_dir: Path) -> None:
+    """At one gateway: one has the rest, the other an error that says where it is; neither hangs."""
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        whole = content(await Client(first, "POST", CHATS, BODY | {"seed": 7}).events())
+        client = Client(first, "POST", CHATS, BODY | {"seed": 7})
+        events = [await client.event() for _ in range(20)]
+        rivals = [Client(second, "POST", CHATS, BODY | {"seed": 7}, {"Last-Event-ID": events[-1].id}) for _ in range(2)]
+        rests = [await rival.events() for rival in rivals]
+        told = [rest for rest in rests if content(rest)[1][0] != "[DONE]"]
+        won = [rest for rest in rests if content(rest)[1] == ["[DONE]"]]
+        assert [content(rest)[1][0]["code"] for rest in told] == ["resumed_elsewhere"]
+        assert [content([*events, *rest])[:2] for rest in won] == [whole[:2]]
+        await client.leave()

@@ -1,0 +1,238 @@
+"""Two ends of a link agree on keys only where both know the secret; nothing recorded, changed or mixed up is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.mesh.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
+from spotwise.mesh.link_seal import SEALED_BYTES, LinkSeal, sealed_copy
+from spotwise.mesh.local_address import is_local
+from spotwise.mesh.mesh_secret import MeshSecret
+from spotwise.mesh.ports import MeshError
+from spotwise.wire.framing import FrameError
+from spotwise.wire.link_hello import HELLO_BYTES, OFFER_BYTES, PROOF_BYTES, HelloRefusal, LinkHello, encode_refusal
+
+SECRET = MeshSecret(b"s" * 32)
+AUTO, ON, OFF = LinkEncryption.AUTO, LinkEncryption.ON, LinkEncryption.OFF
+HERE, ELSEWHERE = "127.0.0.1", "198.51.100.7"
+
+#: Changes a message on its way: its number, and its bytes.
+OnTheWay = Callable[[int, bytes], bytes]
+
+
+def ends(listens: LinkSecurity, connects: LinkSecurity, peer_host: str | None = HERE) -> tuple[Handshake, Handshake]:
+    return (
+        Handshake(listens, LinkHello("listener", 1, 7, "digest"), peer_host),
+        Handshake(connects, LinkHello("caller", 2, 7, "digest"), peer_host),
+    )
+
+
+def shaken(
+    listener: Handshake, caller: Handshake, on_the_way: OnTheWay = lambda _, message: message
+) -> tuple[LinkTerms, LinkTerms]:
+    answer = on_the_way(1, caller.answer(on_the_way(0, listener.offer())))
+    reply, listens = listener.accept(answer)
+    return listens, caller.finish(on_the_way(2, reply))
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_both_ends_know_each_other_and_the_same_tags(secret: MeshSecret | None) -> None:
+    """Tags of both directions, which no other link has."""
+    security = LinkSecurity(secret)
+    tags: set[int] = set()
+    for _ in range(3):
+        listens, connects = shaken(*ends(security, security))
+        assert (listens.peer.worker_id, connects.peer.worker_id) == ("caller", "listener")
+        assert listens.sends == connects.receives
+        assert connects.sends == listens.receives
+        tags |= {each for way in (listens.sends, listens.receives) for each in (way.header_tag, way.payload_tag)}
+    assert len(tags) == 12
+
+
+@pytest.mark.parametrize(
+    ("listens", "connects"),
+    [(MeshSecret(b"t" * 32), SECRET), (None, SECRET), (SECRET, None), (SECRET, MeshSecret(b"t" * 32))],
+)
+def test_an_end_with_another_secret_or_none_is_refused(listens: MeshSecret | None, connects: MeshSecret | None) -> None:
+    """By the listener, before it says who it is."""
+    with pytest.raises(LinkRefusedError, match="SPOTWISE_MESH_SECRET_FILE") as caught:
+        shaken(*ends(LinkSecurity(listens), LinkSecurity(connects)))
+    assert caught.value.refusal is HelloRefusal.WRONG_SECRET
+
+
+def test_a_recorded_hello_is_not_believed_again() -> None:
+    """At the same listener or another: each link has a new offer. Neither is the listener's own."""
+    security = LinkSecurity(SECRET)
+    listener, caller = ends(security, security)
+    recorded = caller.answer(listener.offer())
+    _, _ = listener.accept(recorded)
+    again, _ = ends(security, security)
+    again.offer()
+    with pytest.raises(LinkRefusedError) as caught:
+        again.accept(recorded)
+    assert caught.value.refusal is HelloRefusal.WRONG_SECRET
+    listener, caller = ends(security, security)
+    answer = caller.answer(listener.offer())
+    with pytest.raises(LinkRefusedError):
+        caller.finish(answer)  # its own, sent back
+
+
+@given(st.integers(0, 2), st.integers(0, 8 * (HELLO_BYTES + PROOF_BYTES) - 1))
+def test_no_bit_can_be_changed_on_the_way(which: int, bit: int) -> None:
+    """By who is between the ends: not in the offer, a hello or a proof."""
+
+    def changed(number: int, message: bytes) -> bytes:
+        if number != which:
+            return message
+        damaged = bytearray(message)
+        place = bit % (8 * len(message))
+        damaged[place // 8] ^= 1 << (place % 8)
+        return bytes(damaged)
+
+    security = LinkSecurity(SECRET)
+    with pytest.raises(LinkRefusedError):
+        shaken(*ends(security, security), changed)
+
+
+@given(st.integers(0, 2), st.binary(max_size=2 * HELLO_BYTES))
+def test_noise_instead_of_a_message_is_refused(which: int, noise: bytes) -> None:
+    """Of any length, and as nothing but a refusal."""
+    security = LinkSecurity(SECRET)
+    with pytest.raises(LinkRefusedError):
+        shaken(*ends(security, security), lambda number, message: noise if number == which else message)
+
+
+def test_a_refusal_tells_the_other_end_why() -> None:
+    """Also one that cannot prove anything."""
+    listener, caller = ends(LinkSecurity(SECRET), LinkSecurity(SECRET))
+    caller.answer(listener.offer())
+    with pytest.raises(LinkRefusedError) as caught:
+        caller.finish(encode_refusal(HelloRefusal.TOO_MANY_LINKS) + bytes(PROOF_BYTES))
+    assert caught.value.refusal is HelloRefusal.TOO_MANY_LINKS
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "peer_host", "is_sealed"),
+    [
+        (AUTO, AUTO, HERE, False),
+        (AUTO, AUTO, ELSEWHERE, True),
+        (AUTO, AUTO, None, True),
+        (ON, AUTO, HERE, True),
+        (AUTO, ON, HERE, True),
+        (OFF, OFF, ELSEWHERE, False),
+        (OFF, AUTO, HERE, False),
+        (OFF, AUTO, ELSEWHERE, None),
+        (ON, OFF, HERE, None),
+        (OFF, ON, HERE, None),
+    ],
+)
+def test_what_is_encrypted(
+    mine: LinkEncryption, theirs: LinkEncryption, peer_host: str | None, is_sealed: bool | None
+) -> None:
+    """By default between hosts; where one end must and the other must not, there is no link, and never a plain one."""
+    listener, caller = ends(LinkSecurity(SECRET, mine), LinkSecurity(SECRET, theirs), peer_host)
+    if is_sealed is None:
+        with pytest.raises(LinkRefusedError, match="SPOTWISE_LINK_ENCRYPTION"):
+            shaken(listener, caller)
+        return
+    for terms in shaken(listener, caller):
+        assert [way.seal is not None for way in (terms.sends, terms.receives)] == [is_sealed] * 2
+
+
+def test_encryption_needs_a_secret_and_payloads_that_can_be_encrypted() -> None:
+    """Without a secret `auto` encrypts nothing; a device's memory cannot be, and is not sent in the clear instead."""
+    with pytest.raises(MeshError, match="SPOTWISE_MESH_SECRET_FILE"):
+        LinkSecurity(None, ON)
+    hello = LinkHello("w", 1, 7)
+    assert not shaken(*ends(LinkSecurity(), LinkSecurity(), ELSEWHERE))[0].sends.seal
+    assert LinkSecurity(SECRET).encrypts_from("0.0.0.0") and not LinkSecurity(SECRET).encrypts_from("127.0.0.1")
+    Handshake(LinkSecurity(SECRET), hello, HERE, can_seal=False)
+    with pytest.raises(LinkRefusedError, match="SPOTWISE_LINK_ENCRYPTION"):
+        Handshake(LinkSecurity(SECRET), hello, ELSEWHERE, can_seal=False)
+
+
+def test_a_wish_cannot_be_taken_back_on_the_way() -> None:
+    """Who is between the ends cannot make both send in the clear: the wishes are under the proofs."""
+    security = LinkSecurity(SECRET)
+    listener, caller = ends(security, security, ELSEWHERE)
+    other, _ = ends(LinkSecurity(SECRET, OFF), security, HERE)
+    with pytest.raises(LinkRefusedError):
+        shaken(listener, caller, lambda number, message: other.offer() if number == 0 else message)
+
+
+def test_a_listener_that_answers_with_another_key_is_refused() -> None:
+    """Although it knows the secret: its offer was another one."""
+    security = LinkSecurity(SECRET)
+    listener, caller = ends(security, security)
+    answer = caller.answer(listener.offer())
+    listener._hello = replace(listener._hello, public_key=bytes(31) + b"\x09")
+    reply, _ = listener.accept(answer)
+    with pytest.raises(LinkRefusedError):
+        caller.finish(reply)
+
+
+def seals() -> tuple[LinkSeal, LinkSeal]:
+    listens, connects = shaken(*ends(LinkSecurity(SECRET, ON), LinkSecurity(SECRET, ON)))
+    assert connects.sends.seal is not None and listens.receives.seal is not None
+    return connects.sends.seal, listens.receives.seal
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5), st.randoms())
+def test_payloads_are_opened_in_any_order(payloads: list[bytes], random: object) -> None:
+    """By their numbers; equal payloads are sealed differently."""
+    sends, receives = seals()
+    sealed = [(payload, *sealed_copy(sends, payload)) for payload in [*payloads, payloads[0]]]
+    assert bytes(sealed[0][1]) != bytes(sealed[-1][1])
+    for payload, data, number in reversed(sealed):
+        assert data.nbytes == len(payload) + SEALED_BYTES
+        into = bytearray(len(payload))
+        assert receives.open_payload(number, data, into)
+        assert bytes(into) == payload
+        assert not receives.open_payload(number + 100, data, into)
+        data[len(payload) // 2] ^= 1
+        assert not receives.open_payload(number, data, into)
+    assert not receives.open_payload(2**64 - 1, np.zeros(40, np.uint8), bytearray(24))
+
+
+def test_headers_are_opened_once_and_in_order() -> None:
+    """One that is repeated, left out, moved or damaged is refused."""
+    headers = [bytes([number]) * 40 for number in range(3)]
+    for order in ((0, 0), (1,), (0, 2)):
+        sends, receives = seals()
+        sealed = [sends.seal_header(header) for header in headers]
+        for number in order[:-1]:
+            assert receives.open_header(bytearray(sealed[number])) == headers[number]
+        with pytest.raises(FrameError, match="changed, repeated or left out"):
+            receives.open_header(bytearray(sealed[order[-1]]))
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("::ffff:127.0.0.1", True),
+        ("198.51.100.7", False),
+        ("::ffff:198.51.100.7", False),
+        ("2001:db8::1", False),
+        ("localhost", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_an_address_is_this_hosts_or_not(host: str | None, local: bool) -> None:
+    """A name or nothing does not count as this host."""
+    assert is_local(host) is local
+
+
+def test_an_offer_has_its_size() -> None:
+    """Which the other end waits for."""
+    assert len(ends(LinkSecurity(), LinkSecurity())[0].offer()) == OFFER_BYTES

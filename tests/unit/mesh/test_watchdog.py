@@ -1,0 +1,170 @@
+"""What a process's watchdog finds stuck, and what it does then."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from spotwise.mesh.watchdog import EXIT_STUCK, LOOK_S, Watchdog, WatchedExecutor, WatchedPart
+
+LIMIT_S = 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A watchdog that looks when the test lets it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.watchdog = Watchdog(LIMIT_S, end=lambda status: None, monotonic=self.clock)
+
+    def look(self, seconds: float, step_s: float = LOOK_S) -> list[WatchedPart]:
+        """Look for some seconds, as its thread does; return the parts that were found stuck."""
+        found: dict[str, WatchedPart] = {}
+        for _ in range(round(seconds / step_s)):
+            self.clock.now += step_s
+            found |= {part.name: part for part in self.watchdog.look()}
+        return list(found.values())
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_work_without_progress_for_its_limit_is_stuck(bench: Bench) -> None:
+    """Not before, and not a part without work."""
+    part, _ = bench.watchdog.part("engine"), bench.watchdog.part("idle")
+    part.begin()
+    assert bench.look(LIMIT_S - LOOK_S) == []
+    assert bench.look(2 * LOOK_S) == [part]
+
+
+def test_progress_starts_the_wait_anew(bench: Bench) -> None:
+    """An end of one, or the begin of another, of several under way; a part whose last work has ended waits for nothing."""
+    part = bench.watchdog.part("engine")
+    part.begin()
+    for _ in range(5):
+        assert bench.look(LIMIT_S - 1) == []
+        part.begin()
+        part.end()
+    assert bench.look(LIMIT_S + 1) == [part]
+    part.end()
+    assert bench.look(5 * LIMIT_S) == []
+
+
+def test_the_longest_limit_of_what_is_under_way_holds(bench: Bench) -> None:
+    """Work that is expected to take long may; what begins after it has its own limit again."""
+    part = bench.watchdog.part("engine")
+    part.begin(100.0)
+    part.begin()
+    assert bench.look(90.0) == []
+    part.end()
+    part.end()
+    part.begin()
+    assert bench.look(LIMIT_S + 1) == [part]
+
+
+def test_a_pause_of_the_whole_process_is_not_counted(bench: Bench) -> None:
+    """A suspended machine or process looks hours later, and finds nothing stuck."""
+    part = bench.watchdog.part("engine")
+    part.begin()
+    for _ in range(3):
+        bench.clock.now += 3600.0
+        assert bench.watchdog.look() == []
+    assert bench.look(LIMIT_S) == [part]
+
+
+def test_a_part_that_was_dropped_or_forgotten_is_not_stuck(bench: Bench) -> None:
+    """A lost engine has nothing under way, and one too many ends are no debt."""
+    part = bench.watchdog.part("engine")
+    part.begin()
+    part.drop()
+    part.end()
+    assert bench.look(5 * LIMIT_S) == []
+    part.begin()
+    bench.watchdog.forget(part)
+    bench.watchdog.forget(part)
+    assert bench.look(5 * LIMIT_S) == []
+
+
+def test_what_waits_for_others_has_three_times_as_long(bench: Bench) -> None:
+    """The part that it waits for, in another process, is to be found first."""
+    part = bench.watchdog.part("engine")
+    part.begin()
+    part.waits = True
+    assert bench.look(3 * LIMIT_S - 1) == []
+    assert bench.look(2) == [part]
+
+
+def test_calls_of_watched_threads_are_work(bench: Bench) -> None:
+    """A call that waits behind one that is stuck does not hide it."""
+    part = bench.watchdog.part("copies")
+    go_on = threading.Event()
+    with WatchedExecutor(1, "copies", part) as executor:
+        calls = [executor.submit(go_on.wait, 30.0), executor.submit(lambda: True)]
+        try:
+            assert bench.look(LIMIT_S + 1) == [part]
+        finally:
+            go_on.set()
+        assert all(call.result(30.0) for call in calls)
+    assert bench.look(5 * LIMIT_S) == []
+
+
+class TestThread:
+    """The watchdog's own thread, with limits below a second."""
+
+    def ended(self, work: str) -> tuple[list[int], list[list[str]], str]:
+        """Let a part or the loop get stuck; return statuses, goodbyes and what was logged."""
+        statuses: list[int] = []
+        goodbyes: list[list[str]] = []
+
+        async def main() -> None:
+            ended = threading.Event()
+
+            def end(status: int) -> None:
+                statuses.append(status)
+                ended.set()
+
+            watchdog = Watchdog(0.6, end)
+            watchdog.say_goodbye_with(lambda stuck: goodbyes.append([part.name for part in stuck]))
+            async with watchdog.watching():
+                watchdog.watch_loop()
+                if work == "part":
+                    watchdog.part("engine").begin()
+                    await asyncio.to_thread(ended.wait, 30.0)
+                elif work == "loop":
+                    ended.wait(30.0)
+                else:
+                    await asyncio.sleep(2.0)
+
+        asyncio.run(main())
+        return statuses, goodbyes, ""
+
+    def test_a_stuck_part_says_goodbye_and_the_process_ends(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """The log has the stacks of all threads."""
+        began_s = time.monotonic()
+        statuses, goodbyes, _ = self.ended("part")
+        assert (statuses, goodbyes) == ([EXIT_STUCK], [["engine"]])
+        assert time.monotonic() - began_s >= 0.6
+        logged = capfd.readouterr()
+        assert "engine" in logged.out + logged.err
+        assert "test_watchdog.py" in logged.err
+
+    def test_a_blocked_loop_ends_the_process_without_goodbye(self) -> None:
+        """There is nobody to say it."""
+        assert self.ended("loop")[:2] == ([EXIT_STUCK], [])
+
+    def test_a_live_loop_without_work_is_left_alone(self) -> None:
+        """As long as it calls back."""
+        assert self.ended("nothing")[:2] == ([], [])

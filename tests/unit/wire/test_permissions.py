@@ -1,0 +1,82 @@
+"""The table of roles, subjects and keys is whole."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from spotwise.core.members import MemberKind
+from spotwise.wire import subjects
+from spotwise.wire.permissions import KEY_RULES, ROLE_OF, MeshRole, Principal, store_rule, subject_rule
+
+ALL = [Principal(role) for role in MeshRole]
+_OF_SERVICES = ("lease_key", "term_key", "term_holder_key")
+
+
+def test_every_kind_of_member_has_a_role() -> None:
+    """An operator is no member; all other roles have members."""
+    assert set(ROLE_OF) == set(MemberKind)
+    assert set(ROLE_OF.values()) == set(MeshRole) - {MeshRole.OPERATOR}
+
+
+def keys_of_the_mesh() -> list[str]:
+    """Every key that `subjects` names, for some id, or some service with terms."""
+    names = [name for name in vars(subjects) if name.endswith("_KEY")]
+    functions = {
+        name: subjects.PLANNER if name in _OF_SERVICES else "an-id" for name in vars(subjects) if name.endswith("_key")
+    }
+    return [getattr(subjects, name) for name in names] + [getattr(subjects, name)(of) for name, of in functions.items()]
+
+
+@pytest.mark.parametrize("key", keys_of_the_mesh())
+def test_every_key_has_a_rule(key: str) -> None:
+    """A key without a rule could be used by no service of a mesh with users: add one to `KEY_RULES`."""
+    writers = [each for each in ALL if _access(each, key)[1]]
+    assert writers, f"no role may write {key}: add a rule to KEY_RULES in libs/spotwise/wire/permissions.py"
+    assert any(_access(each, key)[0] for each in ALL), f"no role may read {key}"
+
+
+def _access(principal: Principal, key: str) -> tuple[bool, bool]:
+    found = [access for pattern, access in store_rule(principal).access.items() if fnmatchcase(key, pattern)]
+    return any(reads for reads, _ in found), any(writes for _, writes in found)
+
+
+SUBJECTS = [
+    value
+    for name, value in vars(subjects).items()
+    if name.isupper() and isinstance(value, str) and value.startswith("spotwise.v1.")
+]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_every_subject_has_a_sender_and_a_receiver(subject: str) -> None:
+    """A subject that no role may use would lose its messages without an error."""
+    assert any(subject in subject_rule(each).publish for each in ALL), f"add {subject} to wire/permissions.py"
+    assert any(subject in subject_rule(each).subscribe for each in ALL), f"add {subject} to wire/permissions.py"
+
+
+def test_a_member_with_a_fixed_id_is_held_to_it() -> None:
+    """No pattern of a control service or a gateway leaves its own id open."""
+    rule = subject_rule(Principal(MeshRole.GATEWAY, "gateway-0"))
+    assert subjects.heartbeat(MemberKind.GATEWAY, "gateway-0") in rule.publish
+    assert f"{subjects.inbox('gateway-0')}.*" in rule.subscribe
+    assert "_INBOX.gateway.gateway-0.>" in rule.subscribe
+    keys = store_rule(Principal(MeshRole.GATEWAY, "gateway-0")).access
+    assert keys[subjects.member_key("gateway-0")] == (True, True)
+    assert keys[subjects.MEMBER_KEYS] == (True, False)
+
+
+def test_no_template_is_left_open() -> None:
+    """Neither with an id nor without one is `{id}` left in a pattern."""
+    for principal in (*ALL, *(Principal(role, "x") for role in MeshRole)):
+        rule = subject_rule(principal)
+        patterns = (*rule.publish, *rule.subscribe, *store_rule(principal).access)
+        assert not [each for each in patterns if "{" in each]
+
+
+def test_no_role_may_all() -> None:
+    """No rule has a command that reaches beyond the mesh's keys, or a pattern of all of them."""
+    dangerous = {"flushall", "flushdb", "config", "acl", "keys", "shutdown", "debug", "eval_ro", "script"}
+    assert not dangerous & {word for rule in KEY_RULES for words in rule.commands.values() for word in words.split()}
+    assert not [key for rule in KEY_RULES for key in rule.keys if key in ("*", "spotwise:*")]
