@@ -155,7 +155,7 @@ def test_a_planner_that_is_killed_in_the_midst_moves_them_after_its_restart(
     def disturb() -> None:
         nonlocal worker_id
         worker_id = holder(mesh)
-        mesh.drain(worker_id, 30.0)  # longer than a slow machine takes to start another planner, as the streams are
+        mesh.drain(worker_id, 11.0)  # more than a slow machine takes to start a planner, less than the streams last
         wait_for(lambda: (stored_plan(mesh) or Plan(0, 0, 0)).leaves != (), lambda: "a plan")
         os.kill(mesh.pid("planner-0"), signal.SIGKILL)
 
