@@ -225,15 +225,13 @@ struct BFloat16 {
 #endif
 };
 
+#if defined(__AVX512F__)
 // Otherwise the compiler reloads the weights for every row of a tile.
 template <class Vector>
 inline void keep_in_register(Vector& value) {
-#if defined(__AVX512F__)
   asm("" : "+v"(value));
-#else
-  (void)value;
-#endif
 }
+#endif
 
 #define SPOTWISE_INLINE __attribute__((always_inline))
 
