@@ -20,12 +20,16 @@ from hypothesis.strategies import DataObject
 BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "8"))
 #: So many are tried however long they take.
 FEWEST = 10
+#: Hypothesis looks for the smallest failing example for up to five minutes: a time-out before that would hide it.
+FAILURE_TIMEOUT_S = 900
 
 
 def limit_examples(items: list[pytest.Item], budget_s: float = BUDGET_S) -> None:
     """Give every property among the tests a budget; of a state machine, whose steps are no examples, none."""
     for item in items:
         handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+        if handle is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(FAILURE_TIMEOUT_S))
         if budget_s and handle is not None and not inspect.iscoroutinefunction(handle.inner_test):
             handle.inner_test = within_budget(handle.inner_test, budget_s)
 

@@ -26,7 +26,8 @@ PRIORITIES = st.integers(-(2**31), 2**31 - 1)
 EPOCHS = st.integers(1, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
-NUMBERS = st.floats(allow_nan=False)
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+LOGPROBS = st.floats(allow_nan=False)
 IDS = st.lists(U32, max_size=8).map(tuple)
 
 STREAMS = st.builds(m.StreamRef, TEXT, U32, U64)
@@ -76,13 +77,13 @@ def shapes(layers: int) -> st.SearchStrategy[ModelShape]:
 
 
 def tops(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    pairs = draw(st.lists(st.tuples(U32, NUMBERS), max_size=4))
+    pairs = draw(st.lists(st.tuples(U32, LOGPROBS), max_size=4))
     return tuple(token_id for token_id, _ in pairs), tuple(logprob for _, logprob in pairs)
 
 
 @st.composite
 def logprobs(draw: st.DrawFn) -> TokenLogprobs:
-    return TokenLogprobs(draw(NUMBERS), *tops(draw))
+    return TokenLogprobs(draw(LOGPROBS), *tops(draw))
 
 
 @st.composite
@@ -174,7 +175,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.builds(m.SurveyedSequence, TEXT, EPOCHS, U32, U32, U32, TEXT), max_size=3).map(tuple),
     ),
     m.RequestMoved: st.builds(
-        m.RequestMoved, TEXT, EPOCHS, U32, TEXT, TEXT, U32, U32, st.lists(U32, max_size=5).map(tuple)
+        m.RequestMoved, TEXT, EPOCHS, U32, TEXT, TEXT, FEW, U32, st.lists(U32, max_size=5).map(tuple)
     ),
     m.MoveAcknowledged: st.builds(m.MoveAcknowledged, TEXT, EPOCHS, TEXT, U32),
     m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS, U32),

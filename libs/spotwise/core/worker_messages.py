@@ -163,9 +163,12 @@ class RequestMoved(OfAttempt):
     """The sequence decodes on `worker_id` now; repeated until its gateway's `MoveAcknowledged`.
 
     Attributes:
-        source_id, hop: the worker that it came from, and the number of the move.
+        source_id, hop: the worker that it came from, and the number of the move, from 1.
         first_index: index in the sequence's output of the attempt's first token.
         token_ids: those that the attempt had when it came, so that nobody waits for a lost message of the source.
+
+    Raises:
+        ValueError: the move has no number.
     """
 
     attempt_id: int
@@ -174,6 +177,10 @@ class RequestMoved(OfAttempt):
     hop: int
     first_index: int = 0
     token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.hop < 1:
+            raise ValueError("moves are numbered from 1")
 
 
 @dataclass(frozen=True, slots=True)

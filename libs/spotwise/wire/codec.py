@@ -12,6 +12,7 @@ from spotwise.core import messages as m
 from spotwise.core.messages import Message
 from spotwise.wire import codec_fleet, codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
 from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, each_of, same
+from spotwise.wire.finite import check_finite
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
 from spotwise.wire.v1 import worker_pb2 as worker
@@ -34,13 +35,14 @@ def encode(message: Message) -> bytes:
 
 def decode(payload: bytes) -> Message:
     """Return the message that `encode` turned into `payload`; raises `MalformedMessageError` where the bytes are no envelope,
-    or hold a message that this version does not know.
+    or hold a message that this version does not know, or a number that is not finite.
     """
     try:
         envelope = envelope_pb2.Envelope.FromString(payload)
         field = envelope.WhichOneof("message")
         if field is None:
             raise MalformedMessageError("empty envelope, or a message this version does not know")
+        check_finite(envelope)
         message: Message = _BY_FIELD[field](getattr(envelope, field))
         return message
     except (DecodeError, ValueError, IndexError) as error:

@@ -71,12 +71,13 @@ def test_the_table_describes_each_setting_as_the_code_does() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_variables_exist(page: Path) -> None:
-    """Every `SPOTWISE_*` on a page is a setting, or is read by the command line or by docker-compose.yml."""
+    """Every `SPOTWISE_*` on a page is a setting, or is read by the command line, docker-compose.yml, or the tests."""
     known = {f"SPOTWISE_{field.upper()}" for settings in OWNERS.values() for field in settings.model_fields}
     readers = [
         *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "libs" / "spotwise" / "cli").rglob("*.py"),
         ROOT / "docker-compose.yml",
+        ROOT / "tests" / "example_budget.py",
     ]
     for reader in readers:
         known |= set(re.findall(r"SPOTWISE_[A-Z_]*[A-Z]", reader.read_text()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
 from spotwise.wire import codec, codec_members, codec_tokens
 from spotwise.wire.codec import MalformedMessageError
-from spotwise.wire.v1 import cluster_pb2, envelope_pb2, request_pb2, worker_pb2
+from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, request_pb2, spot_pb2, worker_pb2
 
 
 def malformed(**message: Any) -> bytes:
@@ -50,6 +51,24 @@ def malformed(**message: Any) -> bytes:
                 )
             ),
             id="an extra of a token that is not there",
+        ),
+        pytest.param(
+            malformed(drain=spot_pb2.Drain(worker_id="w", deadline_unix_s=math.nan)), id="a deadline that is no number"
+        ),
+        pytest.param(
+            malformed(move_ended=worker_pb2.MoveEnded(choice_id="r", epoch=1, outcome="moved", copy_s=math.inf)),
+            id="a copy without an end",
+        ),
+        pytest.param(
+            malformed(
+                fleet_reported=fleet_pb2.FleetReported(
+                    lives=[fleet_pb2.LearnedLives(hazard=fleet_pb2.Hazard(from_s=[0.0], per_s=[-math.inf]))]
+                )
+            ),
+            id="an infinite number within parts",
+        ),
+        pytest.param(
+            malformed(request_moved=worker_pb2.RequestMoved(choice_id="r", epoch=1)), id="a move of no number"
         ),
     ],
 )
