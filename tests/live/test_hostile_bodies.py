@@ -9,11 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
+from schemathesis import GenerationMode
 
 from tests.live.hostility import MEMORY_BYTES, limit_memory, memory_high_water_bytes, tell
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
+from tests.openapi_checks import CONFIG, does_what_it_says
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 WORDS = "the quick brown fox jumps over the lazy dog. "
@@ -130,3 +133,19 @@ def test_many_hostile_bodies_at_once(limited: LiveMesh, calm_s: float, stream: S
     assert not lap.ended
     assert lap.longest_gap_s < bearable_s(calm_s)
     assert memory_high_water_bytes(limited.pid("gateway-0")) < MEMORY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("label", "mode"),
+    [
+        (f"POST {COMPLETIONS}", GenerationMode.NEGATIVE),
+        (f"POST {CHATS}", GenerationMode.NEGATIVE),
+        ("GET /v1/models/{model_id}", GenerationMode.POSITIVE),
+        ("GET /v1/requests/{request_id}", GenerationMode.POSITIVE),
+        ("DELETE /v1/requests/{request_id}", GenerationMode.POSITIVE),
+    ],
+)
+def test_the_server_does_what_its_description_says(limited: LiveMesh, label: str, mode: GenerationMode) -> None:
+    """Over a socket as within the process, where tests/unit/gateway/test_api_description.py sends more."""
+    described = schemathesis.openapi.from_url(f"{limited.url}/openapi.json", config=CONFIG)
+    does_what_it_says(described, label, mode, max_examples=30)

@@ -25,6 +25,7 @@ from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import require_model
 from spotwise.gateway.planning import CHAT, COMPLETIONS, Planning
 from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
@@ -106,6 +107,12 @@ def create_app(
 
     if kept is not None:
         add_request_routes(app, kept, planning)
+
+    description = orjson.dumps(api_description(options, keeps_requests=kept is not None))
+
+    @app.get("/openapi.json")
+    async def get_description() -> Response:
+        return Response(description, media_type="application/json")
 
     @app.get("/health")
     async def get_health() -> Response:

@@ -259,10 +259,6 @@ def _max_new_tokens(
 ) -> int:
     prompt_tokens = len(prompt.token_ids)
     free_tokens = context_length - prompt_tokens
-    if max_tokens is not None and max_tokens < 0:
-        raise bad_request(
-            f"Invalid value for '{max_tokens_param}': must not be negative.", max_tokens_param, "invalid_value"
-        )
     if free_tokens < 1 or (max_tokens is not None and max_tokens > free_tokens):
         requested = "" if max_tokens is None else f" and {max_tokens} for the completion ({max_tokens_param})"
         raise bad_request(

@@ -41,6 +41,11 @@ def _as_stop_strings(value: Any) -> Any:
     return stops
 
 
+_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+#: As clients write them.
+StopStrings = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
+
+
 class StrictBody(BaseModel):
     """An object of the API: no coercion of types, unknown members ignored."""
 
@@ -69,14 +74,14 @@ class GenerationRequest(StrictBody):
     endpoint: ClassVar[Endpoint]
 
     model: str
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Annotated[list[str], BeforeValidator(_as_stop_strings)] = []
+    stop: Annotated[list[str], BeforeValidator(_as_stop_strings, json_schema_input_type=StopStrings | None)] = []
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

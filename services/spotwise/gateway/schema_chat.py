@@ -51,13 +51,20 @@ def _as_arguments(value: Any) -> Any:
         return value
 
 
+class TextPart(StrictBody):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
 class FunctionCall(StrictBody):
     """A function that the model called."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
-    arguments: Annotated[Any, BeforeValidator(_as_arguments)] = None
+    arguments: Annotated[Any, BeforeValidator(_as_arguments, json_schema_input_type=str | dict[str, Any] | None)] = None
 
 
 class ToolCall(StrictBody):
@@ -74,7 +81,7 @@ class ChatRequestMessage(StrictBody):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_as_text)] = None
+    content: Annotated[str | None, BeforeValidator(_as_text, json_schema_input_type=str | list[TextPart] | None)] = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
     function_call: FunctionCall | None = None
 
@@ -98,7 +105,7 @@ class ChatRequest(GenerationRequest):
     endpoint: ClassVar = Endpoint.CHAT
 
     messages: Annotated[list[ChatRequestMessage], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.parameters import Endpoint
@@ -12,6 +12,11 @@ from spotwise.gateway.schema import GenerationRequest
 
 #: One prompt, as text or as token ids.
 Prompt = str | list[int]
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPTS: dict[str, Any] = {
+    "anyOf": [_TEXT, _IDS, *({"type": "array", "items": each, "minItems": 1} for each in (_TEXT, _IDS))]
+}
 
 
 class CompletionRequest(GenerationRequest):
@@ -19,7 +24,7 @@ class CompletionRequest(GenerationRequest):
 
     endpoint: ClassVar = Endpoint.COMPLETIONS
 
-    prompt: Any = None
+    prompt: Annotated[Any, WithJsonSchema(_PROMPTS)]
     best_of: int | None = Field(None, ge=1)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)

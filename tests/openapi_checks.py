@@ -1,0 +1,28 @@
+"""How schemathesis tests the API, in the process or over a socket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from schemathesis import BaseSchema, Case, CheckFunction, GenerationMode
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+#: No file of the folder that the tests run in is read.
+CONFIG = SchemathesisConfig.from_dict({})
+#: No schema says that ids are in the vocabulary, that the prompt fits, that one parameter goes with another.
+_NOT_SAID: list[CheckFunction] = [positive_data_acceptance]
+
+
+def does_what_it_says(described: BaseSchema, label: str, mode: GenerationMode, max_examples: int) -> None:
+    """Send requests that the description allows, or forbids, and check the answers."""
+    method, path = label.split()
+    cases = described[path][method].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(cases)
+    def does(case: Case[Any]) -> None:
+        case.call_and_validate(excluded_checks=_NOT_SAID)
+
+    does()

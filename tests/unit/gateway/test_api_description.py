@@ -1,0 +1,45 @@
+"""The API does what `/openapi.json` says, whatever is sent: schemathesis makes requests from it, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from schemathesis import BaseSchema, GenerationMode
+
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.text import ChatText
+from tests.openapi_checks import CONFIG, does_what_it_says
+from tests.unit.gateway.access import open_to
+from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
+
+GENERATING = ["POST /v1/chat/completions", "POST /v1/completions"]
+READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
+
+
+@pytest.fixture(scope="module")
+def described(text: ChatText) -> BaseSchema:
+    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL), metrics, open_to())
+    return schemathesis.openapi.from_asgi("/openapi.json", app, config=CONFIG)
+
+
+def test_all_paths_are_described(described: BaseSchema) -> None:
+    """In valid OpenAPI."""
+    described.validate()
+    assert [operation.ok().label for operation in described.get_all_operations()] == [*GENERATING, *READING]
+
+
+@pytest.mark.parametrize("label", [*GENERATING, *READING])
+def test_what_the_description_allows_is_answered(described: BaseSchema, label: str) -> None:
+    """No 5xx, and no status, type or content that is not described."""
+    does_what_it_says(described, label, GenerationMode.POSITIVE, max_examples=100)
+
+
+@pytest.mark.parametrize("label", GENERATING)
+def test_what_the_description_forbids_is_refused(described: BaseSchema, label: str) -> None:
+    """With a 4xx; other paths take nothing that could be wrong."""
+    does_what_it_says(described, label, GenerationMode.NEGATIVE, max_examples=200)
