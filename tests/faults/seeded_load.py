@@ -24,6 +24,8 @@ _PATIENCE_S = 60.0
 #: Between two tries where the answer says nothing.
 _RETRY_S = 0.25
 _REFUSED = (429, 503)
+#: Every other request names a deadline, which none of them should meet.
+_DEADLINE_S = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class SeededLoad:
     async def _stream(self, http: httpx.AsyncClient, url: str, answer: SeededAnswer) -> float:
         """Return the seconds after which to try again, where it has not ended."""
         headers = {"Last-Event-ID": answer.event_id} if answer.event_id else {}
+        if answer.seed % 2:
+            headers["X-Request-Timeout"] = str(_DEADLINE_S)
         async with http.stream("POST", f"{url}/v1/completions", json=answer.body(), headers=headers) as response:
             if response.status_code in _REFUSED:
                 answer.refused += 1

@@ -55,7 +55,7 @@ async def serve(settings: GatewaySettings) -> None:
         await generation.start()
         kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
         config = uvicorn.Config(
-            create_app(generation, text, options, metrics, access, kept),
+            create_app(generation, text, options, metrics, access, kept, host.clock.now),
             host=settings.host,
             port=settings.port,
             log_config=None,

@@ -41,6 +41,7 @@ def create_app(
     metrics: GatewayMetrics,
     access: ApiAccess,
     keep: Callable[[Planning], KeptRequests] | None = None,
+    now: Callable[[], float] = time.time,
 ) -> FastAPI:
     """Build the app.
 
@@ -51,6 +52,7 @@ def create_app(
         metrics: what `/metrics` shows; its registry may hold more.
         access: who may use it, and how much of it.
         keep: makes what keeps requests beyond their connection; without it none is.
+        now: the clock by which the mesh judges deadlines, in Unix time.
     """
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
@@ -68,7 +70,7 @@ def create_app(
             expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
-    planning = Planning(text, options, metrics, access.quotas)
+    planning = Planning(text, options, metrics, access.quotas, now)
     kept = None if keep is None else keep(planning)
     model_card = {
         "id": options.model_name,

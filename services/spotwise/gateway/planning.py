@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -59,17 +58,25 @@ class PlannedBody:
 class Planning:
     """Plans requests, large ones on another thread; see `create_app` for the arguments."""
 
-    def __init__(self, text: ChatText, options: ApiOptions, metrics: GatewayMetrics, quotas: Quotas) -> None:
+    def __init__(
+        self,
+        text: ChatText,
+        options: ApiOptions,
+        metrics: GatewayMetrics,
+        quotas: Quotas,
+        now: Callable[[], float],
+    ) -> None:
         self._text = text
         self._options = options
         self._metrics = metrics
         self._quotas = quotas
+        self._now = now
         self._bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
         self._off_loop = OffLoop()
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
-        deadline_unix_s = deadline_of(request.headers, time.time())  # before the body: its time counts
+        deadline_unix_s = deadline_of(request.headers, self._now())  # before the body: its time counts
         caller = caller_of(request)
         self._quotas.require_room(caller)
         async with self._bodies.body(request) as body:

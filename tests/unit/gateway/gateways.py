@@ -122,7 +122,7 @@ class Gateways:
         await generation.start()
         self.generations.append(generation)
         keep = partial(KeptRequests, generation, host.store, metrics, settings.keeping(member))
-        return create_app(generation, self._text, ApiOptions(MODEL), metrics, open_to(), keep)
+        return create_app(generation, self._text, ApiOptions(MODEL), metrics, open_to(), keep, host.clock.now)
 
 
 @asynccontextmanager

@@ -6,9 +6,15 @@ import time
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.generation import GenerationError
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.text import ChatText
+from tests.unit.gateway.access import open_to
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 ENDPOINTS = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 EXCEEDED = GenerationError(504, "deadline_exceeded", "the deadline came after 2 tokens")
@@ -26,6 +32,15 @@ async def test_the_header_is_a_deadline_for_every_choice(
     (deadline_s,) = deadlines
     assert deadline_s is not None
     assert before_s + 2.5 <= deadline_s <= time.time() + 2.5
+
+
+async def test_deadlines_are_of_the_clock_that_judges_them(mesh: FakeMesh, text: ChatText) -> None:
+    """The machine's own may be set meanwhile: a deadline that is measured by it would come an hour early."""
+    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+    app = create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(), now=lambda: 1000.0)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        await client.post("/v1/completions", json=COMPLETION, headers={"X-Request-Timeout": "2.5"})
+    assert mesh.spec.deadline_unix_s == 1002.5
 
 
 async def test_without_the_header_there_is_no_deadline(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
