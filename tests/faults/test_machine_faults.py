@@ -1,4 +1,4 @@
-"""Faults of the machine under a mesh: clocks that jump, of one process and of all, and a full disk; requests are in every phase.
+"""Faults of the machine under a mesh: clocks that jump, of one process and of all, and a full disk.
 
 A mesh of simulated workers, as in test_request_faults.py. A memory limit has no cells of its own: a process beyond its control
 group's is killed, and one that gets no more is there ("no more memory").
@@ -7,7 +7,6 @@ group's is killed, and one that gets no more is there ("no more memory").
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest

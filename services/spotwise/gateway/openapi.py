@@ -90,7 +90,7 @@ def _generation(request: type[GenerationRequest], object_name: str, text: Schema
         choices={**_list(choice), "minItems": 1},
         usage=_object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
     )
-    content = {**_json_of(answer), "text/event-stream": {"schema": _TEXT}}
+    content = {**_json_of(answer), "text/event-stream": {"schema": _EVENT}}
     name = "a chat" if request.endpoint is Endpoint.CHAT else "a text"
     return _operation(f"Continue {name}.", content, errors=_GENERATION_ERRORS) | {
         "requestBody": {"required": True, "content": _json_of(_ref(request.__name__))},
@@ -127,6 +127,8 @@ def _path_part(name: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
 
 
+#: A server-sent event: the chunk as JSON, or `[DONE]`; its id is where a stream can go on.
+_EVENT: Schema = {**_object(data=_TEXT), "description": "A chunk, or `[DONE]`."}
 _OR_NULL: Schema = {"type": ["string", "null"]}
 _ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_OR_NULL, code=_OR_NULL))
 _MODEL_CARD = _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT)
@@ -154,7 +156,7 @@ _KEEPING = (
     _header("X-Spotwise-Resumable", "With `true` the answer goes on without its client."),
     _header("Last-Event-ID", "Of the last event that the client got: its stream goes on from there."),
 )
-_RESUMED = {**_json_of(_REQUEST), "text/event-stream": {"schema": _TEXT}}
+_RESUMED = {**_json_of(_REQUEST), "text/event-stream": {"schema": _EVENT}}
 _REQUEST_PATHS: Schema = {
     "/v1/requests/{request_id}": {
         "parameters": [_path_part("request_id")],

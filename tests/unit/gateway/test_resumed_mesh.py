@@ -74,7 +74,7 @@ async def test_a_taken_request_stays_taken(text: ChatText, model_dir: Path) -> N
         request_id = str(events[0].data and events[0].data["id"])
         generation = mesh.generations[0]
         for index in range(2):
-            request = generation._role._requests[f"{request_id}#{index}"]
+            request = generation._role._requests.get(f"{request_id}#{index}")
             lost = TokenDelta(request.attempt_id, 0, None, FinishReason.ERROR, error="lost", retryable=True)
             await (await mesh.new_bus()).publish(subjects.inbox("g0", 1), encode(TokenBatch("w0", (lost,))))
         assert content(await client.events())[1][0]["code"] == "resumed_elsewhere"
