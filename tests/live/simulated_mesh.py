@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from spotwise.core.sampling import counter_uniform
+from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import MODEL, LiveMesh
 
 QUESTION = "Tell me what you see from where you are."
@@ -109,6 +111,11 @@ class SimulatedMesh(LiveMesh):
                 return done
 
         return asyncio.run(run())
+
+    def tokens_of(self, seed: int, tokens: int) -> list[int]:
+        """The tokens that a request with a seed has to get."""
+        words = read_words(self.state.options.model_folder)
+        return [words[int(counter_uniform(seed, index) * len(words))] for index in range(tokens)]
 
     def attempts(self, stream: SeededStream) -> int:
         """How many attempts a stream's request took."""

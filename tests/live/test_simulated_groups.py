@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from spotwise.core.members import MemberKind
-from spotwise.core.sampling import counter_uniform
-from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
@@ -23,15 +21,10 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMes
         yield mesh
 
 
-def _tokens_of(mesh: SimulatedMesh, seed: int) -> list[int]:
-    words = read_words(mesh.state.options.model_folder)
-    return [words[int(counter_uniform(seed, index) * len(words))] for index in range(TOKENS)]
-
-
 def _check(mesh: SimulatedMesh, streams: list[SeededStream]) -> None:
     """Every stream got the tokens of its seed, once each, from one attempt."""
     for seed, stream in enumerate(streams):
-        assert stream.tokens == _tokens_of(mesh, seed)
+        assert stream.tokens == mesh.tokens_of(seed, TOKENS)
     assert {mesh.attempts(stream) for stream in streams} == {1}
     mesh.wait_until_idle()
 
