@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from functools import partial
 from typing import get_args
 
 import structlog
@@ -18,17 +16,13 @@ from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.messages import (
     CloseRequest,
     LedgerEntry,
-    Message,
     RecordLedger,
     RejectCode,
     Send,
-    SubmitRequest,
     Tick,
 )
-from spotwise.core.prefix_spans import prefix_spans
-from spotwise.core.record import RequestRecord
-from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.addresses import without_addresses
+from spotwise.gateway.attempt_orders import AttemptOrders
 from spotwise.gateway.generation import (
     EarlierTokens,
     GeneratedTokens,
@@ -41,19 +35,16 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.token_saver import SAVE_EVERY_S, TokenSaver
 from spotwise.gateway.token_stream import TokenStream, generated, saved
-from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
 
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
 #: What its inbox takes.
 _TO_INBOX = frozenset(get_args(g.GatewayEvent)) - {Member, Tick}
-#: Records written at once; a request whose client leaves before its record's turn is never written.
-MAX_WRITES = 32
 
 #: HTTP status of each way to fail.
 _STATUS = {
@@ -88,14 +79,18 @@ class MeshGeneration:
             GatewayRole, host.id, settings.recovery, host.member.incarnation, load_report_s=LOAD_REPORT_S
         )
         self._streams: dict[str, TokenStream] = {}
-        self._writes = asyncio.Semaphore(MAX_WRITES)
         self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
+        self._attempts = AttemptOrders(
+            host, settings, self._role.is_open, self._saver, lambda event: self._loop.feed(event)
+        )
         self._loop = RoleLoop(
             self._role,
             host.clock,
             {
-                g.SubmitAttempt: self._submit_attempt,
-                g.CloseAttempts: self._close_attempts,
+                g.SubmitAttempt: lambda command: self._attempts.submit(self._streams[command.choice_id], command),
+                g.CloseAttempts: lambda command: self._attempts.close(
+                    self._streams[command.order.choice_id], command.order
+                ),
                 g.ParkAttempts: self._park_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
@@ -238,121 +233,9 @@ class MeshGeneration:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def _submit_attempt(self, command: g.SubmitAttempt) -> None:
-        stream = self._streams[command.choice_id]
-        stream.attempts += 1
-        stream.submission = asyncio.ensure_future(self._submit(stream, command))
-        self._host.spawn(stream.submission, "submit")
-
-    async def _submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
-        attempt = (command.choice_id, command.epoch)
-        failed = partial(self._submit_failed, command)
-        try:
-            async with asyncio.timeout(self._settings.store_timeout_s), stream.record_turn, self._writes:
-                if not self._role.is_open(*attempt):
-                    return
-                stream.has_record = True
-                is_ours = await self._put_record(stream, command)
-        except (MeshError, TimeoutError) as error:
-            failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
-            return
-        except ValueError as error:  # a bug, which is to end this request and not the gateway
-            failed("the request cannot be recorded", error)
-            return
-        if not is_ours and self._role.is_open(*attempt):
-            self.step_down(command.choice_id)
-        if not self._role.is_open(*attempt):
-            return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
-        stream.submitted_epoch = command.epoch
-        try:
-            reply = await self._host.bus.request(
-                subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
-            )
-            answer: Message = decode(reply)
-        except (MeshError, ValueError) as error:
-            failed("no cluster scheduler takes the request; send it again shortly", error)
-            return
-        self._loop.feed(answer)
-
-    async def _put_record(self, stream: TokenStream, command: g.SubmitAttempt) -> bool:
-        record = self._record(stream, command)
-        if stream.spec.owner:
-            return await self._host.store.put_owned_record(record, stream.spec.owner)
-        await self._host.store.put_record(record)
-        return True
-
-    def _submit_failed(
-        self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_unavailable: bool = False
-    ) -> None:
-        """Feed the failure to the role; the client never sees the error's servers and subjects."""
-        _log.warning("submit_failed", choice_id=command.choice_id, reason=str(error) or type(error).__name__)
-        self._loop.feed(g.SubmitFailed(command.choice_id, command.epoch, reason, store_unavailable))
-
-    def _record(self, stream: TokenStream, command: g.SubmitAttempt) -> RequestRecord:
-        return RequestRecord(
-            choice_id=stream.choice_id,
-            epoch=command.epoch,
-            gateway_id=self._host.id,
-            attempt_id=command.attempt_id,
-            model=self._settings.served_name,
-            prompt_token_ids=stream.spec.prompt_token_ids,
-            output_token_ids=command.output_token_ids,
-            sampling=stream.spec.sampling,
-            stop=stream.spec.stop,
-            arrival_unix_s=stream.received_s,
-            priority=stream.spec.priority,
-            tenant=stream.spec.tenant,
-            model_digest=command.model_digest,
-            prefix_salt=stream.spec.prefix_salt,
-            deadline_unix_s=stream.spec.deadline_unix_s,
-        )
-
-    def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
-        committed = len(command.output_token_ids)
-        may_reuse = stream.spec.sampling.prompt_logprobs is None
-        known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
-        return SubmitRequest(
-            choice_id=stream.choice_id,
-            epoch=command.epoch,
-            stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
-            prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
-            max_new_tokens=stream.spec.stop.max_new_tokens - committed,
-            prefix_spans=(
-                prefix_spans(self._settings.served_name, known, stream.spec.prefix_salt) if may_reuse else ()
-            ),
-            priority=stream.spec.priority,
-            avoid=command.avoid,
-            deadline_unix_s=stream.spec.deadline_unix_s,
-        )
-
     def _park_attempts(self, command: g.ParkAttempts) -> None:
         self._metrics.count_parked()
-        self._post_end(self._streams[command.order.choice_id], command.order)
-
-    def _post_end(self, stream: TokenStream, order: CloseRequest) -> None:
-        if stream.submitted_epoch:
-            # An attempt that was not submitted has a number that another gateway's may have.
-            self._host.post(subjects.REQUESTS, replace(order, epoch=stream.submitted_epoch))
-
-    def _close_attempts(self, command: g.CloseAttempts) -> None:
-        stream = self._streams[command.order.choice_id]
-        self._post_end(stream, command.order)
-        if not stream.has_record and stream.submission is not None:
-            stream.submission.cancel()
-        elif stream.has_record:
-            self._host.spawn(self._delete_record(stream), "delete_record")
-
-    async def _delete_record(self, stream: TokenStream) -> None:
-        owner = stream.spec.owner
-        try:
-            async with stream.record_turn:
-                if owner:  # until its end is saved, the record tells another gateway the attempt to go on from
-                    await self._saver.save(stream.choice_id)
-                    await self._host.store.delete_owned_record(stream.choice_id, owner)
-                else:
-                    await self._host.store.delete_record(stream.choice_id)
-        except MeshError:
-            return  # it expires
+        self._attempts.end(self._streams[command.order.choice_id], command.order)
 
     def _accept(self, command: g.Accept) -> None:
         stream = self._streams.get(command.choice_id)

@@ -15,8 +15,9 @@ from spotwise.core.messages import CloseRequest, RequestAccepted, SubmitRequest
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.attempt_orders import MAX_WRITES
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.mesh_client import MAX_WRITES, MeshGeneration
+from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded import LOOPBACK
