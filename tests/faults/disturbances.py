@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.faults.packet_loss import Direction, losing_packets
+from tests.faults.bad_links import Direction, losing_packets, on_narrow_link
 
 #: Longer than the mesh of the tests lets a process be silent.
 FOREVER_S = 3600.0
@@ -28,13 +28,13 @@ class Disturbance:
     Attributes:
         apply: does it to a process, and returns when it is over.
         drains_workers: a worker that it strikes has drained, and stays away.
-        needs_packet_loss: it is impossible where packets cannot be lost.
+        needs_bad_links: it is impossible where links cannot be bad.
     """
 
     name: str
     apply: Callable[[int], None]
     drains_workers: bool = False
-    needs_packet_loss: bool = False
+    needs_bad_links: bool = False
 
 
 def _kill(pid: int) -> None:
@@ -91,6 +91,14 @@ def _lose(direction: Direction, percent: int, seconds: float) -> Callable[[int],
     return lose
 
 
+def _narrow_for(seconds: float) -> Callable[[int], None]:
+    def narrow(pid: int) -> None:
+        with on_narrow_link(pid):
+            time.sleep(seconds)
+
+    return narrow
+
+
 def _without_more(limit: int, in_use: Callable[[psutil.Process], int], seconds: float) -> Callable[[int], None]:
     """Let a process have no more of a resource than it has."""
 
@@ -118,11 +126,12 @@ DISTURBANCES = (
     Disturbance("stopped for 30 s", _stop_for(_LONG_S)),
     Disturbance("stopped for ever", _stop_for_ever),
     Disturbance("slow for 5 s", _slow_for(5.0)),
-    Disturbance("cut off for 5 s", _lose(Direction.BOTH, 100, 5.0), needs_packet_loss=True),
-    Disturbance("cut off for 20 s", _lose(Direction.BOTH, 100, 20.0), needs_packet_loss=True),
-    Disturbance("mute for 5 s", _lose(Direction.SENT, 100, 5.0), needs_packet_loss=True),
-    Disturbance("deaf for 5 s", _lose(Direction.RECEIVED, 100, 5.0), needs_packet_loss=True),
-    Disturbance("loses 30 % for 5 s", _lose(Direction.BOTH, 30, 5.0), needs_packet_loss=True),
+    Disturbance("cut off for 5 s", _lose(Direction.BOTH, 100, 5.0), needs_bad_links=True),
+    Disturbance("cut off for 20 s", _lose(Direction.BOTH, 100, 20.0), needs_bad_links=True),
+    Disturbance("mute for 5 s", _lose(Direction.SENT, 100, 5.0), needs_bad_links=True),
+    Disturbance("deaf for 5 s", _lose(Direction.RECEIVED, 100, 5.0), needs_bad_links=True),
+    Disturbance("loses 30 % for 5 s", _lose(Direction.BOTH, 30, 5.0), needs_bad_links=True),
+    Disturbance("on a narrow link for 5 s", _narrow_for(5.0), needs_bad_links=True),
     Disturbance("no more memory for 5 s", _without_more(resource.RLIMIT_AS, lambda each: each.memory_info().vms, 5.0)),
     Disturbance("no more files for 5 s", _without_more(resource.RLIMIT_NOFILE, lambda each: each.num_fds(), 5.0)),
 )

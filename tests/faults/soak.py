@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tests.faults.bad_links import why_impossible
 from tests.faults.disturbances import DISTURBANCES, Disturbance
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.memory_growth import MemoryGrowth
-from tests.faults.packet_loss import why_impossible
 from tests.faults.request_matrix import MatrixRow, as_table, row_of, sum_of
 from tests.faults.seeded_load import LoadShape, SeededLoad
 
@@ -44,8 +44,8 @@ class Soak:
         self._load = SeededLoad(lambda: mesh.urls, LoadShape(), seed)
         self._words = mesh.words()
         self._sums = row_of("faults", "", Counter(), [], self._words, 0)
-        can_lose = why_impossible() is None
-        self._disturbances = [each for each in DISTURBANCES if can_lose or not each.needs_packet_loss]
+        can_be_bad = why_impossible() is None
+        self._disturbances = [each for each in DISTURBANCES if can_be_bad or not each.needs_bad_links]
 
     async def run(self, console: Console) -> MatrixRow:
         """Disturb the mesh until the time is over; return what all clients got once the last request has ended."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.faults.bad_links import why_impossible
 from tests.faults.disturbances import DISTURBANCES, Disturbance
 from tests.faults.fault_mesh import FaultMesh
-from tests.faults.packet_loss import why_impossible
 from tests.faults.request_cell import disturbed
 from tests.faults.request_matrix import MatrixRow
 
@@ -42,7 +42,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultMesh]:
 
 @pytest.fixture(scope="module")
 def impossible() -> str | None:
-    """Why packets cannot be lost here."""
+    """Why links cannot be bad here."""
     return why_impossible()
 
 
@@ -55,8 +55,8 @@ def test_one_process(
     victim: str,
 ) -> None:
     """Nothing accepted is lost, doubled or wrong, and the mesh is whole and idle afterwards."""
-    if disturbance.needs_packet_loss and impossible is not None:
-        pytest.skip(f"packets cannot be lost here: {impossible}")
+    if disturbance.needs_bad_links and impossible is not None:
+        pytest.skip(f"links cannot be bad here: {impossible}")
     row = disturbed(mesh, disturbance, (victim,))
     record_row(row)
     assert row.is_clean, row
