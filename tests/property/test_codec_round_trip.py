@@ -252,7 +252,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         TEXT,
         TEXT,
         NUMBERS,
-        NUMBERS,
+        st.none() | NUMBERS,
         NUMBERS,
         st.none() | NUMBERS,
         st.lists(st.builds(m.WantedInstances, TEXT, U32, U32, U32), max_size=2).map(tuple),

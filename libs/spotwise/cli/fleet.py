@@ -98,11 +98,12 @@ def _summary(view: FleetView, report: FleetReported) -> list[str]:
     load = (
         f"load: {view.rate:.2f} requests/s (CV {view.cv:.2f}), {view.input_tokens} tokens in, {view.output_tokens} out"
     )
+    each = "more come than it serves" if view.request_s is None else f"{view.request_s:.2f} s a request"
     budget = "no budget" if view.budget_per_h is None else f"budget {view.budget_per_h:.4g}"
     lines = [
         load,
         f"chosen: {view.config or 'none'}, serving: {view.serving or 'none'}"
-        + (f" ({view.throughput:.2f} requests/s at most, {view.request_s:.2f} s a request)" if view.config else ""),
+        + (f" ({view.throughput:.2f} requests/s at most, {each})" if view.config else ""),
         f"price: {view.price_per_h:.4g} $/h now, {budget}; {report.spent:.4f} $ so far; provider {report.provider}",
     ]
     if view.why:

@@ -196,7 +196,8 @@ class FleetView:
         rate, cv, input_tokens, output_tokens: the load for which the configuration is chosen.
         config: the one that is chosen, `D,P,M`; empty: none can be.
         serving: the one that serves.
-        throughput, request_s: of the chosen one, requests a second and seconds of a request.
+        throughput, request_s: of the chosen one, requests a second and seconds of a request; `None`: more requests come than it
+            serves.
         price_per_h: dollars an hour of all instances, now; `budget_per_h`: of its limit, `None` for none.
         why: what the choice follows from, for people.
     """
@@ -209,7 +210,7 @@ class FleetView:
     config: str = ""
     serving: str = ""
     throughput: float = 0.0
-    request_s: float = 0.0
+    request_s: float | None = None
     price_per_h: float = 0.0
     budget_per_h: float | None = None
     wanted: tuple[WantedInstances, ...] = ()

@@ -61,13 +61,13 @@ ORDER: Codec = codec_of(
 SHOW: Codec = codec_of(m.ShowFleet, fleet.ShowFleet)
 _VIEW_FIELDS = (
     *("rate", "cv", "input_tokens", "output_tokens", "config", "serving"),
-    *("throughput", "request_s", "price_per_h", "why"),
+    *("throughput", "price_per_h", "why"),
 )
 _VIEW = codec_of(
     m.FleetView,
     fleet.FleetView,
     *_VIEW_FIELDS,
-    optional=("budget_per_h",),
+    optional=("budget_per_h", "request_s"),
     report=(lambda report: None if report is None else REPORT[0](report), same),
     wanted=each_of(_WANTED),
     reasons=each_of(_REASON),

@@ -69,6 +69,7 @@ def test_load_choice_and_bill_come_first() -> None:
     lines = shown(VIEW).splitlines()
     assert lines[0] == "load: 1.50 requests/s (CV 1.00), 60 tokens in, 24 out"
     assert lines[1] == "chosen: 2,1,1, serving: 1,1,1 (2.50 requests/s at most, 1.25 s a request)"
+    assert "(2.50 requests/s at most, more come than it serves)" in shown(replace(VIEW, request_s=None))
     assert lines[2] == "price: 2 $/h now, no budget; 0.5000 $ so far; provider local"
     assert lines[3] == "why: 2,1,1 on 2 small is the cheapest"
     assert "budget 3" in shown(replace(VIEW, budget_per_h=3.0))

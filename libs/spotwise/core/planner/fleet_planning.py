@@ -11,6 +11,7 @@ Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -160,7 +161,7 @@ class FleetPlanning:
             config="" if choice is None else written(choice.config),
             serving=described(serving),
             throughput=0.0 if decided is None else decided.throughput,
-            request_s=0.0 if choice is None else choice.request_s,
+            request_s=None if choice is None or math.isinf(choice.request_s) else choice.request_s,
             price_per_h=sum(each.price_per_h for each in report.instances if each.state is not InstanceState.GONE),
             budget_per_h=self._policy.budget_per_h,
             wanted=() if decided is None else decided.targets,

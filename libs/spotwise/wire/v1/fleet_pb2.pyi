@@ -465,6 +465,7 @@ class FleetView(_message.Message):
     serving: _builtins.str
     throughput: _builtins.float
     request_s: _builtins.float
+    """unset: requests wait without end"""
     price_per_h: _builtins.float
     budget_per_h: _builtins.float
     why: _builtins.str
@@ -485,19 +486,24 @@ class FleetView(_message.Message):
         config: _builtins.str = ...,
         serving: _builtins.str = ...,
         throughput: _builtins.float = ...,
-        request_s: _builtins.float = ...,
+        request_s: _builtins.float | None = ...,
         price_per_h: _builtins.float = ...,
         budget_per_h: _builtins.float | None = ...,
         wanted: _abc.Iterable[Global___WantedInstances] | None = ...,
         reasons: _abc.Iterable[Global___InstanceReason] | None = ...,
         why: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_per_h", b"_budget_per_h", "budget_per_h", b"budget_per_h", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_per_h", b"_budget_per_h", "_request_s", b"_request_s", "budget_per_h", b"budget_per_h", "report", b"report", "request_s", b"request_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_per_h", b"_budget_per_h", "budget_per_h", b"budget_per_h", "config", b"config", "cv", b"cv", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "price_per_h", b"price_per_h", "rate", b"rate", "reasons", b"reasons", "report", b"report", "request_s", b"request_s", "serving", b"serving", "throughput", b"throughput", "wanted", b"wanted", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_per_h", b"_budget_per_h", "_request_s", b"_request_s", "budget_per_h", b"budget_per_h", "config", b"config", "cv", b"cv", "input_tokens", b"input_tokens", "output_tokens", b"output_tokens", "price_per_h", b"price_per_h", "rate", b"rate", "reasons", b"reasons", "report", b"report", "request_s", b"request_s", "serving", b"serving", "throughput", b"throughput", "wanted", b"wanted", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_per_h: _TypeAlias = _typing.Literal["budget_per_h"]  # noqa: Y015
     _WhichOneofArgType__budget_per_h: _TypeAlias = _typing.Literal["_budget_per_h", b"_budget_per_h"]  # noqa: Y015
+    _WhichOneofReturnType__request_s: _TypeAlias = _typing.Literal["request_s"]  # noqa: Y015
+    _WhichOneofArgType__request_s: _TypeAlias = _typing.Literal["_request_s", b"_request_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_per_h) -> _WhichOneofReturnType__budget_per_h | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__request_s) -> _WhichOneofReturnType__request_s | None: ...
 
 Global___FleetView: _TypeAlias = FleetView  # noqa: Y015

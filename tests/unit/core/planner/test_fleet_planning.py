@@ -224,3 +224,16 @@ def test_the_view_says_why_there_is_no_fleet_and_what_serves() -> None:
     assert [each.instance_id for each in view.reasons] == ["i0"]
     uneven = planning.fleet.view([group("mixed-0", "i0", "x"), group("mixed-1", "y")], planning.now)
     assert uneven.serving == "1,1,1+1,1,2"
+
+
+def test_more_requests_than_can_be_served_have_no_time_in_the_view() -> None:
+    """Not an infinite one, which no message carries."""
+    planning = Planning("one")
+    planning.knows_the_model()
+    planning.run("i0", "one", "i0")
+    arrivals = tuple(planning.now + number / 1e5 for number in range(20_000))
+    planning.fleet.loaded(m.LoadReported("gateway", 1, 1, arrivals, 100 * len(arrivals)), planning.now + 0.5)
+    planning.advance()
+    view = planning.fleet.view((), planning.now)
+    assert view.config and view.rate > view.throughput
+    assert view.request_s is None
