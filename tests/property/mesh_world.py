@@ -38,6 +38,7 @@ from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
+from spotwise.wire.codec import decode, encode
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.former_gateways import FormerGateway
 from tests.property.worker_processes import WorkerProcesses, expected_token
@@ -485,6 +486,7 @@ class MeshWorld:
 
     def send(self, sender: str, command: m.Send) -> None:
         message = command.message
+        assert decode(encode(message)) == message, "a role sends what the wire changes, or drops"
         if isinstance(message, REPEATABLE) and self.repeats and self.rng.random() < self.repeats:
             self.at(self.delay(3.0), lambda: self._deliver(sender, command))
         if not self.loses(message):
