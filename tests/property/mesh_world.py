@@ -1,7 +1,6 @@
 """A whole mesh in one process: the real roles, a fake network, engines that only remember the contents of each block.
 
-Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
-order. What workers do is in `worker_processes.py`.
+The network is in `fake_network.py`, what workers do in `worker_processes.py`.
 
 Messages between scheduler and workers, tokens, and heartbeats, may be lost. A worker may stall: nothing happens on it for a
 while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: messages
@@ -17,7 +16,6 @@ worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are sta
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,6 +37,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.wire.codec import decode, encode
+from tests.property.fake_network import REPEATABLE, FakeNetwork
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.former_gateways import FormerGateway
 from tests.property.worker_processes import WorkerProcesses, expected_token
@@ -51,29 +50,12 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
-#: What a lossy mesh may lose: each receiver of these messages has a time-out.
-LOSABLE = (
-    *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
-    *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
-    *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
-    *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest, m.InterruptionReported),
-    *(m.SurveyDevice, m.DeviceSurveyed, m.LeadGroup),
-    *(m.LoadReported, m.FleetReported, m.FleetOrder),
-)
-#: What a mesh that repeats messages delivers once more, seconds later.
-REPEATABLE = (
-    *(m.MoveRequest, m.RequestMoved, m.MoveAcknowledged, m.MoveEnded),
-    *(m.SurveyWorker, m.WorkerSurveyed, m.GiveBackRequest),
-    *(m.SurveyDevice, m.DeviceSurveyed, m.LeadGroup),
-)
-#: Messages that a request, or an attempt, is over.
-ENDINGS = (m.CloseRequest, m.CancelRequest)
 #: A member whose own heartbeats do not come back for so long takes the broker for away.
 DEAF_AFTER_S = 0.75
 TICK_S = 0.1
 
 
-class MeshWorld:
+class MeshWorld(FakeNetwork):
     """One gateway, one scheduler, some workers."""
 
     def __init__(
@@ -88,33 +70,28 @@ class MeshWorld:
         pool_policy: PoolPolicy | None = None,
         load_report_s: float | None = None,
     ) -> None:
-        self.rng = rng
+        super().__init__(rng)
         self.load_report_s = load_report_s
         self.limits = limits = replace(limits, confirm_every_s=CONFIRM_EVERY_S)
         self.pool_policy = pool_policy
         self.homes_changed = 0
         self.policy = replace(policy, confirm_every_s=CONFIRM_EVERY_S)
-        self.loss = 0.0
-        self.repeats = 0.0
         self.planners: Planners | None = None
         self.schedulers: Schedulers | None = None  # in the place of the one
         self.submit_s = 0.0
         self.devices: Devices | None = None
         self.market: FleetMarket | None = None
-        self.ending_loss = 0.0
         self.submissions_wait_s = 0.0
         self.iteration_s = iteration_s
         self.push_s = push_s
         self.attempts: dict[str, int] = {}
         #: Why attempts were lost, as the gateway says.
         self.lost_attempts: list[str] = []
-        self.now = 1000.0
         self.num_blocks = num_blocks
         self.gateway_id = "gateway"
         self.former: dict[str, FormerGateway] = {}
         self.gateway = self.new_gateway(1)
         self.paused: dict[str, list[Callable[[], None]]] = {}
-        self.broker_away: tuple[float, float] = (0.0, 0.0)
         self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
         self.scheduler_is_up = True
         self.plain_members = {
@@ -138,34 +115,12 @@ class MeshWorld:
         self.culprits: set[str] = set()
         self.killers: set[str] = set()
         self.bad_pairs: set[tuple[str, str]] = set()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self._link_free: dict[tuple[str, str], float] = {}
         self._processes = WorkerProcesses(self)
         for number, pool in enumerate(pools):
             self.start_worker(f"w{number}", pool)
         for member_id in self.plain_members:
             self._beat_plain(member_id)
         self.at(0.05, self._tick)
-
-    # --- time and links -----------------------------------------------------------------------------------------------
-
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (self.now + delay_s, self._order, action))
-
-    def run_until(self, end: float, done: Callable[[], bool] = lambda: False) -> None:
-        while self._events and self._events[0][0] <= end and not done():
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-
-    def delay(self, most: float = 0.02) -> float:
-        return self.rng.uniform(0.0, most)
-
-    def loses(self, message: Any) -> bool:
-        if isinstance(message, ENDINGS):
-            return self.rng.random() < self.ending_loss
-        return isinstance(message, LOSABLE) and self.rng.random() < self.loss
 
     def pause(self, member_id: str, seconds: float) -> None:
         """Gateway or scheduler stand still, as after SIGSTOP; what comes waits."""
@@ -179,17 +134,6 @@ class MeshWorld:
         feed(m.Tick(away_s=seconds))
         for action in waiting:
             action()
-
-    def pause_broker(self, seconds: float) -> None:
-        """Delay every message for a while, then deliver all of them in order."""
-        self.broker_away = self.now, self.now + seconds
-
-    def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:
-        since, until = self.broker_away
-        delayed = until if since <= self.now < until else 0.0
-        arrival = max(self.now + self.delay(), self._link_free.get((sender, recipient), 0.0) + 1e-9, delayed)
-        self._link_free[sender, recipient] = arrival
-        self.at(arrival - self.now, action)
 
     # --- members ------------------------------------------------------------------------------------------------------
 
