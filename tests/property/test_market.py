@@ -181,7 +181,9 @@ FLEETS = st.builds(
     on_demand_floor=st.sampled_from([0, 0, 1]),
     spare_instances=st.integers(0, 1),
     latency_target_s=st.sampled_from([None, 0.0, 30.0]),
-    hold_s=st.sampled_from([3.0, 6.0]),
+    hold_s=st.sampled_from(
+        [8.0, 12.0]
+    ),  # as by default no shorter than the window, whose noise would pass for a change
     late_factor=st.just(3.0),
     release_notice_s=st.just(20.0),
 )

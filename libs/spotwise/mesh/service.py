@@ -16,7 +16,7 @@ import structlog
 from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberState
 from spotwise.core.messages import LedgerEntry, Message, Tick
 from spotwise.mesh.attention import MISSED_BEATS, Attention
-from spotwise.mesh.cancelling import end_tasks
+from spotwise.mesh.background_work import BackgroundWork
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
@@ -76,14 +76,13 @@ class ServiceHost:
         self.metrics = HostMetrics()
         self.metrics.watch("outbox_messages", lambda: len(self._outbox))
         self.metrics.watch("ledger_backlog", lambda: len(self._ledger))
-        self.metrics.watch("background_tasks", lambda: len(self._tasks))
+        self.metrics.watch("background_tasks", lambda: len(self._work))
         self._registered_s = 0.0
         self._own_beat_s = time.monotonic()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work = BackgroundWork(self.fail, self._watched)
         self._subscriptions: list[Subscription] = []
         self._journals: list[Journal] = []
         self._failure: MeshError | None = None
-        self._is_ending = False
         self._parts: list[WatchedPart] = []
         self._replaced = False  # by a newer incarnation, which has the id now
         #: What the first stop signal does; a member that drains calls `stop` when it holds nothing.
@@ -121,7 +120,7 @@ class ServiceHost:
         await self._beat()
         undo_goodbye = self.watchdog.say_goodbye_with(lambda stuck: self.spawn(self._be_unhealthy(), "goodbye"))
         await self.listen(subjects.heartbeats_of(self.id), self._own_heartbeat)
-        self._repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
+        self._work.repeat(self._beat_is_due, self._beat, "heartbeat")  # also while it starts, which takes a model long
         self.spawn(self._empty_outbox(), "outbox")
         self.every(self.settings.heartbeat_s, self._write_store, "books")
         try:
@@ -246,16 +245,7 @@ class ServiceHost:
 
     def spawn(self, work: Awaitable[Any], name: str) -> None:
         """Run work in the background; its failure ends the service, since nothing else would notice it."""
-        task = asyncio.ensure_future(work)
-        task.set_name(name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("task_failed", task=task.get_name(), exc_info=error)
-            self.fail(f"background work failed: {task.get_name()}: {error}")
+        self._work.spawn(work, name)
 
     def _watched(self, name: str) -> WatchedPart:
         part = self.watchdog.part(f"{self.id}: {name}", WAITS_TAKE * self.settings.stuck_after_s or None)
@@ -267,7 +257,7 @@ class ServiceHost:
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` periodically; broker or store errors are logged, and the next call retries."""
-        self._repeat(lambda: asyncio.sleep(interval_s), work, name)
+        self._work.repeat(lambda: asyncio.sleep(interval_s), work, name)
 
     def keep_time(self, tick_s: float, look: Callable[[Tick], None]) -> None:
         """Call `look` every `tick_s` with a tick, for a role's deadlines; a tick has the seconds without reception."""
@@ -278,27 +268,6 @@ class ServiceHost:
             look(Tick(attention.away_s()))
 
         self.every(tick_s, tick, "tick")
-
-    def _repeat(self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str) -> None:
-        part = self._watched(name)
-
-        async def loop() -> None:
-            while True:
-                await pause()
-                try:
-                    with part.work():
-                        await work()
-                except (MeshError, OSError) as error:
-                    _log.warning("periodic_work_failed", work=name, error=str(error))
-
-        def ended(task: asyncio.Task[None]) -> None:
-            # A cancellation that nothing here requested: it leaked out of what the work awaited.
-            if task.cancelled() and not self._is_ending:
-                self.fail(f"background work was cancelled: {name}")
-
-        task = asyncio.ensure_future(loop())
-        task.add_done_callback(ended)
-        self.spawn(task, name)
 
     def stop(self) -> None:
         """End `run`; idempotent."""
@@ -369,11 +338,10 @@ class ServiceHost:
 
     async def _end(self) -> None:
         """Send what is pending, then LEFT, so that peers need not wait for the heartbeat time-out."""
-        self._is_ending = True
+        self._work.ends()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
-        while self._tasks:  # one that ends may have started another
-            await end_tasks(self._tasks)
+        await self._work.end()
         # The bus may have other users, and a member that has left must receive nothing.
         for subscription in self._subscriptions:
             with contextlib.suppress(MeshError, OSError):

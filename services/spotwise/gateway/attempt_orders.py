@@ -15,6 +15,7 @@ from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import TokenStream
 from spotwise.mesh.ports import MeshError
@@ -23,9 +24,6 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 
 _log = structlog.get_logger(__name__)
-
-#: Records written at once; a request whose client leaves before its record's turn is never written.
-MAX_WRITES = 32
 
 
 class AttemptOrders:
@@ -52,7 +50,7 @@ class AttemptOrders:
         self._is_open = is_open
         self._saver = saver
         self._feed = feed
-        self._writes = asyncio.Semaphore(MAX_WRITES)
+        self._turns = StoreTurns(settings.store_timeout_s)
 
     def submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         """Record an attempt, and submit it."""
@@ -78,7 +76,7 @@ class AttemptOrders:
         attempt = (command.choice_id, command.epoch)
         failed = partial(self._submit_failed, command)
         try:
-            async with asyncio.timeout(self._settings.store_timeout_s), stream.record_turn, self._writes:
+            async with self._turns.turn(), stream.record_turn:
                 if not self._is_open(*attempt):
                     return
                 stream.has_record = True

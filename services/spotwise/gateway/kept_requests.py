@@ -34,6 +34,7 @@ from spotwise.gateway.planning import PlannedBody, Planning
 from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.request_log import CANCELLED, FINISHED, RequestLog, ending_of
+from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
@@ -110,7 +111,8 @@ class KeptRequests:
         self._planning = planning
         self._metrics = metrics
         self._limits = limits
-        self._turns = itertools.count(1)
+        self._takings = itertools.count(1)
+        self._turns = StoreTurns(limits.store_timeout_s)
         self._running: dict[str, _Running] = {}
         self._tasks = set[asyncio.Task[None]]()
 
@@ -307,7 +309,7 @@ class KeptRequests:
         return self._limits.answer_kept_s if form.is_resumable else ENDED_STREAM_KEPT_S
 
     def _new_owner(self) -> str:
-        return f"{self._limits.owner}/{next(self._turns)}"
+        return f"{self._limits.owner}/{next(self._takings)}"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -316,11 +318,13 @@ class KeptRequests:
 
     async def _of_store(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
-            async with asyncio.timeout(self._limits.store_timeout_s):
+            async with self._turns.turn():
                 return await work
         except (MeshError, TimeoutError) as error:
             message = "the request store does not take the request; send it again shortly"
             raise GenerationError(503, g.FAIL_STORE, message, 1.0) from error
+        finally:
+            work.close()  # it may not have had its turn
 
 
 def unknown_request(request_id: str) -> ApiError:

@@ -15,11 +15,11 @@ from spotwise.core.messages import CloseRequest, RequestAccepted, SubmitRequest
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.attempt_orders import MAX_WRITES
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.store_turns import MOST_AT_ONCE
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
@@ -120,15 +120,15 @@ async def test_clients_that_leave_while_the_store_does_nothing_cost_nothing_more
     """Beyond the writes that were under way: no task waits for a store that may be away for long."""
     mesh = OneGateway(model_dir)
     async with mesh.generation() as generation:
-        clients = [asyncio.create_task(_take(generation, f"r{number}")) for number in range(10 * MAX_WRITES)]
-        await until(lambda: mesh.store.writing == MAX_WRITES)
+        clients = [asyncio.create_task(_take(generation, f"r{number}")) for number in range(10 * MOST_AT_ONCE)]
+        await until(lambda: mesh.store.writing == MOST_AT_ONCE)
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         await asyncio.sleep(0.05)
         named = Counter(task.get_name() for task in asyncio.all_tasks())
-        assert (named["submit"], named["delete_record"]) == (MAX_WRITES, MAX_WRITES)
+        assert (named["submit"], named["delete_record"]) == (MOST_AT_ONCE, MOST_AT_ONCE)
         mesh.store.may_write.set()
         await until(lambda: not {"submit", "delete_record"} & {task.get_name() for task in asyncio.all_tasks()})
-        assert [await mesh.store.get_record(f"r{number}") for number in range(MAX_WRITES)] == [None] * MAX_WRITES
+        assert [await mesh.store.get_record(f"r{number}") for number in range(MOST_AT_ONCE)] == [None] * MOST_AT_ONCE
         assert mesh.sent == []

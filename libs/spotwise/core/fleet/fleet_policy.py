@@ -20,7 +20,8 @@ class FleetPolicy:
             request without load (`fleet_search`). `latency_slack`: share above the least latency that is fast enough as well.
         headroom: the measured rate is multiplied with it.
         hold_s: for so long a better choice must be better before it replaces one that serves, and so long a surplus lasts
-            before it is given back; `gain`: share by which price or latency is better.
+            before it is given back; shorter than the window, its noise would pass for a change.
+        gain: share by which price or latency is better.
         late_factor: an instance that starts for longer than so many times its type's `start_s` is late.
         release_notice_s: from a release's first mention to its deadline.
         phases: whether prompts may be computed on pipelines of their own.

@@ -1,0 +1,46 @@
+"""Operations on the store that requests wait for: so many at once, and each for so long.
+
+Law: an operation fails after `limit_s`, which begins with its turn: a crowd of requests must not take its own length for the
+store's silence. Once an operation has taken too long, all that wait for a turn fail at once, and so does what comes while
+another one is tried; the first that succeeds ends that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+#: Operations at once; a request whose client leaves before its record's turn is never written.
+MOST_AT_ONCE = 32
+
+
+class StoreTurns:
+    """Gives turns; of one event loop."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._free = asyncio.Semaphore(MOST_AT_ONCE)
+        self._under_way = 0
+        self._is_silent = False
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of a block; raises `TimeoutError`."""
+        self._require_answers()
+        async with self._free:
+            self._require_answers()
+            self._under_way += 1
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    yield
+                self._is_silent = False
+            except TimeoutError:
+                self._is_silent = True
+                raise
+            finally:
+                self._under_way -= 1
+
+    def _require_answers(self) -> None:
+        if self._is_silent and self._under_way:
+            raise TimeoutError
