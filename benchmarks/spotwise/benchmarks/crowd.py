@@ -32,10 +32,11 @@ from spotwise.cli.mesh_access import running_state
 from spotwise.core.percentile import percentile
 
 #: Tokens of a prompt and of an answer; a token takes some 300 ms.
-_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 80
+_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 120
 _SLOW = "0.1"
-#: More token workers than one process simulates: one of their processes is killed.
-_PROMPT_WORKERS, _TOKEN_WORKERS = 20, 60
+#: So many prompt workers that all streams begin before the first ends. More token workers than one process simulates: one of
+#: their processes is killed.
+_PROMPT_WORKERS, _TOKEN_WORKERS = 100, 60
 #: A gap above this many times the median token is a pause.
 _PAUSE = 3.0
 _GATEWAY_LIMIT_MIB = 300.0
