@@ -31,9 +31,9 @@ from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.mesh_access import running_state
 from spotwise.core.percentile import percentile
 
-#: Tokens of a prompt and of an answer; a token takes some 300 ms.
-_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 120
-_SLOW = "0.1"
+#: Tokens of a prompt and of an answer; a token takes some 600 ms.
+_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 80
+_SLOW = "0.05"
 #: So many prompt workers that all streams begin before the first ends. More token workers than one process simulates: one of
 #: their processes is killed.
 _PROMPT_WORKERS, _TOKEN_WORKERS = 100, 60

@@ -44,6 +44,9 @@ class TokenSaver:
         self._taken = taken
         self._unsaved: dict[str, _Unsaved] = {}
         self._turn = asyncio.Lock()
+        #: What the next round saves, in order, and the round, once somebody waits for it.
+        self._wanted: dict[str, None] = {}
+        self._next: asyncio.Task[None] | None = None
 
     def watch(self, choice_id: str, owner: str) -> None:
         """Begin with a choice."""
@@ -63,31 +66,43 @@ class TokenSaver:
 
     async def save_all(self) -> None:
         """Save what there is, and find out what has another owner; raises `MeshError`, and keeps the tokens then."""
-        await self._save(list(self._unsaved))
+        await self._save(self._unsaved)
 
     async def save(self, *choice_ids: str) -> None:
         """Save the tokens of some choices now; raises `MeshError`."""
         await self._save(choice_ids)
 
     async def _save(self, choice_ids: Iterable[str]) -> None:
+        """Take part in the next round; thousands of choices may end in the same second."""
+        self._wanted.update(dict.fromkeys(choice_ids))
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._round())
+            self._next.add_done_callback(_seen)
+        await asyncio.shield(self._next)
+
+    async def _round(self) -> None:
         async with self._turn:  # chunks of a choice stay in order
+            wanted, self._wanted, self._next = self._wanted, {}, None
             by_owner: dict[str, dict[str, _Unsaved]] = {}
-            for choice_id in choice_ids:
+            for choice_id in wanted:
                 if (unsaved := self._unsaved.get(choice_id)) is not None:
                     by_owner.setdefault(unsaved.owner, {})[choice_id] = unsaved
             for owner, choices in by_owner.items():
-                counts = {choice_id: len(unsaved.deltas) for choice_id, unsaved in choices.items()}
-                tokens = [
-                    KeptTokens(subjects.request_id_of(choice_id), self._chunk(choice_id, unsaved))
-                    for choice_id, unsaved in choices.items()
-                ]
-                lost = await self._store.save_tokens(owner, tokens)
-                for choice_id, unsaved in choices.items():
-                    self._saved(choice_id, unsaved, counts[choice_id])
-                    # unless this gateway itself has taken it over meanwhile, from itself
-                    is_current = self._unsaved.get(choice_id, unsaved) is unsaved
-                    if is_current and subjects.request_id_of(choice_id) in lost:
-                        self._taken(choice_id)
+                await self._save_of(owner, choices)
+
+    async def _save_of(self, owner: str, choices: dict[str, _Unsaved]) -> None:
+        counts = {choice_id: len(unsaved.deltas) for choice_id, unsaved in choices.items()}
+        tokens = [
+            KeptTokens(subjects.request_id_of(choice_id), self._chunk(choice_id, unsaved))
+            for choice_id, unsaved in choices.items()
+        ]
+        lost = await self._store.save_tokens(owner, tokens)
+        for choice_id, unsaved in choices.items():
+            self._saved(choice_id, unsaved, counts[choice_id])
+            # unless this gateway itself has taken it over meanwhile, from itself
+            is_current = self._unsaved.get(choice_id, unsaved) is unsaved
+            if is_current and subjects.request_id_of(choice_id) in lost:
+                self._taken(choice_id)
 
     def _chunk(self, choice_id: str, unsaved: _Unsaved) -> bytes:
         if not unsaved.deltas:
@@ -99,6 +114,12 @@ class TokenSaver:
         del unsaved.deltas[:count]
         if unsaved.has_left and not unsaved.deltas and self._unsaved.get(choice_id) is unsaved:
             del self._unsaved[choice_id]
+
+
+def _seen(done: asyncio.Task[None]) -> None:
+    """Take note of a failure that nobody waits for any more; the tokens are kept, and saved later."""
+    if not done.cancelled():
+        done.exception()
 
 
 def read_chunks(chunks: Iterable[bytes], choices: int) -> list[EarlierTokens]:

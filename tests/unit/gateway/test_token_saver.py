@@ -1,0 +1,92 @@
+"""Tokens of many streams are saved together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from spotwise.core.gateway.kept_request import KeptTokens
+from spotwise.core.messages import TokenDelta
+from spotwise.gateway.token_saver import TokenSaver, read_chunks
+from spotwise.mesh.memory import MemoryStore
+from spotwise.mesh.ports import MeshError
+
+CHOICES = [f"r{number}" for number in range(300)]
+
+
+class CountingStore(MemoryStore):
+    """Remembers what was saved, call by call; each takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, bytes]] = []
+        self.fails = False
+
+    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
+        await asyncio.sleep(0.01)
+        if self.fails:
+            raise MeshError("away")
+        self.calls.append({each.request_id: each.chunk for each in tokens})
+        return set()
+
+
+def saver_of(store: CountingStore) -> TokenSaver:
+    saver = TokenSaver(store, lambda _: None, lambda _: None)
+    for choice_id in CHOICES:
+        saver.watch(choice_id, "g/1")
+    return saver
+
+
+def token(index: int) -> tuple[TokenDelta, ...]:
+    return (TokenDelta(1, index, 7),)
+
+
+async def test_streams_that_end_in_the_same_moment_share_a_call() -> None:
+    """One after the other they would take longer than a gateway lets its parts be silent."""
+    store = CountingStore()
+    saver = saver_of(store)
+    for choice_id in CHOICES:
+        saver.add(choice_id, token(0))
+    await asyncio.gather(saver.save_all(), *(saver.save(choice_id) for choice_id in CHOICES))
+    assert len(store.calls) <= 2
+    assert all(any(call.get(choice_id) for call in store.calls) for choice_id in CHOICES)
+
+
+async def test_a_save_has_the_tokens_that_came_before_it() -> None:
+    """Also while another one is under way, and in their order."""
+    store = CountingStore()
+    saver = saver_of(store)
+    saver.add("r0", token(0))
+    first = asyncio.create_task(saver.save("r0"))
+    await asyncio.sleep(0)
+    saver.add("r0", token(1))
+    await saver.save("r0")
+    await first
+    (earlier,) = read_chunks([call["r0"] for call in store.calls if call.get("r0")], 1)
+    assert [delta.token_index for delta in earlier.deltas] == [0, 1]
+
+
+async def test_what_the_store_does_not_take_is_kept() -> None:
+    """All that wait hear of it; the next save has it."""
+    store = CountingStore()
+    saver, store.fails = saver_of(store), True
+    saver.add("r1", token(0))
+    failed = await asyncio.gather(saver.save("r1"), saver.save("r2"), return_exceptions=True)
+    assert {type(each) for each in failed} == {MeshError}
+    store.fails = False
+    await saver.save_all()
+    assert store.calls[-1]["r1"]
+
+
+async def test_who_waits_no_more_takes_nothing_from_the_others() -> None:
+    """A time-out of one is not the end of the round."""
+    store = CountingStore()
+    saver = saver_of(store)
+    saver.add("r1", token(0))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await saver.save("r0")
+    await saver.save("r1")
+    assert any(call.get("r1") for call in store.calls)
