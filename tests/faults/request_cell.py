@@ -30,8 +30,7 @@ _MOVE_S = 0.4
 
 
 def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str]) -> MatrixRow:
-    """Run one cell, and wait until the mesh is whole again."""
-    name = f"{disturbance.name}: {' and '.join(victims)}"
+    """Disturb processes in one cell; see `cell`."""
     pids = [mesh.pid(victim) for victim in victims]
 
     def disturb() -> None:
@@ -41,10 +40,16 @@ def disturbed(mesh: FaultMesh, disturbance: Disturbance, victims: Sequence[str])
         for thread in threads:
             thread.join()
 
-    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), zlib.crc32(name.encode())))
+    return cell(mesh, disturbance.name, " and ".join(victims), disturb)
+
+
+def cell(mesh: FaultMesh, name: str, victims: str, disturb: Callable[[], None]) -> MatrixRow:
+    """Run one cell, and wait until the mesh is whole again."""
+    seed = zlib.crc32(f"{name}: {victims}".encode())
+    phases, answers = asyncio.run(run_cell(mesh, disturb, LoadShape(), seed))
     mesh.wait_until_whole()
     again = sum(mesh.attempts_of(answer.request_id) - 1 for answer in answers if answer.done)
-    return row_of(disturbance.name, " and ".join(victims), phases, answers, mesh.words(), again)
+    return row_of(name, victims, phases, answers, mesh.words(), again)
 
 
 async def run_cell(

@@ -7,6 +7,7 @@ group's is killed, and one that gets no more is there ("no more memory").
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.faults import jumping_clock, small_disk
 from tests.faults.disturbances import Disturbance
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.jumping_clock import JumpingClocks
-from tests.faults.request_cell import disturbed
+from tests.faults.request_cell import cell, disturbed
 from tests.faults.request_matrix import MatrixRow
 from tests.faults.test_request_faults import PROCESSES
 
@@ -70,7 +71,6 @@ def test_a_clock_jumps(
 def test_the_disk_is_full(disk: Path, record_row: Callable[[MatrixRow], None]) -> None:
     """Logs and the state of the run are not written meanwhile, which costs no request anything."""
     with FaultMesh(disk) as live:
-        full = Disturbance("no room for 10 s", lambda pid: small_disk.fill_for(disk, 10.0))
-        row = disturbed(live, full, ("the disk",))
+        row = cell(live, "no room for 10 s", "disk", partial(small_disk.fill_for, disk, 10.0))
     record_row(row)
     assert row.is_clean, row
