@@ -126,10 +126,11 @@ def _narrow_link() -> Iterator[None]:
     with _LINK.lock:
         if not _LINK.users:
             _tc("qdisc add dev lo root handle 1: htb")
-            _tc(f"class add dev lo parent 1: classid {_CLASS} htb rate {_RATE} burst 1600")
-            _tc(f"qdisc add dev lo parent {_CLASS} pfifo limit {_QUEUED_PACKETS}")
         _LINK.users += 1
     try:
+        with _LINK.lock:
+            _tc(f"class replace dev lo parent 1: classid {_CLASS} htb rate {_RATE} burst 1600")
+            _tc(f"qdisc replace dev lo parent {_CLASS} pfifo limit {_QUEUED_PACKETS}")
         yield
     finally:
         with _LINK.lock:

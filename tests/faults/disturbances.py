@@ -8,6 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import psutil
@@ -83,20 +84,18 @@ def _slow_for(seconds: float) -> Callable[[int], None]:
     return slow
 
 
+def _during(trouble: Callable[[int], AbstractContextManager[None]], seconds: float) -> Callable[[int], None]:
+    """Leave a process in trouble for so long."""
+
+    def troubled(pid: int) -> None:
+        with trouble(pid):
+            time.sleep(seconds)
+
+    return troubled
+
+
 def _lose(direction: Direction, percent: int, seconds: float) -> Callable[[int], None]:
-    def lose(pid: int) -> None:
-        with losing_packets(pid, direction, percent):
-            time.sleep(seconds)
-
-    return lose
-
-
-def _narrow_for(seconds: float) -> Callable[[int], None]:
-    def narrow(pid: int) -> None:
-        with on_narrow_link(pid):
-            time.sleep(seconds)
-
-    return narrow
+    return _during(lambda pid: losing_packets(pid, direction, percent), seconds)
 
 
 def _without_more(limit: int, in_use: Callable[[psutil.Process], int], seconds: float) -> Callable[[int], None]:
@@ -131,7 +130,7 @@ DISTURBANCES = (
     Disturbance("mute for 5 s", _lose(Direction.SENT, 100, 5.0), needs_bad_links=True),
     Disturbance("deaf for 5 s", _lose(Direction.RECEIVED, 100, 5.0), needs_bad_links=True),
     Disturbance("loses 30 % for 5 s", _lose(Direction.BOTH, 30, 5.0), needs_bad_links=True),
-    Disturbance("on a narrow link for 5 s", _narrow_for(5.0), needs_bad_links=True),
+    Disturbance("on a narrow link for 5 s", _during(on_narrow_link, 5.0), needs_bad_links=True),
     Disturbance("no more memory for 5 s", _without_more(resource.RLIMIT_AS, lambda each: each.memory_info().vms, 5.0)),
     Disturbance("no more files for 5 s", _without_more(resource.RLIMIT_NOFILE, lambda each: each.num_fds(), 5.0)),
 )

@@ -1,5 +1,5 @@
 // The wall clock of one process, with an offset that a test sets while it runs: preloaded, so that what reads the clock through
-// libc reads this one. Linked statically or not, nothing else of the process changes; its monotonic clock goes on.
+// libc reads this one; a program that is linked statically does not. The monotonic clock goes on as it is.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -38,8 +38,10 @@ class JumpingClocks:
 
         def jumped(pid: int) -> None:
             self._set(pid, offset_s)
-            time.sleep(for_s)
-            self._set(pid, 0)
+            try:
+                time.sleep(for_s)
+            finally:
+                self._set(pid, 0)
 
         return jumped
 
