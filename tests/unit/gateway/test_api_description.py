@@ -22,8 +22,12 @@ READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /m
 
 @pytest.fixture(scope="module")
 def described(text: ChatText) -> BaseSchema:
+    return _described(text, ApiOptions(MODEL))
+
+
+def _described(text: ChatText, options: ApiOptions) -> BaseSchema:
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL), metrics, open_to())
+    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, options, metrics, open_to())
     return schemathesis.openapi.from_asgi("/openapi.json", app, config=CONFIG)
 
 
@@ -43,3 +47,11 @@ def test_what_the_description_allows_is_answered(described: BaseSchema, label: s
 def test_what_the_description_forbids_is_refused(described: BaseSchema, label: str) -> None:
     """With a 4xx; other paths take nothing that could be wrong."""
     does_what_it_says(described, label, GenerationMode.NEGATIVE, max_examples=100)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_a_body_above_the_limit_is_refused_as_described(text: ChatText, mode: GenerationMode) -> None:
+    """With 413, whether it is right or wrong otherwise."""
+    described = _described(text, ApiOptions(MODEL, max_body_bytes=40))
+    for label in GENERATING:
+        does_what_it_says(described, label, mode, max_examples=30)
