@@ -1,7 +1,8 @@
 """`make soak`: a load for hours, faults drawn from a seed that is printed, and the same zeros as in the tests of single faults.
 
-Ends with status 1 where a token was lost, doubled or wrong, an accepted request failed, a member keeps anything of a request,
-or the memory of a process grew.
+Its store writes an append-only file, as the shipped one does: it may die together with a gateway. Ends with status 1 where a
+token was lost, doubled or wrong, an accepted request failed, a member keeps anything of a request, or the memory of a process
+grew.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ from tests.faults.seeded_load import LoadShape, SeededLoad
 _PAUSE_S = (5.0, 20.0)  #: between two faults
 _TWO_VICTIMS = 0.15  #: share of faults that strike two processes
 _MEASURE_EVERY_S = 10.0
+_SAY_EVERY_S = 300.0  #: how it goes, where no terminal shows a progress bar
+_REMEMBERED = 5  #: faults that a wrong answer is reported with
 
 
 class Soak:
@@ -44,6 +47,7 @@ class Soak:
         self._load = SeededLoad(lambda: mesh.urls, LoadShape(), seed)
         self._words = mesh.words()
         self._sums = row_of("faults", "", Counter(), [], self._words, 0)
+        self._last: deque[str] = deque(maxlen=_REMEMBERED)
         can_be_bad = why_impossible() is None
         self._disturbances = [each for each in DISTURBANCES if can_be_bad or not each.needs_bad_links]
 
@@ -55,14 +59,18 @@ class Soak:
             with _progress(console) as progress:
                 shown = progress.add_task("faults", total=self._seconds)
                 began_s = time.monotonic()
+                said_s = began_s
                 while (passed_s := time.monotonic() - began_s) < self._seconds and not loading.done():
                     progress.update(shown, completed=passed_s, description=self._so_far())
+                    if not console.is_terminal and time.monotonic() - said_s >= _SAY_EVERY_S:
+                        said_s = time.monotonic()
+                        console.print(f"{time.strftime('%X')} {self._so_far()}")
                     await asyncio.sleep(min(self._rng.uniform(*_PAUSE_S), self._seconds - passed_s))
                     await self._disturb()
-                    self._fold()
+                    self._fold(console)
             self._load.stop()
             await loading
-            self._fold()
+            self._fold(console)
         finally:
             for task in (measuring, loading):
                 task.cancel()
@@ -77,10 +85,16 @@ class Soak:
             return
         processes = [services[victim].process for victim in victims]
         self.faults[disturbance.name] += 1
+        self._last.append(f"{time.strftime('%X')} {disturbance.name}: {' and '.join(victims)}")
         await asyncio.to_thread(_apply, disturbance, [each.pid for each in processes if each is not None])
 
-    def _fold(self) -> None:
+    def _fold(self, console: Console) -> None:
+        """Add what has ended to the sums; of an answer that is not right, say what came before it."""
         ended = self._load.take_ended()
+        for answer in ended:
+            row = row_of("", "", Counter(), [answer], self._words, 0)
+            if not row.is_clean:
+                console.print(f"[red]{answer.request_id}[/red]: {row}; {answer.errors}; after {'; '.join(self._last)}")
         self._sums = sum_of((self._sums, row_of("", "", Counter(), ended, self._words, 0)), "faults")
 
     def _so_far(self) -> str:
@@ -123,7 +137,7 @@ def soak(
     console = Console()
     seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
     console.print(f"seed {seed}")
-    with tempfile.TemporaryDirectory(prefix="spotwise-soak-") as home, FaultMesh(Path(home)) as mesh:
+    with tempfile.TemporaryDirectory(prefix="spotwise-soak-") as home, FaultMesh(Path(home), "--keep-store") as mesh:
         run = Soak(mesh, hours * 3600, seed)
         sums = asyncio.run(run.run(console))
         mesh.wait_until_whole()

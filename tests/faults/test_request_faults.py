@@ -7,6 +7,7 @@ was accepted, its client sends again; what was accepted ends as it should.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,15 @@ def test_two_processes_are_killed_at_once(
         assert not (row.doubled or row.wrong) and (row.errors or not row.lost), row
     else:
         assert row.is_clean, row
+
+
+def test_a_kept_store_dies_with_a_gateway(
+    tmp_path: Path, record_row: Callable[[MatrixRow], None], subtests: pytest.Subtests
+) -> None:
+    """A store that writes an append-only file, as the shipped one does, is the second copy again once it has restarted."""
+    with FaultMesh(tmp_path, "--keep-store") as mesh:
+        for gateway in ("gateway-0", "gateway-1"):
+            with subtests.test(gateway):
+                row = disturbed(mesh, DISTURBANCES[0], (gateway, "redis-server"))
+                record_row(row)
+                assert row.is_clean, row

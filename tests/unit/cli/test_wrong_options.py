@@ -36,6 +36,7 @@ from tests.unit.cli.command_line import CommandLine
         ("up --device foo", "--device"),
         ("up --nats-url foo", "--nats-url"),
         ("up --redis-url redis://h:port", "--redis-url"),
+        ("up --redis-url redis://127.0.0.1:6379/0 --keep-store", "--keep-store"),
         ("up --engine foo", "--engine"),
         ("up --speed 2", "--speed"),
         ("up --profile README.md", "--profile"),

@@ -36,6 +36,11 @@ class RunFolder:
         return self.path / "mesh.secret"
 
     @property
+    def store_folder(self) -> Path:
+        """What an embedded store keeps while the mesh runs."""
+        return self.path / "store"
+
+    @property
     def logs_folder(self) -> Path:
         """The folder of the logs, one for each process."""
         return self.path / "logs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ def supervise(
         options = options.model_copy(update={"mesh_secret_file": _mesh_secret(folder)})
         servers = _servers(options)
         services = plan_services(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
-        embedded = _embedded(servers, principals_of(services), folder)
+        embedded = _embedded(servers, principals_of(services), folder, keeps_store=options.keep_store)
         nats_url, redis_url = servers.urls(OPERATOR)
         with Readiness(redis_url, operator_access().tls) as readiness:
             processes = [
@@ -85,6 +86,7 @@ def supervise(
                 return supervisor.run(on_ready)
             finally:
                 end_instances(options)
+                shutil.rmtree(folder.store_folder, ignore_errors=True)
 
 
 def _clear(folder: RunFolder) -> None:
@@ -93,6 +95,7 @@ def _clear(folder: RunFolder) -> None:
     if left is not None:
         end_recorded(left)
     folder.state_path.unlink(missing_ok=True)
+    shutil.rmtree(folder.store_folder, ignore_errors=True)
     for log_path in [*folder.logs_folder.glob("*.log"), *folder.logs_folder.glob("*.log.[0-9]")]:
         if log_path != folder.supervisor_log_path:
             log_path.unlink()
@@ -131,11 +134,20 @@ def _servers(options: MeshOptions) -> MeshServers:
     )
 
 
-def _embedded(servers: MeshServers, users: Sequence[Principal], folder: RunFolder) -> list[EmbeddedServer]:
+def _embedded(
+    servers: MeshServers, users: Sequence[Principal], folder: RunFolder, *, keeps_store: bool
+) -> list[EmbeddedServer]:
+    kept_in = None
+    if keeps_store:
+        kept_in = folder.store_folder
+        kept_in.mkdir(mode=0o700)
     try:
         return [
             embed(folder.logs_folder, port=urlsplit(access.url).port, users=access.passwords(users))
-            for access, embed in ((servers.broker, nats_server), (servers.store, redis_server))
+            for access, embed in (
+                (servers.broker, nats_server),
+                (servers.store, partial(redis_server, kept_in=kept_in)),
+            )
             if access.root is not None
         ]
     except EmbeddedServerError as error:

@@ -130,6 +130,13 @@ def up(
     ] = 1,
     nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
+    keep_store: Annotated[
+        bool,
+        typer.Option(
+            "--keep-store",
+            help="The embedded Redis writes an append-only file while the mesh runs, and its restart forgets nothing.",
+        ),
+    ] = False,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each worker.")] = None,
     engine: Annotated[
@@ -202,6 +209,10 @@ def up(
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
             server_addresses(url, option)
+    if keep_store and redis_url is not None:
+        raise OptionError(
+            "--keep-store: what the server of --redis-url keeps is its own configuration's; leave one out"
+        )
     given = {"--speed": speed, "--simulated-kv": simulated_kv}
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
@@ -245,6 +256,7 @@ def up(
             planners=planners,
             nats_url=nats_url,
             redis_url=redis_url,
+            keep_store=keep_store,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
             threads=threads,
             policy=policy,
