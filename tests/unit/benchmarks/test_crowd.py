@@ -31,3 +31,15 @@ def test_situations_are_compared_with_the_streams_alone_and_pauses_are_counted()
     assert rows["worker killed: streams that paused"].ours == 1
     assert rows["worker killed: their pause, longest, ms"].ours == 2500.0
     assert rows["worker killed: streams that did not"].ours == 1
+
+
+def test_a_situation_in_which_no_stream_ended_has_no_rows() -> None:
+    """The others have."""
+    names = [
+        row.name
+        for row in result_rows(
+            {"alone": [result(0.3, 0.4)], "slow clients": [result(0.3)], "worker killed": [result(0.3)]}
+        )
+    ]
+    assert any(name.startswith("alone") for name in names)
+    assert not any(name.startswith(("slow clients", "worker killed")) for name in names)
