@@ -101,6 +101,15 @@ class KeyStoreContract:
         clock.advance(60.0)
         assert (await keys.use("acme", limits, NOTHING, Ask("c", 1))).refused_by is KeyLimit.TOKENS
 
+    async def test_what_goes_on_is_counted_and_not_refused(self, keys: KeyStore) -> None:
+        """By any limit; the next request pays."""
+        limits = KeyLimits(1, 600, 600, 1)
+        await keys.use("acme", limits, NOTHING, Ask("a", 600))
+        due = await keys.use("acme", limits, NOTHING, Ask("b", 100, is_due=True))
+        assert (due.refused_by, due.used_requests, due.used_tokens, due.used_day_tokens) == (None, 2, 700, 700)
+        back = Settlement(given_back=700, given_back_today=700, day=due.day, ended=("a",))
+        assert (await keys.use("acme", KeyLimits(max_streams=1), back, Ask("c", 1))).refused_by is KeyLimit.STREAMS
+
     async def test_a_request_beyond_the_bucket_waits_for_a_full_one(self, keys: KeyStore, clock: FakeClock) -> None:
         """It is admitted, and the next one pays."""
         limits = KeyLimits(tokens_per_minute=600)

@@ -38,6 +38,8 @@ class RequestStoreContract:
         known = await store.keep_request(replace(FORM, request_id="chatcmpl-2"), "g1")
         assert known is not None
         assert (known.request.request_id, known.owner) == ("chatcmpl-1", "g0")
+        assert await store.claimed_request(FORM.claim) == await store.get_request("chatcmpl-1")
+        assert await store.claimed_request("another") is None
         assert await store.get_request("chatcmpl-2") is None
         for request_id in ("chatcmpl-3", "chatcmpl-4"):
             assert await store.keep_request(replace(FORM, request_id=request_id, claim=""), "g1") is None

@@ -72,7 +72,7 @@ class TestRedisKeys(KeyStoreContract):
             settlement = Settlement(
                 rng.randint(-500, 800), rng.randint(-500, 800), usage.day - rng.randint(0, 1), ended, tuple(running[:2])
             )
-            ask = Ask(str(number), rng.randint(1, 4000)) if rng.random() < 0.7 else None
+            ask = Ask(str(number), rng.randint(1, 4000), rng.random() < 0.2) if rng.random() < 0.7 else None
             expected = usage.use(limits, clock.now(), settlement, ask)
             found = await keys.use("acme", limits, settlement, ask)
             assert (found.refused_by, found.day) == (expected.refused_by, expected.day)

@@ -36,6 +36,11 @@ class MemoryRequests:
         self._kept[request.request_id] = KeptState(request, owner, None, ())
         return None
 
+    async def claimed_request(self, claim: str) -> KeptState | None:
+        """See `KeptRequestStore`."""
+        request_id = self._claims.get(claim)
+        return None if request_id is None else await self.get_request(request_id)
+
     async def get_request(self, request_id: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)

@@ -65,7 +65,7 @@ return 0
 
 # The arithmetic of `spotwise.core.access.quotas.KeyUsage`; a test compares the two. KEYS: usage, leases. ARGV: now ('' for the
 # server's clock), the four limits ('' for none), given back, given back today, its day, number of leases that ended, number
-# that go on, then those leases, then where a request asks: its lease, its tokens.
+# that go on, then those leases, then where a request asks: its lease, its tokens, whether it is due.
 _USE = f"""
 local function number(text) if text == '' then return nil end return tonumber(text) end
 local now = number(ARGV[1])
@@ -104,19 +104,19 @@ local function bucket_wait(used, wanted, most)
   return 0
 end
 local lease, asked = ARGV[at_arg], tonumber(ARGV[at_arg + 1] or '0')
-if lease then
+if lease and ARGV[at_arg + 2] ~= '1' then
   refuse('{KeyLimit.REQUESTS}', bucket_wait(requests, 1, per_minute))
   refuse('{KeyLimit.TOKENS}', bucket_wait(tokens, asked, tokens_per_minute))
   if per_day and day_tokens + math.min(asked, per_day) > per_day then
     refuse('{KeyLimit.DAY}', (day + 1) * {DAY_S} - now)
   end
   if most_streams and redis.call('ZCARD', KEYS[2]) >= most_streams then refuse('{KeyLimit.STREAMS}', {STREAM_RETRY_S}) end
-  if refused == '' then
-    if per_minute then requests = requests + 1 end
-    if tokens_per_minute then tokens = tokens + asked end
-    if per_day then day_tokens = day_tokens + asked end
-    if most_streams then redis.call('ZADD', KEYS[2], lease_end, lease) end
-  end
+end
+if lease and refused == '' then
+  if per_minute then requests = requests + 1 end
+  if tokens_per_minute then tokens = tokens + asked end
+  if per_day then day_tokens = day_tokens + asked end
+  if most_streams then redis.call('ZADD', KEYS[2], lease_end, lease) end
 end
 
 local function shown(value) return string.format('%.17g', value) end
@@ -227,7 +227,7 @@ class RedisKeys:
             *map(str, (len(settlement.ended), len(settlement.running))),
             *settlement.ended,
             *settlement.running,
-            *(() if ask is None else (ask.lease_id, str(ask.tokens))),
+            *(() if ask is None else (ask.lease_id, str(ask.tokens), "1" if ask.is_due else "0")),
         )
         answer = await self._eval(_USE, (subjects.key_usage_key(name), subjects.key_streams_key(name)), arguments)
         refused_by, wait_s, requests, tokens, day, day_tokens = (part.decode() for part in answer)

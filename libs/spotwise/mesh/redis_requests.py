@@ -109,6 +109,12 @@ class RedisRequests:
         claimed = await self._eval(_KEEP, keys, request.request_id, orjson.dumps(request), owner, KEPT_TTL_S, prefix)
         return None if claimed is None else await self.get_request(claimed.decode())
 
+    async def claimed_request(self, claim: str) -> KeptState | None:
+        """See `KeptRequestStore`."""
+        async with self._turn():
+            request_id: Any = await self._redis.get(subjects.claim_key(claim))
+        return None if request_id is None else await self.get_request(request_id.decode())
+
     async def get_request(self, request_id: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         async with self._redis.pipeline(transaction=True) as pipe:

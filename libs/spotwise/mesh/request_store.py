@@ -17,6 +17,9 @@ class KeptRequestStore(Protocol):
     async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
         """Keep a new request; return the one, without its tokens, that has the same claim, and keep nothing then."""
 
+    async def claimed_request(self, claim: str) -> KeptState | None:
+        """Return the request that has a claim, or `None` where none has."""
+
     async def get_request(self, request_id: str) -> KeptState | None:
         """Return what is kept, or `None` where there is nothing (any more)."""
 

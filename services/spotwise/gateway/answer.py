@@ -46,6 +46,7 @@ class GenerationResponse(Response):
         ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
         headers: of the response.
         reservation: what the request has taken of its key's limits; it is settled at the end.
+        outlives_connection: the request goes on where its client leaves, and its reservation with it.
     """
 
     def __init__(
@@ -60,9 +61,12 @@ class GenerationResponse(Response):
         ended: Callable[[BaseException | None], None] = lambda error: None,
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
+        *,
+        outlives_connection: bool = False,
     ) -> None:
         super().__init__()
         self._reservation = reservation or Reservation()
+        self._outlives_connection = outlives_connection
         self._plan = plan
         self._format = response_format
         self._generate = generate
@@ -81,7 +85,8 @@ class GenerationResponse(Response):
         try:
             await run_while_connected(receive, self._watched(work))
         finally:
-            self._settle()
+            if not self._outlives_connection:
+                self._settle()
             self._ended(self._error)
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
@@ -92,10 +97,8 @@ class GenerationResponse(Response):
             raise
 
     def _settle(self) -> None:
-        """Give back what was reserved and not used; a request that the mesh failed before its first token used nothing."""
-        output_tokens = sum(choice.output_tokens for choice in self._choices)
-        used_nothing = isinstance(self._error, Exception) and not output_tokens
-        self._reservation.settle(0 if used_nothing else self._plan.prompt_tokens + output_tokens)
+        """Give back what was reserved and not used."""
+        self._reservation.settle(sum(choice.output_tokens for choice in self._choices), self._error)
 
     def _pieces(self) -> Any:
         had = [None] * len(self._choices) if self._position is None else [replace(c) for c in self._position.choices]

@@ -96,7 +96,7 @@ def create_app(
         planned = await planning.plan(request, endpoint)
         if kept is not None:
             return await kept.respond(request, planned, arrived_s)
-        reservation = await planned.reserve()
+        reservation = await planning.reserve(request, planned.plan)
         return planning.response(endpoint, planned.plan, generation.generate, arrived_s, reservation=reservation)
 
     @app.post("/v1/chat/completions")

@@ -117,14 +117,18 @@ class GenerationError(Exception):
         code: machine-readable reason, snake case.
         message: what happened and what the user can do.
         retry_after_s: when a retry makes sense; `None` where it does not.
+        is_charged: workers computed for it, and it ended for a reason of its own.
     """
 
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_s: float | None = None, *, is_charged: bool = False
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.is_charged = is_charged
 
 
 class TextEndedError(Exception):

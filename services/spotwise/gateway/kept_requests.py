@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,9 +25,11 @@ from spotwise.core.record import RequestRecord
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
 from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, Generation, GenerationError, SequenceSpec
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, GenerationError, SequenceSpec
 from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore
 from spotwise.gateway.kept_plan import form_of, restored
+from spotwise.gateway.kept_room import KeptRoom
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.planning import PlannedBody, Planning
@@ -39,7 +41,6 @@ from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.request_store import KeptRequestStore
 
 Result = TypeVar("Result")
 
@@ -48,37 +49,11 @@ ENDED_STREAM_KEPT_S = 30.0
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-class KeepingGeneration(Generation, Protocol):
-    """A mesh that saves the tokens of kept requests; `is_leaving` once this process ends."""
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether what is cancelled here goes on elsewhere."""
-
-    async def save(self, *choice_ids: str) -> None:
-        """Save now what is not saved yet; raises `MeshError`."""
-
-    def step_down(self, choice_id: str) -> None:
-        """End a choice here: it has another owner."""
-
-    def close(self, choice_id: str, epoch: int) -> None:
-        """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
-
-
-class KeepingStore(KeptRequestStore, Protocol):
-    """The store, with the records of attempts and the ledgers."""
-
-    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
-        """Return a request's ledger in order of time; empty where there is none."""
-
-    async def get_record(self, choice_id: str) -> RequestRecord | None:
-        """Return the record, or `None` where there is none (any more)."""
-
-
 @dataclass(slots=True)
 class _Running:
     form: KeptRequest
     plan: GenerationPlan
+    reservation: Reservation
     log: RequestLog | None = None
 
     @property
@@ -113,6 +88,8 @@ class KeptRequests:
         self._limits = limits
         self._takings = itertools.count(1)
         self._turns = StoreTurns(limits.store_timeout_s)
+        self._room = KeptRoom(limits.max_kept_bytes)
+        metrics.kept_bytes.set_function(lambda: self._room.used_bytes)
         self._running: dict[str, _Running] = {}
         self._tasks = set[asyncio.Task[None]]()
 
@@ -140,21 +117,24 @@ class KeptRequests:
         if event_id := request.headers.get("last-event-id", ""):
             position = StreamPosition.parse(event_id)
             return await self._go_on(request, position.request_id, position, arrived_s, body_hash=form.body_hash)
+        if form.claim:
+            known = await self._of_store(self._store.claimed_request(form.claim))
+            if known is not None:
+                return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
+        reservation = await self._planning.reserve(request, plan)
         if not plan.stream and not is_resumable:
-            reservation = await planned.reserve()
             generate = self._generation.generate
             return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
-        known = await self._of_store(self._store.keep_request(form, self._limits.owner))
-        if known is not None:
-            return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
-        running = _Running(form, restored(plan, form, self._limits.owner))
         try:
-            reservation = await planned.reserve()
-        except BaseException as error:
-            self._running[form.request_id] = running
-            self._spawn(self._end(running, _ending_of(error)))
+            known = await self._keep(form, plan)
+        except BaseException:
+            reservation.cancel()
             raise
-        return self._begin(running, running.plan, None, arrived_s, reservation=reservation)
+        if known is not None:  # another connection claimed it meanwhile
+            reservation.cancel()
+            return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
+        running = _Running(form, restored(plan, form, self._limits.owner), reservation)
+        return self._begin(running, running.plan, None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
         """Stream an answer that the caller began before, from its `Last-Event-ID` on; raises as `respond`."""
@@ -227,14 +207,26 @@ class KeptRequests:
             if running is not None and (kept.ending is None or not is_ours):
                 self._step_down(running)
                 await self._of_store(self._generation.save(*_choice_ids(running.plan)))
-            running = await self._taken(kept)
+            running = await self._taken(request, kept)
         plan = replace(running.plan, stream=True) if as_stream else running.plan
         if position is not None and len(position.choices) != len(plan.sequences):
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
         self._metrics.count_resumed()
         return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
 
-    async def _taken(self, kept: KeptState) -> _Running:
+    async def _keep(self, form: KeptRequest, plan: GenerationPlan) -> KeptState | None:
+        """Keep a new request; return the one that has its claim, if there is one."""
+        self._room.take(form, plan)
+        try:
+            known = await self._of_store(self._store.keep_request(form, self._limits.owner))
+        except BaseException:
+            self._room.give_back(form.request_id)
+            raise
+        if known is not None:
+            self._room.give_back(form.request_id)
+        return known
+
+    async def _taken(self, request: Request, kept: KeptState) -> _Running:
         """Take a request over, or its answer where that is whole."""
         owner = self._new_owner()
         if kept.ending is None:
@@ -249,10 +241,13 @@ class KeptRequests:
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
         plan = restored(await self._planning.plan_again(kept.request), kept.request)
         earlier: list[EarlierTokens] = read_chunks(kept.chunks, len(plan.sequences))
-        if kept.ending is None:
-            records = await self.records(plan)
-            earlier = [_begun(*each) for each in zip(earlier, records, strict=True)]
-        return _Running(kept.request, restored(plan, kept.request, owner if kept.ending is None else "", earlier))
+        if kept.ending is not None:
+            return _Running(kept.request, restored(plan, kept.request, "", earlier), Reservation())
+        records = await self.records(plan)
+        earlier = [_begun(*each) for each in zip(earlier, records, strict=True)]
+        counted_tokens = plan.prompt_tokens + sum(len(each.deltas) for each in earlier)
+        reservation = await self._planning.reserve(request, plan, counted_tokens)
+        return _Running(kept.request, restored(plan, kept.request, owner, earlier), reservation)
 
     def _begin(
         self,
@@ -261,13 +256,16 @@ class KeptRequests:
         position: StreamPosition | None,
         arrived_s: float,
         headers: dict[str, str] | None = None,
-        reservation: Reservation | None = None,
     ) -> GenerationResponse:
         form = running.form
         is_over = not running.owner
         if form.is_resumable and running.log is None and not is_over:
             running.log = RequestLog(
-                self._generation, plan, self._limits.resume_s, lambda ending: self._end(running, ending)
+                self._generation,
+                plan,
+                self._limits.resume_s,
+                running.reservation,
+                lambda ending: self._end(running, ending),
             )
         if not is_over:
             self._running[form.request_id] = running
@@ -281,10 +279,19 @@ class KeptRequests:
 
         position = position or StreamPosition.start(form.request_id, len(plan.sequences))
         return self._planning.response(
-            form.endpoint, plan, generate, arrived_s, position if plan.stream else None, ended, headers, reservation
+            form.endpoint,
+            plan,
+            generate,
+            arrived_s,
+            position if plan.stream else None,
+            ended,
+            headers,
+            running.reservation,
+            outlives_connection=running.log is not None,
         )
 
     async def _end(self, running: _Running, ending: KeptEnding) -> None:
+        self._room.give_back(running.form.request_id, self._kept_s(running.form))
         if self._running.get(running.form.request_id) is not running:
             return  # taken over
         if self._generation.is_leaving and ending.state == "cancelled":
@@ -302,6 +309,7 @@ class KeptRequests:
 
     def _step_down(self, running: _Running) -> None:
         del self._running[running.form.request_id]
+        self._room.give_back(running.form.request_id)
         for choice_id in _choice_ids(running.plan):
             self._generation.step_down(choice_id)
 

@@ -290,7 +290,10 @@ class MeshGeneration:
         status, message = _STATUS[command.code], without_addresses(command.message)
         if status == 500 or message != command.message:
             _log.warning("request_failed", choice_id=command.choice_id, code=str(command.code), reason=command.message)
-        self._put(command.choice_id, GenerationError(status, command.code, message, command.retry_after_s))
+        self._put(
+            command.choice_id,
+            GenerationError(status, command.code, message, command.retry_after_s, is_charged=command.is_charged),
+        )
 
     def _put(self, choice_id: str, item: GeneratedTokens | GenerationError) -> None:
         stream = self._streams.get(choice_id)

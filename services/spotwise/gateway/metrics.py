@@ -72,6 +72,7 @@ class GatewayMetrics:
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
         self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
+        self.kept_bytes = gauge("spotwise_kept_bytes", "Room in the store that kept requests and answers take.")
         self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
         #: By what workers count since their start.
         self._counted = {

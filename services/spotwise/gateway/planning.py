@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -45,14 +44,12 @@ class PlannedBody:
 
     Attributes:
         body_hash: of its content, whatever the order of its fields.
-        reserve: takes what the request needs of its key's limits; raises `ApiError` (429) where one is full.
     """
 
     plan: GenerationPlan
     endpoint: str
     body: bytes
     body_hash: str
-    reserve: Callable[[], Awaitable[Reservation]]
 
 
 class Planning:
@@ -77,8 +74,7 @@ class Planning:
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = deadline_of(request.headers, self._now())  # before the body: its time counts
-        caller = caller_of(request)
-        self._quotas.require_room(caller)
+        self._quotas.require_room(caller_of(request))
         async with self._bodies.body(request) as body:
             planning = self._off_loop.run(len(body), self._planned, endpoint, body, key_name(request))
             plan, body_bytes, body_hash = await (
@@ -86,7 +82,11 @@ class Planning:
             )
         name_request(request, plan.request_id)
         plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
-        return PlannedBody(plan, endpoint, body_bytes, body_hash, partial(self._quotas.reserve, caller, plan))
+        return PlannedBody(plan, endpoint, body_bytes, body_hash)
+
+    async def reserve(self, request: Request, plan: GenerationPlan, counted_tokens: int | None = None) -> Reservation:
+        """Take what a request needs of its key's limits; see `Quotas.reserve`."""
+        return await self._quotas.reserve(caller_of(request), plan, counted_tokens)
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""
@@ -104,22 +104,22 @@ class Planning:
         ended: Callable[[BaseException | None], None] = lambda error: None,
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
+        *,
+        outlives_connection: bool = False,
     ) -> GenerationResponse:
         """Return the response of a plan; see `GenerationResponse`."""
-        response_format = self.response_format(endpoint, plan)
         return GenerationResponse(
-            *(
-                plan,
-                response_format,
-                generate,
-                self._text,
-                self._metrics,
-                arrived_s,
-                position,
-                ended,
-                headers,
-                reservation,
-            )
+            plan,
+            self.response_format(endpoint, plan),
+            generate,
+            self._text,
+            self._metrics,
+            arrived_s,
+            position,
+            ended,
+            headers,
+            reservation,
+            outlives_connection=outlives_connection,
         )
 
     def response_format(self, endpoint: str, plan: GenerationPlan) -> ResponseFormat:

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -28,6 +29,7 @@ from spotwise.core.access.quotas import (
 )
 from spotwise.gateway.auth import Caller
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.key_ports import KeyStore
@@ -37,6 +39,8 @@ from spotwise.mesh.ports import MeshError
 COUNT_TIMEOUT_S = 0.5
 #: How long it then counts by itself, before it tries the store again.
 COUNT_ALONE_S = 1.0
+#: How often the leases of requests that run are renewed.
+_RENEW_EVERY_S = STREAM_LEASE_S / 3
 
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{figure}-{what}" for what in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
@@ -87,16 +91,38 @@ class _KeyBook:
 class Reservation:
     """What a running request has reserved.
 
-    Attributes:
+    Args:
         headers: how the key stands, for the answer.
+        settle: takes the tokens that were used.
+        owed_tokens: of its prompts, less what of the request was counted before.
     """
 
-    def __init__(self, headers: Mapping[str, str] | None = None, settle: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str] | None = None,
+        settle: Callable[[int], None] | None = None,
+        owed_tokens: int = 0,
+    ) -> None:
         self.headers = dict(headers or {})
         self._settle = settle
+        self._owed_tokens = owed_tokens
 
-    def settle(self, used_tokens: int) -> None:
-        """End the request, with the tokens that it used; only the first call counts."""
+    def settle(self, output_tokens: int, error: BaseException | None = None) -> None:
+        """End the request, whose answer has so many tokens, and ended with an error, if with any; only the first call counts.
+
+        A request that the mesh failed before its first token has used nothing.
+        """
+        is_charged = isinstance(error, GenerationError) and error.is_charged
+        if isinstance(error, Exception) and not output_tokens and not is_charged:
+            self.cancel()
+        else:
+            self._end(max(0, self._owed_tokens + output_tokens))
+
+    def cancel(self) -> None:
+        """Give all back, as `settle` does for a request that never was."""
+        self._end(0)
+
+    def _end(self, used_tokens: int) -> None:
         settle, self._settle = self._settle, None
         if settle is not None:
             settle(used_tokens)
@@ -139,8 +165,13 @@ class Quotas:
         refused = KeyAdmission(KeyLimit.REQUESTS, until_s - now_s, float(caller.limits.requests_per_minute), 0.0, 0, 0)
         self._refuse(caller, refused, _headers(limits, refused))
 
-    async def reserve(self, caller: Caller, plan: GenerationPlan) -> Reservation:
+    async def reserve(self, caller: Caller, plan: GenerationPlan, counted_tokens: int | None = None) -> Reservation:
         """Admit a request; to be settled at its end.
+
+        Args:
+            caller: whose it is.
+            plan: of the request.
+            counted_tokens: of its prompts and its answer, where it goes on and was counted so far; it is not refused then.
 
         Raises:
             ApiError: 429, a limit is full.
@@ -148,7 +179,8 @@ class Quotas:
         if caller.limits.is_unlimited:
             return Reservation()
         outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
-        ask = Ask(next(self._lease_ids), tokens_to_reserve(plan.prompt_tokens, outputs))
+        tokens = max(0, tokens_to_reserve(plan.prompt_tokens, outputs) - (counted_tokens or 0))
+        ask = Ask(next(self._lease_ids), tokens, is_due=counted_tokens is not None)
         book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
         book.limits = caller.limits
         admission, is_alone = await self._use(caller, book, ask)
@@ -169,18 +201,21 @@ class Quotas:
             self._books.setdefault(caller.name, book)
             self._has_news.set()
 
-        return Reservation(headers, settle)
+        return Reservation(headers, settle, plan.prompt_tokens - (counted_tokens or 0))
 
     async def run(self) -> None:
         """Report what ended, and renew what runs, for ever."""
+        loop = asyncio.get_running_loop()
+        renew_at_s = loop.time() + _RENEW_EVERY_S
         while True:
-            try:
-                async with asyncio.timeout(STREAM_LEASE_S / 3):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(renew_at_s):
                     await self._has_news.wait()
-                self._has_news.clear()
-                await self.report(renew=False)
-            except TimeoutError:
-                await self.report(renew=True)
+            self._has_news.clear()
+            renews = loop.time() >= renew_at_s
+            if renews:
+                renew_at_s = loop.time() + _RENEW_EVERY_S
+            await self.report(renew=renews)
 
     async def report(self, *, renew: bool) -> None:
         """Report what ended, of keys that have limits; with `renew` also what runs. What the store does not take waits."""

@@ -14,6 +14,7 @@ from spotwise.core.gateway.kept_request import KeptEnding
 from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import GeneratedTokens, Generation, GenerationError, SequenceSpec, TextEndedError
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.quotas import Reservation
 from spotwise.mesh.cancelling import end_tasks
 
 FINISHED, CANCELLED = KeptEnding("finished"), KeptEnding("cancelled")
@@ -39,6 +40,7 @@ class RequestLog:
         generation: the mesh.
         plan: of the request.
         resume_s: how long it goes on without a reader.
+        reservation: what it has taken of its key's limits; it is settled at the end, if no reader has done that before.
         ended: awaited once, when all choices have ended.
     """
 
@@ -47,6 +49,7 @@ class RequestLog:
         generation: Generation,
         plan: GenerationPlan,
         resume_s: float,
+        reservation: Reservation,
         ended: Callable[[KeptEnding], Awaitable[None]],
     ) -> None:
         self._generation = generation
@@ -56,6 +59,7 @@ class RequestLog:
             for sequence in plan.sequences
         }
         self._resume_s = resume_s
+        self._reservation = reservation
         self._ended = ended
         self._readers = 0
         self._ending: KeptEnding | None = None
@@ -95,7 +99,9 @@ class RequestLog:
         for choice_id, task in self._tasks.items():
             if not task.done():
                 log = self._choices[choice_id]
-                log.error = log.error or GenerationError(409, "cancelled", "This request was cancelled.")
+                log.error = log.error or GenerationError(
+                    409, "cancelled", "This request was cancelled.", is_charged=True
+                )
                 task.cancel()
 
     def _expire(self) -> None:
@@ -116,9 +122,15 @@ class RequestLog:
             log.is_over = True
             log.wake()
 
+    def _settle(self) -> None:
+        output_tokens = sum(len(item.tokens) for log in self._choices.values() for item in log.items)
+        error = next((log.error for log in self._choices.values() if log.error is not None), None)
+        self._reservation.settle(output_tokens, error)
+
     async def _until_over(self) -> None:
         try:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._settle()
             await self._ended(self._ending or FINISHED)
         finally:
             self._expiry.cancel()

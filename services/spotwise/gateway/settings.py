@@ -111,6 +111,12 @@ class GatewaySettings(ModelServiceSettings):
     answer_kept_s: float = Field(
         600.0, ge=1, description="how long the answer of a resumable request is kept after its end"
     )
+    max_kept_bytes: int = Field(
+        256 << 20,
+        ge=1 << 20,
+        description="room in the store for requests and answers that this gateway keeps, in bytes, half of it for one key; "
+        "above it the client receives 429",
+    )
     recovery_s: float = Field(
         30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
     )
@@ -157,7 +163,7 @@ class GatewaySettings(ModelServiceSettings):
     def keeping(self, member: Member) -> KeepingLimits:
         """Return how this process keeps requests."""
         owner = f"{member.id}/{member.incarnation}"
-        return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s)
+        return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s, self.max_kept_bytes)
 
     @property
     def browser_origins(self) -> tuple[str, ...]:

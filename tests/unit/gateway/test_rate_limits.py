@@ -173,6 +173,27 @@ async def test_places_are_renewed_while_requests_run(api: LimitedApi) -> None:
         await asyncio.gather(reading, return_exceptions=True)
 
 
+async def test_places_are_renewed_while_others_come_and_go(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a gateway has something else to report."""
+    monkeypatch.setattr("spotwise.gateway.quotas._RENEW_EVERY_S", 0.05)
+    async with await api.start(KeyLimits(max_streams=2)) as client:
+        renewed = 0
+        report = api.quotas.report
+
+        async def counted(*, renew: bool) -> None:
+            nonlocal renewed
+            renewed += renew
+            await report(renew=renew)
+
+        monkeypatch.setattr(api.quotas, "report", counted)
+        running = asyncio.create_task(api.quotas.run())
+        async with asyncio.timeout(5.0):
+            while not renewed:
+                await client.post("/v1/completions", json=COMPLETION)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_two_gateways_share_a_limit(api: LimitedApi) -> None:
     """Whichever a client reaches."""
     limits = KeyLimits(requests_per_minute=2)

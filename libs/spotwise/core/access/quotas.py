@@ -6,6 +6,8 @@ Law:
 - A request is admitted by all limits at once or takes nothing.
 - It reserves its prompt and its `max_tokens` and settles with what it used. One that reserves more than a bucket holds waits
   for a full one, takes all of it and owes the rest, so that none is impossible.
+- What goes on after a break (an answer that another connection or gateway takes over) counts as a request and reserves its
+  rest. It was admitted once: a full limit lets it go on, and makes the key's next requests wait.
 - What a gateway that died has reserved stays counted: a bucket forgets it in time, a day at its end, a lease within seconds.
 """
 
@@ -63,10 +65,12 @@ class Ask:
     Attributes:
         lease_id: names its place among the key's requests in flight.
         tokens: that it reserves.
+        is_due: it was admitted before, and goes on: it is counted and never refused.
     """
 
     lease_id: str
     tokens: int
+    is_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class KeyUsage:
         """Take in a settlement, and then what a request asks for, if all limits admit it."""
         self._advance(limits, now_s)
         self._settle(limits, now_s, settlement)
-        refused_by, wait_s = (None, 0.0) if ask is None else self._longest_wait(limits, now_s, ask)
+        refused_by, wait_s = (None, 0.0) if ask is None or ask.is_due else self._longest_wait(limits, now_s, ask)
         if ask is not None and refused_by is None:
             self.requests += 1 if limits.requests_per_minute is not None else 0
             self.tokens += ask.tokens if limits.tokens_per_minute is not None else 0

@@ -142,12 +142,19 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Fail the client's request; `code` is a `RejectCode` or one of `FAIL_*`."""
+    """Fail the client's request.
+
+    Attributes:
+        code: a `RejectCode`, or one of `FAIL_*`.
+        retry_after_s: after which the client may try again.
+        is_charged: workers computed for it, and it ended for a reason of its own: its deadline, or that it fells workers.
+    """
 
     choice_id: str
     code: str
     message: str
     retry_after_s: float | None = None
+    is_charged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class OpenRequests:
         if felled is not None:
             request.history.felled(felled.id, felled.incarnation)
         if request.history.has_felled_too_many:
-            self.fail(request, g.FAIL_FELLS_WORKERS, g.FELLS_WORKERS, None, now)
+            self.fail(request, g.FAIL_FELLS_WORKERS, g.FELLS_WORKERS, None, now, is_charged=True)
             return
         if request.history.is_fruitless:
             message = f"the request made no progress in {MAX_FRUITLESS} attempts: {reason}"
@@ -152,12 +152,22 @@ class OpenRequests:
         if not request.is_overdue(now):
             return False
         code = m.RejectCode.DEADLINE_EXCEEDED.value
-        self.fail(request, code, f"the deadline came after {len(request.token_ids)} tokens", None, now)
+        message = f"the deadline came after {len(request.token_ids)} tokens"
+        self.fail(request, code, message, None, now, is_charged=request.assigned)
         return True
 
-    def fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
-        """End a request with an error for its client, who may try again after `retry_after_s`."""
-        self.commands.append(g.Fail(request.choice_id, code, message, retry_after_s))
+    def fail(
+        self,
+        request: OpenRequest,
+        code: str,
+        message: str,
+        retry_after_s: float | None,
+        now: float,
+        *,
+        is_charged: bool = False,
+    ) -> None:
+        """End a request with an error for its client; see `Fail`."""
+        self.commands.append(g.Fail(request.choice_id, code, message, retry_after_s, is_charged))
         self.end(request, RequestEvent.FAILED, now, finished=False)
 
     def end(self, request: OpenRequest, event: RequestEvent, now: float, *, finished: bool) -> None:

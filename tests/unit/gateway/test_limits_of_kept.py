@@ -1,0 +1,215 @@
+"""Limits of keys and requests that outlive their connection: what goes on is counted once, what is refused is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from spotwise.core.access.quotas import KeyAdmission, KeyLimits, Settlement
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_access import ApiAccess
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.known_keys import KnownKeys
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.quotas import Quotas
+from spotwise.gateway.text import ChatText
+from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.memory_keys import MemoryKeys
+from tests.contracts.waiting import until
+from tests.unit.gateway.fake_mesh import CHAT, MODEL
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content
+from tests.unit.gateway.test_known_keys import key, secret
+
+AUTH = {"Authorization": f"Bearer {secret(1).decode()}"}
+RESUMABLE = AUTH | {"X-Spotwise-Resumable": "true"}
+CHATS = "/v1/chat/completions"
+STREAM = CHAT | {"stream": True, "max_tokens": 100}
+
+
+@dataclass
+class LimitedGateway:
+    """One gateway's API, whose one key has limits, and the store that counts."""
+
+    app: FastAPI
+    mesh: KeepingMesh
+    metrics: GatewayMetrics
+    quotas: Quotas
+    store: MemoryKeys
+    limits: KeyLimits
+
+    async def used(self) -> KeyAdmission:
+        """What is counted by now."""
+        await self.quotas.report(renew=False)
+        return await self.store.use("acme", self.limits, Settlement())
+
+    def client(self, body: Any, headers: dict[str, str]) -> Client:
+        """A connection that posts a chat."""
+        return Client(self.app, "POST", CHATS, body, headers)
+
+
+@pytest.fixture
+def start(text: ChatText) -> Callable[..., Any]:
+    async def gateway(
+        mesh: KeepingMesh, limits: KeyLimits, store: MemoryKeys | None = None, name: str = "g0", **keeping: Any
+    ) -> LimitedGateway:
+        clock = FakeClock(1_700_000_000.0 // 86_400 * 86_400)
+        store = store or MemoryKeys(clock)
+        if not (await store.keys()).keys:
+            await store.put_key(key("acme", 1, limits=limits), None)
+        keys = KnownKeys((), clock, store)
+        await keys.look()
+        quotas = Quotas(store, clock, name, lambda _: None)
+        metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+        keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, **keeping))
+        app = create_app(mesh, text, ApiOptions(MODEL), metrics, ApiAccess(keys, quotas), keep)
+        return LimitedGateway(app, mesh, metrics, quotas, store, limits)
+
+    return gateway
+
+
+@pytest.fixture
+def tokens(encode: Callable[[str], list[int]]) -> list[int]:
+    """An answer of some length, and its end."""
+    return [*encode("Hello, world! " * 8), 2]
+
+
+async def test_a_request_keeps_its_place_without_its_client(start: Any, tokens: list[int]) -> None:
+    """It goes on, and so does what it has reserved; its end counts all of it, whoever reads it then."""
+    gateway = await start(KeepingMesh(tokens, hang_at=1), KeyLimits(tokens_per_minute=10**5, max_streams=1))
+    client = gateway.client(STREAM, RESUMABLE)
+    request_id = (await client.event()).data["id"]
+    await client.leave()
+    refused = gateway.client(STREAM, RESUMABLE)
+    await refused.answer()
+    assert refused.status == 429
+    gateway.mesh.go.set()
+    await until(lambda: not gateway.mesh.open)
+    prompt_tokens = len(gateway.mesh.spec.prompt_token_ids)
+    assert (await gateway.used()).used_tokens == prompt_tokens + len(tokens)
+    again = Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
+    assert content(await again.events())[0]
+    assert (await gateway.used()).used_tokens == prompt_tokens + len(tokens)
+    following = gateway.client(STREAM, RESUMABLE)
+    assert (await following.event()).data
+    await following.leave()
+
+
+async def test_one_answer_after_the_other_is_never_two_at_once(start: Any, tokens: list[int]) -> None:
+    """A place is free before the client has the end, with a stop string as well."""
+    gateway = await start(KeepingMesh(tokens), KeyLimits(max_streams=1))
+    for number in range(10):
+        client = gateway.client(STREAM | ({"stop": ["wor"]} if number % 2 else {}), RESUMABLE)
+        assert (await client.events())[-1].data is None
+        assert client.status == 200
+
+
+async def test_a_stream_that_goes_on_is_counted_and_never_refused(start: Any, tokens: list[int]) -> None:
+    """At another connection or gateway it takes a place and its rest, though the key has no more of either."""
+    limits = KeyLimits(tokens_per_minute=10**5, requests_per_minute=100, max_streams=1)
+    first = await start(KeepingMesh(tokens, hang_at=2), limits)
+    client = first.client(STREAM, AUTH)
+    events = [await client.event() for _ in range(2)]
+    await first.mesh.save()  # what is not is computed, and counted, again
+    mesh = KeepingMesh(tokens, hang_at=4, store=first.mesh.store)
+    second = await start(mesh, limits, first.store, "g1")
+    again = second.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
+    assert (await again.event()).data
+    await first.mesh.save()
+    await client.events()  # resumed elsewhere
+    used = await first.used()
+    assert used.used_requests == 2
+    refused = second.client(STREAM, AUTH)
+    await refused.answer()
+    assert refused.status == 429
+    mesh.go.set()
+    await again.events()
+    await first.used()
+    used = await second.used()
+    prompt_tokens = len(mesh.spec.prompt_token_ids)
+    assert used.used_tokens == prompt_tokens + len(tokens)
+
+
+async def test_an_answer_that_is_over_costs_nothing_to_read(start: Any, tokens: list[int]) -> None:
+    """However often."""
+    gateway = await start(KeepingMesh(tokens), KeyLimits(requests_per_minute=100, tokens_per_minute=10**5))
+    events = await gateway.client(STREAM, RESUMABLE).events()
+    before = await gateway.used()
+    for _ in range(3):
+        path = f"/v1/requests/{events[0].data['id']}"
+        await Client(gateway.app, "GET", path, None, AUTH | {"Accept": "text/event-stream"}).events()
+    assert await gateway.used() == before
+
+
+@pytest.mark.parametrize("headers", [RESUMABLE, AUTH | {"Idempotency-Key": "k"}, AUTH])
+async def test_what_a_limit_refuses_is_not_kept(start: Any, tokens: list[int], headers: dict[str, str]) -> None:
+    """The store holds nothing of it."""
+    gateway = await start(KeepingMesh(tokens), KeyLimits(tokens_per_day=5))
+    await gateway.client(CHAT | {"max_tokens": 50}, AUTH).answer()
+    await gateway.used()
+    client = gateway.client(STREAM | {"x": "y" * 10_000}, headers)
+    assert (await client.answer())["error"]["code"] == "insufficient_quota"
+    assert not gateway.mesh.store._kept
+
+
+async def test_a_repeated_key_finds_its_request_though_a_limit_is_full(start: Any, tokens: list[int]) -> None:
+    """The request runs, and holds the only place."""
+    gateway = await start(KeepingMesh(tokens, hang_at=1), KeyLimits(max_streams=1))
+    headers = AUTH | {"Idempotency-Key": "k"}
+    client = gateway.client(STREAM, headers)
+    await client.event()
+    again = gateway.client(STREAM, headers)
+    assert (await again.event()).data
+    assert again.headers["idempotent-replayed"] == "true"
+    gateway.mesh.go.set()
+    await asyncio.gather(client.events(), again.events())
+
+
+async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
+    """A caller that has filled its half is refused until an answer is forgotten; other requests are served."""
+    room = {"max_kept_bytes": 40_000, "answer_kept_s": 0.3}
+    gateway = await start(KeepingMesh(tokens), KeyLimits(requests_per_minute=1000), **room)
+    body = STREAM | {"x": "y" * 10_000}
+    assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
+    shown = gateway.metrics.registry.get_sample_value("spotwise_kept_bytes", {"model_name": MODEL})
+    assert shown is not None
+    assert 10_000 < shown < 20_000
+    refused = gateway.client(body, RESUMABLE)
+    assert (await refused.answer())["error"]["code"] == "too_much_kept"
+    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+    assert (await gateway.client(CHAT, AUTH).answer())["choices"]
+    await asyncio.sleep(0.4)
+    assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
+
+
+@pytest.mark.parametrize(("is_charged", "counts_prompt"), [(False, False), (True, True)])
+async def test_who_fails_a_request_pays_for_its_prompt(
+    start: Any, tokens: list[int], is_charged: bool, counts_prompt: bool
+) -> None:
+    """Its own deadline, after workers computed for it, costs the prompt; what the mesh fails costs nothing."""
+    mesh = KeepingMesh(tokens, fail_at=-1, error=GenerationError(504, "deadline_exceeded", "", is_charged=is_charged))
+    gateway = await start(mesh, KeyLimits(tokens_per_minute=10**5))
+    for headers in (AUTH, RESUMABLE):
+        await gateway.client(CHAT, headers).answer()
+    prompt_tokens = len(next(iter(mesh.specs.values())).prompt_token_ids)
+    assert (await gateway.used()).used_tokens == (2 * prompt_tokens if counts_prompt else 0)
+
+
+async def test_a_request_that_is_cancelled_pays_for_its_prompt(start: Any, tokens: list[int]) -> None:
+    """Before its first token, too."""
+    gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
+    client = gateway.client(STREAM, RESUMABLE)
+    await gateway.mesh.hung.get()
+    (request_id,) = gateway.mesh.specs
+    await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()
+    await client.answer()
+    assert (await gateway.used()).used_tokens == len(gateway.mesh.spec.prompt_token_ids)
