@@ -255,3 +255,26 @@ class TestFelled:
         attempt = bench.place("b", "w")
         bench.give_back(attempt, reason="the worker had to leave")
         assert bench.failures == {}
+
+    def test_a_suspect_whose_client_did_not_read_waits_for_its_turn_again(self) -> None:
+        """While it was parked another one was tried; deadlines of others are kept meanwhile."""
+        bench = Bench()
+        for name in "ab":
+            bench.open(name, workers=None)
+        for number in range(2):
+            bench.worker(f"w{number}")
+            for name in "ab":
+                bench.place(name, f"w{number}")
+            self.lose(bench, f"w{number}", "restarts")
+            bench.pause()
+        bench.bring(bench.place("a", "w"), 2, "w")
+        bench.feed(g.ReaderStalled("a"))
+        bench.pause()
+        assert sorted(bench.attempts) == ["b"]
+        bench.feed(g.ReaderCaughtUp("a"))
+        bench.feed(g.RequestReceived("c", 30, 10, bench.now + 1.0))
+        bench.pause(1.5)
+        assert list(bench.failures) == ["c"]
+        bench.bring(bench.place("b", "w"), PROGRESS_TOKENS, "w")
+        bench.pause()
+        assert "a" in bench.attempts

@@ -309,3 +309,23 @@ class TestDrainedPromptWorker:
             commands = bench.feed(worker_member("p", state=m.MemberState.LEFT))
             assert bool(submitted(commands)) is lost
             assert delivered(bench.tokens((1, 51))) == ([] if lost else [51])
+
+
+@pytest.mark.parametrize("code", [m.RejectCode.NO_WORKERS, m.RejectCode.MESH_FULL, m.RejectCode.QUEUE_TIMEOUT])
+def test_a_request_that_goes_on_here_is_no_new_one(code: m.RejectCode) -> None:
+    """It was accepted at its former gateway: a mesh that rejects its next attempt is asked again, as after a worker's loss."""
+    bench = GatewayBench()
+    bench.feed(g.RequestResumed("r", 30, 3, (50, 51)))
+    commands = bench.rejected(epoch=4, code=code)
+    assert not only(commands, g.Fail)
+    assert [(epoch, tokens) for epoch, _, tokens in submitted(commands)] == [(5, (50, 51))]
+    bench = GatewayBench()
+    bench.feed(g.RequestResumed("r", 30, 3, (50, 51)))
+    assert not only(bench.feed(g.SubmitFailed("r", 4, "no answer", store_is_away=True)), g.Fail)
+
+
+def test_a_request_that_no_gateway_has_begun_is_a_new_one_here() -> None:
+    """Its rejection is its client's to know."""
+    bench = GatewayBench()
+    bench.feed(g.RequestResumed("r", 30, 0, ()))
+    assert only(bench.rejected(epoch=1), g.Fail)

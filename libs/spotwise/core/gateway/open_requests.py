@@ -185,8 +185,9 @@ class OpenRequests:
         self.commands.append(m.RecordLedger(entry))
 
     def _wait_for_suspect(self, request: OpenRequest, now: float) -> None:
-        """Retry later; the time limit of its recovery does not run meanwhile."""
-        assert request.retry_at_s is not None and request.lost_since_s is not None
+        """Retry later; the time limit of its recovery, if it runs, does not run meanwhile."""
+        assert request.retry_at_s is not None
         retry_at_s = now + self._limits.retry_pause_s
-        request.lost_since_s += retry_at_s - request.retry_at_s
+        if request.lost_since_s is not None:
+            request.lost_since_s += retry_at_s - request.retry_at_s
         request.retry_at_s = retry_at_s

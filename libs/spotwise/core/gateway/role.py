@@ -100,7 +100,9 @@ class GatewayRole:
         self._requests.add(request, now)
 
     def _resumed(self, event: g.RequestResumed, now: float) -> None:
-        """Begin the attempt after another gateway's: its higher epoch ends those, wherever they are held."""
+        """Begin the attempt after another gateway's: its higher epoch ends those, wherever they are held. A scheduler that
+        rejects it rejects no new request: it is retried like one that has lost a worker.
+        """
         request = OpenRequest(
             event.choice_id,
             event.prompt_tokens,
@@ -108,6 +110,7 @@ class GatewayRole:
             event.deadline_unix_s,
             progress_s=now,
             epoch=event.epoch,
+            first_accepted=event.epoch or None,
             model_digest=event.model_digest,
         )
         request.token_ids.extend(event.token_ids)
