@@ -87,23 +87,28 @@ async def interleave(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncIter
             async for item in items:
                 yield 0, item
         return
-    arrived: asyncio.Queue[tuple[int, Item] | asyncio.Task[None]] = asyncio.Queue()
+    # One item of each waits here at most: what a slow reader does not take stays in the sources, which see that it is slow.
+    arrived: asyncio.Queue[tuple[int, Item] | Exception | None] = asyncio.Queue(len(sources))
 
     async def pump(index: int, source: AsyncGenerator[Item, None]) -> None:
-        async with aclosing(source) as items:
-            async for item in items:
-                arrived.put_nowait((index, item))
+        try:
+            async with aclosing(source) as items:
+                async for item in items:
+                    await arrived.put((index, item))
+        except Exception as error:
+            await arrived.put(error)
+        else:
+            await arrived.put(None)
 
     tasks = [asyncio.create_task(pump(index, source)) for index, source in enumerate(sources)]
-    for task in tasks:
-        task.add_done_callback(arrived.put_nowait)
     try:
         running = len(tasks)
         while running:
             got = await arrived.get()
-            if isinstance(got, asyncio.Task):
+            if got is None:
                 running -= 1
-                await got
+            elif isinstance(got, Exception):
+                raise got
             else:
                 yield got
     finally:
