@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptTokens
+from spotwise.core.gateway.kept_request import KeptAttempt, KeptEnding, KeptRequest, KeptTokens, NotSaved
 from spotwise.mesh.ports import MeshStore
 from tests.contracts.store import RECORD
 
@@ -14,14 +14,19 @@ FORM = KeptRequest(
 FINISHED = KeptEnding("finished")
 
 
+def chunk(tokens: bytes, first: int, count: int = 1) -> KeptTokens:
+    """Tokens of the first choice."""
+    return KeptTokens("chatcmpl-1", "g0", 0, first, count, tokens)
+
+
 class RequestStoreContract:
     """Subclasses have a fixture `store`: empty, closed when the test ends."""
 
     async def test_a_kept_request_comes_back_whole(self, store: MeshStore) -> None:
         """Its form, its owner and its tokens, in order."""
         assert await store.keep_request(FORM, "g0") is None
-        assert await store.save_tokens("g0", [KeptTokens("chatcmpl-1", b"a\n\x00\xff")]) == set()
-        assert await store.save_tokens("g0", [KeptTokens("chatcmpl-1", b""), KeptTokens("chatcmpl-1", b"b")]) == set()
+        assert await store.save_tokens([chunk(b"a\n\x00\xff", 0)]) == [1]
+        assert await store.save_tokens([KeptTokens("chatcmpl-1", "g0"), chunk(b"b", 1, 3)]) == [1, 4]
         kept = await store.get_request("chatcmpl-1")
         assert kept is not None
         assert (kept.request, kept.owner, kept.ending, kept.chunks) == (FORM, "g0", None, (b"a\n\x00\xff", b"b"))
@@ -65,7 +70,7 @@ class RequestStoreContract:
         record = replace(RECORD, choice_id="chatcmpl-1#1")
         await store.keep_request(FORM, "g0")
         assert await store.put_owned_record(record, "g0")
-        await store.save_tokens("g0", [KeptTokens("chatcmpl-1", b"a")])
+        await store.save_tokens([chunk(b"a", 0)])
         taken = await store.take_request("chatcmpl-1", "g1")
         assert taken is not None
         assert (taken.owner, taken.chunks) == ("g1", (b"a",))
@@ -74,15 +79,57 @@ class RequestStoreContract:
         assert not await store.put_owned_record(replace(record, epoch=record.epoch + 7), "g0")
         await store.delete_owned_record("chatcmpl-1#1", "g0")
         assert await store.get_record("chatcmpl-1#1") == newer
-        late = [KeptTokens("chatcmpl-0", b"x"), KeptTokens("chatcmpl-1", b"x")]
-        assert await store.save_tokens("g0", late) == {"chatcmpl-1"}
-        assert await store.save_tokens("g0", [KeptTokens("chatcmpl-1", b"")]) == {"chatcmpl-1"}
+        late = [replace(chunk(b"x", 1), request_id="chatcmpl-0"), chunk(b"x", 1)]
+        assert await store.save_tokens(late) == [NotSaved.FORGOTTEN, NotSaved.TAKEN]
+        assert await store.save_tokens([KeptTokens("chatcmpl-1", "g0")]) == [NotSaved.TAKEN]
         assert not await store.end_request(FORM, "g0", FINISHED, 60.0)
         kept = await store.get_request("chatcmpl-1")
         assert kept is not None
         assert (kept.owner, kept.ending, kept.chunks) == ("g1", None, (b"a",))
         await store.delete_owned_record("chatcmpl-1#1", "g1")
         assert await store.get_record("chatcmpl-1#1") is None
+
+    async def test_the_latest_attempt_is_kept_though_its_record_is_gone(self, store: MeshStore) -> None:
+        """Of each choice, for the gateway that goes on with it."""
+        await store.keep_request(FORM, "g0")
+        for choice, epoch in ((0, 1), (1, 1), (1, 3)):
+            record = replace(RECORD, choice_id=f"chatcmpl-1#{choice}", epoch=epoch)
+            assert await store.put_owned_record(record, "g0")
+            await store.delete_owned_record(record.choice_id, "g0")
+        taken = await store.take_request("chatcmpl-1", "g1")
+        assert taken is not None
+        attempts = {"chatcmpl-1#0": KeptAttempt(1, RECORD.stop), "chatcmpl-1#1": KeptAttempt(3, RECORD.stop)}
+        assert taken.attempts == attempts
+        forgotten = replace(FORM, request_id="chatcmpl-2", claim="key-2")
+        assert await store.keep_request(forgotten, "g0", {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)}) is None
+        kept = await store.get_request("chatcmpl-2")
+        assert kept is not None
+        assert kept.attempts == {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)}
+
+    async def test_tokens_follow_on_one_another(self, store: MeshStore) -> None:
+        """What is there already is not written twice, and nothing is written behind a gap: the answer says from where on."""
+        await store.keep_request(FORM, "g0")
+        assert await store.save_tokens([chunk(b"a", 0, 2), chunk(b"c", 5), chunk(b"a", 0, 2), chunk(b"b", 2, 3)]) == [
+            *(2, 2, 2, 5)
+        ]
+        other = replace(chunk(b"z", 0), choice=1)
+        assert await store.save_tokens([other, chunk(b"c", 5)]) == [1, 6]
+        kept = await store.get_request("chatcmpl-1")
+        assert kept is not None
+        assert kept.chunks == (b"a", b"b", b"z", b"c")
+
+    async def test_a_claim_is_its_own_requests(self, store: MeshStore) -> None:
+        """Keeping a request again finds no other; one that ends takes no claim from its successor."""
+        await store.keep_request(FORM, "g0")
+        assert await store.keep_request(FORM, "g0") is None
+        failure = KeptEnding("failed", 429, "mesh_full", "All workers are full.")
+        assert await store.end_request(FORM, "g0", failure, 60.0)
+        following = replace(FORM, request_id="chatcmpl-2")
+        assert await store.keep_request(following, "g0") is None
+        assert await store.end_request(FORM, "g0", failure, 60.0)
+        known = await store.claimed_request(FORM.claim)
+        assert known is not None
+        assert known.request == following
 
     async def test_what_has_ended_is_taken_by_none(self, store: MeshStore) -> None:
         """It is read as it ended."""
@@ -106,7 +153,8 @@ class RequestStoreContract:
         for request_id in ids:
             await store.keep_request(replace(FORM, request_id=request_id, claim=""), "g0")
         await store.take_request(ids[200], "g1")
-        assert await store.save_tokens("g0", [KeptTokens(each, each.encode()) for each in ids]) == {ids[200]}
+        saved = await store.save_tokens([replace(chunk(each.encode(), 0), request_id=each) for each in ids])
+        assert saved == [NotSaved.TAKEN if each == ids[200] else 1 for each in ids]
         kept = await store.get_request(ids[299])
         assert kept is not None
         assert kept.chunks == (ids[299].encode(),)

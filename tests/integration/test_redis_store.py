@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from spotwise.core.gateway.kept_request import KeptTokens
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_requests import KEPT_TTL_S
+from spotwise.mesh.redis_requests import CLAIM_TTL_S, KEPT_TTL_S
 from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
 from tests.contracts.requests import FORM, RequestStoreContract
@@ -44,7 +44,7 @@ class TestRedisStore(StoreContract, RequestStoreContract):
         assert await store.put_plan("planner/1", PLAN)
         assert await store.put_fleet("default", FLEET)
         await store.keep_request(FORM, "g0")
-        await store.save_tokens("g0", [KeptTokens(FORM.request_id, b"tokens")])
+        await store.save_tokens([KeptTokens(FORM.request_id, "g0", 0, 0, 1, b"tokens")])
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -59,7 +59,7 @@ class TestRedisStore(StoreContract, RequestStoreContract):
             subjects.fleet_key("default"): FLEET_TTL_S,
             subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,
             subjects.kept_tokens_key(FORM.request_id): KEPT_TTL_S,
-            subjects.claim_key(FORM.claim): KEPT_TTL_S,
+            subjects.claim_key(FORM.claim): CLAIM_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, KeptTokens
+from spotwise.core.gateway.kept_request import (
+    KeptAttempt,
+    KeptEnding,
+    KeptRequest,
+    KeptState,
+    KeptTokens,
+    NotSaved,
+    SavedTokens,
+)
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.request_store import NO_ATTEMPTS
 from spotwise.wire import subjects
 
 
@@ -18,6 +27,7 @@ class MemoryRequests:
         self._kept: dict[str, KeptState] = {}
         self._claims: dict[str, str] = {}
         self._saved: defaultdict[str, list[bytes]] = defaultdict(list)
+        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     async def put_record(self, record: RequestRecord) -> None:
         """See `MeshStore`."""
@@ -27,13 +37,17 @@ class MemoryRequests:
         """See `MeshStore`."""
         raise NotImplementedError
 
-    async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
+    async def keep_request(
+        self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
+    ) -> KeptState | None:
         """See `KeptRequestStore`."""
-        if request.claim and (claimed := self._claims.get(request.claim)) is not None:
+        claimed = self._claims.get(request.claim)
+        if request.claim and claimed not in (None, request.request_id):
+            assert claimed is not None
             return await self.get_request(claimed)
         if request.claim:
             self._claims[request.claim] = request.request_id
-        self._kept[request.request_id] = KeptState(request, owner, None, ())
+        self._kept[request.request_id] = KeptState(request, owner, None, dict(attempts), ())
         return None
 
     async def claimed_request(self, claim: str) -> KeptState | None:
@@ -53,31 +67,39 @@ class MemoryRequests:
             self._kept[request_id] = replace(kept, owner=owner)
         return await self.get_request(request_id)
 
-    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
+    async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
         """See `KeptRequestStore`."""
-        lost = set[str]()
-        for each in tokens:
-            kept = self._kept.get(each.request_id)
-            if kept is not None and kept.owner != owner:
-                lost.add(each.request_id)
-            elif kept is not None and each.chunk:
-                self._saved[each.request_id].append(each.chunk)
-        return lost
+        return [self._save(each) for each in tokens]
+
+    def _save(self, tokens: KeptTokens) -> SavedTokens:
+        kept = self._kept.get(tokens.request_id)
+        if kept is None:
+            return NotSaved.FORGOTTEN
+        if kept.owner != tokens.owner:
+            return NotSaved.TAKEN
+        counts = self._counts[tokens.request_id]
+        if tokens.first <= counts[tokens.choice] < tokens.first + tokens.count and tokens.chunk:
+            self._saved[tokens.request_id].append(tokens.chunk)
+            counts[tokens.choice] = tokens.first + tokens.count
+        return counts[tokens.choice]
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
         """See `KeptRequestStore`."""
         if not self._owns(request.request_id, owner):
             return False
         self._kept[request.request_id] = replace(self._kept[request.request_id], ending=ending)
-        if ending.state != "finished":
-            self._claims.pop(request.claim, None)
+        if ending.state != "finished" and self._claims.get(request.claim) == request.request_id:
+            del self._claims[request.claim]
         return True
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(record.choice_id)
-        if request_id in self._kept and not self._owns(request_id, owner):
-            return False
+        if (kept := self._kept.get(request_id)) is not None:
+            if kept.owner != owner:
+                return False
+            attempt = KeptAttempt(record.epoch, record.stop)
+            self._kept[request_id] = replace(kept, attempts={**kept.attempts, record.choice_id: attempt})
         await self.put_record(record)
         return True
 

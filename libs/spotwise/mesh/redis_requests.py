@@ -1,10 +1,12 @@
-"""Kept API requests in Redis: a hash (`form`, `owner`, `ending`) and a list of tokens each, and a key for each claim. What must
-be one step runs in the server.
+"""Kept API requests in Redis: a hash and a list of tokens each, and a key for each claim. What must be one step runs in the
+server.
+
+The hash has `form`, `owner`, `ending`, for each choice `attempt:ID` and `saved:INDEX`, the number of its tokens in the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -12,26 +14,37 @@ import orjson
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
 
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, KeptTokens
+from spotwise.core.gateway.kept_request import (
+    KeptAttempt,
+    KeptEnding,
+    KeptRequest,
+    KeptState,
+    KeptTokens,
+    NotSaved,
+    SavedTokens,
+)
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.request_store import NO_ATTEMPTS
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import encode_record
 
 #: How long a request is kept that nobody writes to.
 KEPT_TTL_S = 3600
+#: How long a claim is at least: longer than any request runs. One whose request is gone counts for nothing.
+CLAIM_TTL_S = 86_400
 #: Requests of one call that saves tokens: the server does nothing else meanwhile.
 _MAX_SAVED = 128
 
-# KEYS: request, claim (or the request again, without one); ARGV: id, form, owner, time to live, prefix of
-# requests' keys. Returns the id that has the claim.
+# KEYS: request, claim (or the request again, without one); ARGV: id, time to live, that of the claim, prefix of requests' keys,
+# fields of the hash and their values. Returns the id of another request that has the claim.
 _KEEP = """
 if KEYS[2] ~= KEYS[1] then
   local id = redis.call('GET', KEYS[2])
-  if id and redis.call('EXISTS', ARGV[5] .. id) == 1 then return id end
-  redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[4])
+  if id and id ~= ARGV[1] and redis.call('EXISTS', ARGV[4] .. id) == 1 then return id end
+  redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
 end
-redis.call('HSET', KEYS[1], 'form', ARGV[2], 'owner', ARGV[3])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+redis.call('EXPIRE', KEYS[1], ARGV[2])
 return false
 """
 
@@ -39,44 +52,56 @@ return false
 _TAKE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 if redis.call('HEXISTS', KEYS[1], 'ending') == 0 then redis.call('HSET', KEYS[1], 'owner', ARGV[1]) end
-return {redis.call('HGET', KEYS[1], 'form'), redis.call('HGET', KEYS[1], 'owner'),
-        redis.call('HGET', KEYS[1], 'ending'), redis.call('LRANGE', KEYS[2], 0, -1)}
+return {redis.call('HGETALL', KEYS[1]), redis.call('LRANGE', KEYS[2], 0, -1)}
 """
 
-# KEYS: request and tokens of each; ARGV: owner, time to live, the tokens of each.
+# KEYS: request and tokens of each; ARGV: time to live, then of each its owner, choice, first token, count and tokens. Returns
+# how many tokens of each choice are saved; -1 where the request has another owner, -2 where there is none.
 _SAVE = """
-local lost = {}
+local saved = {}
 for i = 1, #KEYS, 2 do
-  local chunk = ARGV[2 + (i + 1) / 2]
+  local at = 2 + (i - 1) / 2 * 5
   local owner = redis.call('HGET', KEYS[i], 'owner')
-  if owner and owner ~= ARGV[1] then
-    lost[#lost + 1] = (i - 1) / 2
-  elseif owner and chunk ~= '' then
-    redis.call('RPUSH', KEYS[i + 1], chunk)
-    redis.call('EXPIRE', KEYS[i + 1], ARGV[2])
-    redis.call('EXPIRE', KEYS[i], ARGV[2])
+  if not owner then
+    saved[#saved + 1] = -2
+  elseif owner ~= ARGV[at] then
+    saved[#saved + 1] = -1
+  else
+    local field = 'saved:' .. ARGV[at + 1]
+    local have = tonumber(redis.call('HGET', KEYS[i], field) or '0')
+    local first, chunk = tonumber(ARGV[at + 2]), ARGV[at + 4]
+    local count = tonumber(ARGV[at + 3])
+    if chunk ~= '' and first <= have and have < first + count then
+      have = first + count
+      redis.call('RPUSH', KEYS[i + 1], chunk)
+      redis.call('HSET', KEYS[i], field, have)
+      redis.call('EXPIRE', KEYS[i + 1], ARGV[1])
+      redis.call('EXPIRE', KEYS[i], ARGV[1])
+    end
+    saved[#saved + 1] = have
   end
 end
-return lost
+return saved
 """
 
 # KEYS: request, tokens, claim (or the request again); ARGV: owner, ending, time to live in milliseconds, whether the claim is
-# lost.
+# lost, id.
 _END = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'ending', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
-if KEYS[3] ~= KEYS[1] then
+if KEYS[3] ~= KEYS[1] and redis.call('GET', KEYS[3]) == ARGV[5] then
   if ARGV[4] == '1' then redis.call('DEL', KEYS[3]) else redis.call('PEXPIRE', KEYS[3], ARGV[3]) end
 end
 return 1
 """
 
-# KEYS: request, record; ARGV: owner, record, time to live.
+# KEYS: request, record; ARGV: owner, record, time to live, field of the attempt, attempt.
 _PUT_RECORD = """
 local owner = redis.call('HGET', KEYS[1], 'owner')
 if owner and owner ~= ARGV[1] then return 0 end
+if owner then redis.call('HSET', KEYS[1], ARGV[4], ARGV[5]) end
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 return 1
 """
@@ -90,6 +115,9 @@ return 0
 
 _FORM: TypeAdapter[KeptRequest] = TypeAdapter(KeptRequest)
 _ENDING: TypeAdapter[KeptEnding] = TypeAdapter(KeptEnding)
+_ATTEMPT: TypeAdapter[KeptAttempt] = TypeAdapter(KeptAttempt)
+_ATTEMPT_OF = "attempt:"
+_NOT_SAVED = {-1: NotSaved.TAKEN, -2: NotSaved.FORGOTTEN}
 
 
 class RedisRequests:
@@ -100,13 +128,17 @@ class RedisRequests:
     def _turn(self) -> AbstractAsyncContextManager[None]:
         raise NotImplementedError
 
-    async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
+    async def keep_request(
+        self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
+    ) -> KeptState | None:
         """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(request.request_id)] * 2
         if request.claim:
             keys[1] = subjects.claim_key(request.claim)
         prefix = subjects.kept_request_key("")
-        claimed = await self._eval(_KEEP, keys, request.request_id, orjson.dumps(request), owner, KEPT_TTL_S, prefix)
+        noted = [part for each, attempt in attempts.items() for part in (_ATTEMPT_OF + each, orjson.dumps(attempt))]
+        fields = "form", orjson.dumps(request), "owner", owner, *noted
+        claimed = await self._eval(_KEEP, keys, request.request_id, KEPT_TTL_S, CLAIM_TTL_S, prefix, *fields)
         return None if claimed is None else await self.get_request(claimed.decode())
 
     async def claimed_request(self, claim: str) -> KeptState | None:
@@ -118,21 +150,24 @@ class RedisRequests:
     async def get_request(self, request_id: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hmget(subjects.kept_request_key(request_id), "form", "owner", "ending")
+            pipe.hgetall(subjects.kept_request_key(request_id))
             pipe.lrange(subjects.kept_tokens_key(request_id), 0, -1)
             async with self._turn():
-                (form, owner, ending), chunks = await pipe.execute()
-        return _state(form, owner, ending, chunks)
+                fields, chunks = await pipe.execute()
+        return _state(fields, chunks)
 
     async def take_request(self, request_id: str, owner: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(request_id), subjects.kept_tokens_key(request_id)]
         taken = await self._eval(_TAKE, keys, owner)
-        return None if taken is None else _state(*taken)
+        if taken is None:
+            return None
+        fields, chunks = taken
+        return _state(dict(zip(fields[::2], fields[1::2], strict=True)), chunks)
 
-    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
+    async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
         """See `KeptRequestStore`."""
-        lost = set[str]()
+        saved: list[SavedTokens] = []
         for first in range(0, len(tokens), _MAX_SAVED):
             part = tokens[first : first + _MAX_SAVED]
             keys = [
@@ -140,9 +175,11 @@ class RedisRequests:
                 for each in part
                 for key in (subjects.kept_request_key(each.request_id), subjects.kept_tokens_key(each.request_id))
             ]
-            indexes = await self._eval(_SAVE, keys, owner, KEPT_TTL_S, *(each.chunk for each in part))
-            lost.update(part[index].request_id for index in indexes)
-        return lost
+            arguments = [
+                argument for each in part for argument in (each.owner, each.choice, each.first, each.count, each.chunk)
+            ]
+            saved += [_NOT_SAVED.get(count, count) for count in await self._eval(_SAVE, keys, KEPT_TTL_S, *arguments)]
+        return saved
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
         """See `KeptRequestStore`."""
@@ -150,7 +187,8 @@ class RedisRequests:
         claim = subjects.claim_key(request.claim) if request.claim else key
         keys = [key, subjects.kept_tokens_key(request.request_id), claim]
         loses_claim = "0" if ending.state == "finished" else "1"
-        return bool(await self._eval(_END, keys, owner, orjson.dumps(ending), int(keep_s * 1000), loses_claim))
+        arguments = owner, orjson.dumps(ending), int(keep_s * 1000), loses_claim, request.request_id
+        return bool(await self._eval(_END, keys, *arguments))
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """See `KeptRequestStore`."""
@@ -158,7 +196,9 @@ class RedisRequests:
             subjects.kept_request_key(subjects.request_id_of(record.choice_id)),
             subjects.request_key(record.choice_id),
         ]
-        return bool(await self._eval(_PUT_RECORD, keys, owner, encode_record(record), KEPT_TTL_S))
+        attempt = orjson.dumps(KeptAttempt(record.epoch, record.stop))
+        field = _ATTEMPT_OF + record.choice_id
+        return bool(await self._eval(_PUT_RECORD, keys, owner, encode_record(record), KEPT_TTL_S, field, attempt))
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
         """See `KeptRequestStore`."""
@@ -171,12 +211,19 @@ class RedisRequests:
             return await evaluated
 
 
-def _state(form: Any, owner: Any, ending: Any, chunks: Sequence[bytes]) -> KeptState | None:
+def _state(fields: Mapping[bytes, bytes], chunks: Sequence[bytes]) -> KeptState | None:
+    form, owner, ending = (fields.get(name) for name in (b"form", b"owner", b"ending"))
     if form is None or owner is None:
         return None
+    attempts = {
+        name.decode().removeprefix(_ATTEMPT_OF): _ATTEMPT.validate_json(attempt)
+        for name, attempt in fields.items()
+        if name.startswith(_ATTEMPT_OF.encode())
+    }
     return KeptState(
         _FORM.validate_json(form),
         owner.decode(),
         None if ending is None else _ENDING.validate_json(ending),
+        attempts,
         tuple(chunks),
     )

@@ -4,18 +4,30 @@ does not answer. A request that the store has forgotten has no other owner: its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, KeptTokens
+from spotwise.core.gateway.kept_request import (
+    KeptAttempt,
+    KeptEnding,
+    KeptRequest,
+    KeptState,
+    KeptTokens,
+    SavedTokens,
+)
 from spotwise.core.record import RequestRecord
+
+NO_ATTEMPTS: Mapping[str, KeptAttempt] = MappingProxyType({})
 
 
 class KeptRequestStore(Protocol):
     """API requests, their owners and their tokens. What no owner writes to for an hour expires."""
 
-    async def keep_request(self, request: KeptRequest, owner: str) -> KeptState | None:
-        """Keep a new request; return the one, without its tokens, that has the same claim, and keep nothing then."""
+    async def keep_request(
+        self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
+    ) -> KeptState | None:
+        """Keep a request, which is new or was forgotten; return the one that has the same claim, and keep nothing then."""
 
     async def claimed_request(self, claim: str) -> KeptState | None:
         """Return the request that has a claim, or `None` where none has."""
@@ -26,8 +38,8 @@ class KeptRequestStore(Protocol):
     async def take_request(self, request_id: str, owner: str) -> KeptState | None:
         """Make `owner` the owner of a request that has not ended, and return what is kept of it."""
 
-    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
-        """Append tokens (empty chunks ask only); return the ids of the requests that have another owner."""
+    async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
+        """Append tokens in this order, those that follow on what is saved of their choice; return how each stands then."""
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
         """Note how a request ended, and forget it after `keep_s`; return whether `owner` owns it, and nothing is written
@@ -35,7 +47,9 @@ class KeptRequestStore(Protocol):
         """
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
-        """Write an attempt's record; return whether it was written: not where the request has another owner."""
+        """Write an attempt's record, and note it with its request; return whether it was written: not where the request has
+        another owner.
+        """
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
         """Remove a record, unless another gateway owns its request; idempotent."""

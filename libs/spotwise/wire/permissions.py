@@ -159,7 +159,7 @@ KEY_RULES: tuple[KeyRule, ...] = (
     KeyRule((subjects.request_key("*"),), {MeshRole.GATEWAY: "eval get set del", MeshRole.WORKER: "get"}),
     KeyRule(
         (subjects.kept_request_key("*"), subjects.kept_tokens_key("*"), subjects.claim_key("*")),
-        {MeshRole.GATEWAY: "eval get set del exists hget hmget hset hexists lrange rpush expire pexpire"},
+        {MeshRole.GATEWAY: "eval get set del exists hget hgetall hset hexists lrange rpush expire pexpire"},
     ),
     KeyRule(
         (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_USED_KEY),

@@ -24,14 +24,12 @@ class EarlierTokens:
         deltas: the tokens that they saved, in order, from the first on.
         model_digest: of the weights that drew them.
         stop: as they had fitted it to the workers; `None` where nothing was submitted.
-        deadline_unix_s: when the client gives up, if it said so.
     """
 
     epoch: int = 0
     deltas: tuple[TokenDelta, ...] = ()
     model_digest: str | None = None
     stop: StopCriteria | None = None
-    deadline_unix_s: float | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

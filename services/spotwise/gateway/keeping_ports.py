@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
+from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages import LedgerEntry
-from spotwise.core.record import RequestRecord
 from spotwise.gateway.generation import Generation
 from spotwise.mesh.request_store import KeptRequestStore
 
@@ -26,12 +27,18 @@ class KeepingGeneration(Generation, Protocol):
     def close(self, choice_id: str, epoch: int) -> None:
         """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
 
+    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
+        """Remember the tokens of choices no longer, which their owner has saved."""
+
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+
+    def attempts(self, choice_ids: Iterable[str]) -> Mapping[str, KeptAttempt]:
+        """Return the attempts of those choices that run here and were submitted."""
+
 
 class KeepingStore(KeptRequestStore, Protocol):
-    """The store, with the records of attempts and the ledgers."""
+    """The store, with the ledgers."""
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return a request's ledger in order of time; empty where there is none."""
-
-    async def get_record(self, choice_id: str) -> RequestRecord | None:
-        """Return the record, or `None` where there is none (any more)."""

@@ -57,6 +57,7 @@ def form_of(
         claim=hash_of(scope, idempotency_key) if idempotency_key else "",
         client_request_id=client_request_id,
         key_name=key_name,
+        deadline_unix_s=plan.sequences[0].spec.deadline_unix_s,
     )
 
 
@@ -77,6 +78,7 @@ def restored(
             sequence.spec,
             sampling=replace(sequence.spec.sampling, seed=seed),
             client_request_id=form.client_request_id,
+            deadline_unix_s=form.deadline_unix_s,
             owner=owner,
             earlier=earlier[index] if earlier else None,
         )

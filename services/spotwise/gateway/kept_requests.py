@@ -19,9 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState
+from spotwise.core.gateway.kept_request import KeptAttempt, KeptEnding, KeptRequest, KeptState
 from spotwise.core.messages import LedgerEntry
-from spotwise.core.record import RequestRecord
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
 from spotwise.gateway.errors import ApiError, bad_request
@@ -92,6 +91,7 @@ class KeptRequests:
         metrics.kept_bytes.set_function(lambda: self._room.used_bytes)
         self._running: dict[str, _Running] = {}
         self._tasks = set[asyncio.Task[None]]()
+        generation.when_forgotten(self._keep_again)
 
     async def respond(self, request: Request, planned: PlannedBody, arrived_s: float) -> Response:
         """Answer a request for a new answer, or for one that the caller began before.
@@ -158,10 +158,6 @@ class KeptRequests:
             raise unknown_request(request_id)
         return kept
 
-    async def records(self, plan: GenerationPlan) -> list[RequestRecord | None]:
-        """Return the records of a request's choices, where these have not ended."""
-        return [await self._of_store(self._store.get_record(choice_id)) for choice_id in _choice_ids(plan)]
-
     async def ledger(self, form: KeptRequest) -> list[LedgerEntry]:
         """Return the request's ledger, in order of time."""
         return await self._of_store(self._store.get_ledger(form.request_id))
@@ -169,22 +165,20 @@ class KeptRequests:
     async def cancel(self, request: Request, request_id: str) -> None:
         """Cancel a request of the caller's, wherever it runs; raises as `state`."""
         kept = await self.state(request, request_id)
-        if kept.ending is not None:
-            return
         running = self._running.get(request_id)
-        if running is not None and running.log is not None:
+        if running is not None and running.log is not None and running.owner == kept.owner:
             running.log.cancel()
             await running.log.over
+            kept = await self.state(request, request_id)
+        if kept.ending is not None:
             return
         owner = self._new_owner()
-        records = await self.records(restored(await self._planning.plan_again(kept.request), kept.request))
-        if running is not None:
+        taken = await self._of_store(self._store.take_request(request_id, owner))
+        if (running := self._running.get(request_id)) is not None:
             self._step_down(running)
-        await self._of_store(self._store.take_request(request_id, owner))
         await self._of_store(self._store.end_request(kept.request, owner, CANCELLED, self._kept_s(kept.request)))
-        for record in records:
-            if record is not None:
-                self._generation.close(record.choice_id, record.epoch)
+        for choice_id, attempt in ({} if taken is None else taken.attempts).items():
+            self._generation.close(choice_id, attempt.epoch)
 
     async def _go_on(
         self,
@@ -202,15 +196,16 @@ class KeptRequests:
             raise ApiError(422, message, code="idempotency_mismatch")
         name_request(request, request_id)
         running = self._running.get(request_id)
-        is_ours = running is not None and running.owner == kept.owner
-        if running is None or running.log is None or not is_ours:
-            if running is not None and (kept.ending is None or not is_ours):
-                self._step_down(running)
-                await self._of_store(self._generation.save(*_choice_ids(running.plan)))
-            running = await self._taken(request, kept)
-        plan = replace(running.plan, stream=True) if as_stream else running.plan
+        if running is None or running.log is None or running.owner != kept.owner:
+            running = None
+        plan = (
+            restored(await self._planning.plan_again(kept.request), kept.request) if running is None else running.plan
+        )
         if position is not None and len(position.choices) != len(plan.sequences):
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
+        if running is None:
+            running = await self._taken(request, kept, plan)
+        plan = replace(running.plan, stream=True) if as_stream else running.plan
         self._metrics.count_resumed()
         return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
 
@@ -226,25 +221,31 @@ class KeptRequests:
             self._room.give_back(form.request_id)
         return known
 
-    async def _taken(self, request: Request, kept: KeptState) -> _Running:
+    async def _keep_again(self, request_id: str) -> None:
+        """Keep a request that the store has forgotten; its tokens follow. Raises `MeshError`."""
+        if (running := self._running.get(request_id)) is not None and running.owner:
+            attempts = self._generation.attempts(_choice_ids(running.plan))
+            await self._store.keep_request(running.form, running.owner, attempts)
+
+    async def _taken(self, request: Request, kept: KeptState, plan: GenerationPlan) -> _Running:
         """Take a request over, or its answer where that is whole."""
-        owner = self._new_owner()
+        owner, request_id = self._new_owner(), kept.request.request_id
         if kept.ending is None:
-            request_id = kept.request.request_id
             taken = await self._of_store(self._store.take_request(request_id, owner))
             if taken is None:
                 raise unknown_request(request_id)
             kept = taken
+            if (running := self._running.get(request_id)) is not None:
+                self._step_down(running)
         if kept.ending is not None and kept.ending.state == "failed":
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
         if kept.ending is not None and kept.ending.state != "finished":
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
-        plan = restored(await self._planning.plan_again(kept.request), kept.request)
         earlier: list[EarlierTokens] = read_chunks(kept.chunks, len(plan.sequences))
         if kept.ending is not None:
             return _Running(kept.request, restored(plan, kept.request, "", earlier), Reservation())
-        records = await self.records(plan)
-        earlier = [_begun(*each) for each in zip(earlier, records, strict=True)]
+        attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
+        earlier = [_begun(*each) for each in zip(earlier, attempts, strict=True)]
         counted_tokens = plan.prompt_tokens + sum(len(each.deltas) for each in earlier)
         reservation = await self._planning.reserve(request, plan, counted_tokens)
         return _Running(kept.request, restored(plan, kept.request, owner, earlier), reservation)
@@ -292,6 +293,12 @@ class KeptRequests:
 
     async def _end(self, running: _Running, ending: KeptEnding) -> None:
         self._room.give_back(running.form.request_id, self._kept_s(running.form))
+        try:
+            await self._store_ending(running, ending)
+        finally:
+            self._generation.forget(_choice_ids(running.plan), running.owner)
+
+    async def _store_ending(self, running: _Running, ending: KeptEnding) -> None:
         if self._running.get(running.form.request_id) is not running:
             return  # taken over
         if self._generation.is_leaving and ending.state == "cancelled":
@@ -359,11 +366,11 @@ async def _saved(choice_id: str, spec: SequenceSpec) -> AsyncGenerator[Generated
         yield tokens
 
 
-def _begun(earlier: EarlierTokens, record: RequestRecord | None) -> EarlierTokens:
-    """Add the last attempt: of a choice with tokens there was one, though its record be gone."""
-    if record is None:
+def _begun(earlier: EarlierTokens, attempt: KeptAttempt | None) -> EarlierTokens:
+    """Add the latest attempt; a choice with tokens had one."""
+    if attempt is None:
         return replace(earlier, epoch=1 if earlier.deltas else 0)
-    return replace(earlier, epoch=record.epoch, stop=record.stop, deadline_unix_s=record.deadline_unix_s)
+    return replace(earlier, epoch=attempt.epoch, stop=attempt.stop)
 
 
 def _ending_of(error: BaseException | None) -> KeptEnding:

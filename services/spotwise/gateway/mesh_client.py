@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import get_args
 
 import structlog
 
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.gateway.load_meter import LOAD_REPORT_S
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.members import Member, MemberKind, MemberState
@@ -126,14 +127,12 @@ class MeshGeneration:
         earlier = spec.earlier
         stop = None if earlier is None else earlier.stop
         spec = self._fit(spec) if stop is None else replace(spec, stop=stop)
-        if earlier is not None:
-            spec = replace(spec, deadline_unix_s=earlier.deadline_unix_s)
         stream = TokenStream(choice_id, spec, self._host.clock.now())
         if choice_id in self._streams:
             self.step_down(choice_id)  # two connections resume it at once: the later one has it
         self._streams[choice_id] = stream
         if spec.owner:
-            self._saver.watch(choice_id, spec.owner)
+            self._saver.watch(choice_id, spec.owner, earlier)
         if earlier is None:
             self._record_names(choice_id, spec.client_request_id)
             sizes = len(spec.prompt_token_ids), spec.stop.max_new_tokens
@@ -159,8 +158,6 @@ class MeshGeneration:
             if self._streams.get(choice_id) is stream:  # else it was resumed here meanwhile
                 self._loop.feed(g.RequestClosed(choice_id, text_ended))
                 del self._streams[choice_id]
-                if spec.owner:
-                    self._saver.leave(choice_id)
 
     def _resume(self, stream: TokenStream, earlier: EarlierTokens) -> None:
         """Give the tokens that other gateways saved, and go on after them."""
@@ -174,6 +171,24 @@ class MeshGeneration:
     async def save(self, *choice_ids: str) -> None:
         """Save the tokens of kept requests, of all without ids, that are not saved yet; raises `MeshError`."""
         await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
+
+    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
+        """Remember the tokens of choices no longer, which their owner has saved."""
+        for choice_id in choice_ids:
+            self._saver.forget(choice_id, owner)
+
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+        self._saver.when_forgotten(forgotten)
+
+    def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
+        """Return the attempts of those choices that run here and were submitted."""
+        streams = [self._streams[choice_id] for choice_id in choice_ids if choice_id in self._streams]
+        return {
+            each.choice_id: KeptAttempt(each.submitted_epoch, each.spec.stop)
+            for each in streams
+            if each.submitted_epoch
+        }
 
     def step_down(self, choice_id: str) -> None:
         """End a sequence here: another connection or gateway takes it over."""

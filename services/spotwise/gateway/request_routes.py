@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages import LedgerEntry
-from spotwise.core.record import RequestRecord
 from spotwise.gateway.answer import usage_of
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.generation import EarlierTokens, GenerationError
@@ -46,7 +45,7 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
     form, ending = state.request, state.ending
     plan = restored(await planning.plan_again(form), form)
     earlier = read_chunks(state.chunks, len(plan.sequences))
-    ledger, records = await kept.ledger(form), await kept.records(plan)
+    ledger = await kept.ledger(form)
     choices = planning.choices(plan)
     wholes = [WholeChoice() for _ in choices]
     for each in zip(plan.sequences, choices, wholes, earlier, strict=True):
@@ -62,12 +61,10 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
             {
                 "index": index,
                 "output_tokens": choice.output_tokens,
-                "attempts": _attempts(sequence.choice_id, record, ledger),
+                "attempts": _attempts(sequence.choice_id, state, ledger),
                 "finish_reason": whole.finish_reason,
             }
-            for index, (sequence, choice, whole, record) in enumerate(
-                zip(plan.sequences, choices, wholes, records, strict=True)
-            )
+            for index, (sequence, choice, whole) in enumerate(zip(plan.sequences, choices, wholes, strict=True))
         ],
         "error": None,
         "response": None,
@@ -92,9 +89,10 @@ def _running_state(earlier: Sequence[EarlierTokens], ledger: Sequence[LedgerEntr
     return "prefilling" if any(entry.stage == "assigned" for entry in ledger) else "queued"
 
 
-def _attempts(choice_id: str, record: RequestRecord | None, ledger: Sequence[LedgerEntry]) -> int:
+def _attempts(choice_id: str, state: KeptState, ledger: Sequence[LedgerEntry]) -> int:
     epochs = [entry.epoch for entry in ledger if entry.choice_id == choice_id]
-    return max([0 if record is None else record.epoch, *epochs])
+    latest = state.attempts.get(choice_id)
+    return max([0 if latest is None else latest.epoch, *epochs])
 
 
 def _json(body: dict[str, Any]) -> Response:

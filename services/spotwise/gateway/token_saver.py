@@ -1,17 +1,19 @@
 """Saves the tokens of kept requests, of all streams at once and every second, so that another gateway can go on with them.
 
-A token costs an append to a list here. What was not saved when this process ended is computed again, with the same result.
+A token costs an append to a list here. What was not saved when this process ended is computed again, with the same result. What
+the store has lost is written again: the tokens of a choice are remembered, as they are saved, until its request has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spotwise.core.gateway.kept_request import KeptTokens
+from spotwise.core.gateway.kept_request import KeptTokens, NotSaved
 from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.gateway.generation import EarlierTokens
+from spotwise.mesh.ports import MeshError
 from spotwise.mesh.request_store import KeptRequestStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
@@ -21,14 +23,53 @@ SAVE_EVERY_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Unsaved:
+class _Choice:
+    """The tokens of one choice.
+
+    Attributes:
+        deltas: that are in no chunk yet.
+        chunks: in order, without a gap, from the first token on.
+        saved: how many tokens the store has, as far as is known.
+        digest: of the weights that drew them.
+        is_taken: its request has another owner.
+    """
+
+    request_id: str
+    index: int
     owner: str
     deltas: list[TokenDelta] = field(default_factory=list)
-    has_left: bool = False
+    chunks: list[KeptTokens] = field(default_factory=list)
+    saved: int = 0
+    digest: str | None = None
+    is_taken: bool = False
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the store, which is still this owner's to write to, has fewer tokens than are in chunks."""
+        return self.saved < self.ready and not self.is_taken
+
+    @property
+    def ready(self) -> int:
+        """How many tokens are in chunks."""
+        return self.chunks[-1].first + self.chunks[-1].count if self.chunks else 0
+
+    def pack(self) -> None:
+        """Put what came since into a chunk."""
+        if self.deltas:
+            batch = TokenBatch(self.digest or "", tuple(self.deltas))
+            chunk = (str(self.index) if self.index else "").encode() + b" " + encode(batch)
+            sizes = self.index, self.ready, len(self.deltas)
+            self.chunks.append(KeptTokens(self.request_id, self.owner, *sizes, chunk))
+            self.deltas = []
+
+    def unsaved(self) -> list[KeptTokens]:
+        """Return the chunks that the store lacks; without any, a question how many tokens it has."""
+        lacking = [chunk for chunk in self.chunks if chunk.first + chunk.count > self.saved]
+        return lacking or [KeptTokens(self.request_id, self.owner, self.index, self.saved)]
 
 
 class TokenSaver:
-    """The tokens that are not saved yet.
+    """The tokens of the choices that run here.
 
     Args:
         store: keeps them.
@@ -42,35 +83,47 @@ class TokenSaver:
         self._store = store
         self._digest_of = digest_of
         self._taken = taken
-        self._unsaved: dict[str, _Unsaved] = {}
+        self._choices: dict[str, _Choice] = {}
         self._turn = asyncio.Lock()
         #: What the next round saves, in order, and the round, once somebody waits for it.
         self._wanted: dict[str, None] = {}
         self._next: asyncio.Task[None] | None = None
+        self._forgotten: Callable[[str], Awaitable[None]] = _pass_on
 
-    def watch(self, choice_id: str, owner: str) -> None:
-        """Begin with a choice."""
-        self._unsaved[choice_id] = _Unsaved(owner)
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+        self._forgotten = forgotten
+
+    def watch(self, choice_id: str, owner: str, earlier: EarlierTokens | None = None) -> None:
+        """Begin with a choice, and the tokens of it that are saved."""
+        index = int(choice_id.partition("#")[2] or 0)
+        choice = self._choices[choice_id] = _Choice(subjects.request_id_of(choice_id), index, owner)
+        if earlier is not None and earlier.deltas:
+            choice.digest, choice.deltas = earlier.model_digest, list(earlier.deltas)
+            choice.pack()
+            choice.saved = choice.ready
 
     def add(self, choice_id: str, deltas: Sequence[TokenDelta]) -> None:
         """Take its next tokens."""
-        if (unsaved := self._unsaved.get(choice_id)) is not None:
-            unsaved.deltas.extend(deltas)
+        if (choice := self._choices.get(choice_id)) is not None:
+            choice.deltas.extend(deltas)
+            choice.digest = self._digest_of(choice_id) or choice.digest
 
-    def leave(self, choice_id: str) -> None:
-        """End with a choice, once its last tokens are saved."""
-        if (unsaved := self._unsaved.get(choice_id)) is not None:
-            unsaved.has_left = True
-            if not unsaved.deltas:
-                del self._unsaved[choice_id]
+    def forget(self, choice_id: str, owner: str) -> None:
+        """End with a choice of an owner, whose request has ended or has another one."""
+        if (choice := self._choices.get(choice_id)) is not None and choice.owner == owner:
+            del self._choices[choice_id]
 
     async def save_all(self) -> None:
         """Save what there is, and find out what has another owner; raises `MeshError`, and keeps the tokens then."""
-        await self._save(self._unsaved)
+        await self._save(self._choices)
 
     async def save(self, *choice_ids: str) -> None:
-        """Save the tokens of some choices now; raises `MeshError`."""
+        """Save the tokens of some choices now; raises `MeshError`, also where the store lacks some of them all the same."""
         await self._save(choice_ids)
+        choices = [self._choices[choice_id] for choice_id in choice_ids if choice_id in self._choices]
+        if any(choice.lacks for choice in choices):
+            raise MeshError("the store loses tokens that it has taken")
 
     async def _save(self, choice_ids: Iterable[str]) -> None:
         """Take part in the next round; thousands of choices may end in the same second."""
@@ -83,37 +136,37 @@ class TokenSaver:
     async def _round(self) -> None:
         async with self._turn:  # chunks of a choice stay in order
             wanted, self._wanted, self._next = self._wanted, {}, None
-            by_owner: dict[str, dict[str, _Unsaved]] = {}
-            for choice_id in wanted:
-                if (unsaved := self._unsaved.get(choice_id)) is not None:
-                    by_owner.setdefault(unsaved.owner, {})[choice_id] = unsaved
-            for owner, choices in by_owner.items():
-                await self._save_of(owner, choices)
+            choices = {each: self._choices[each] for each in wanted if each in self._choices}
+            for choice in choices.values():
+                choice.pack()
+            lacking = await self._lacking(choices)
+            if lacking:
+                await self._lacking(lacking)
 
-    async def _save_of(self, owner: str, choices: dict[str, _Unsaved]) -> None:
-        counts = {choice_id: len(unsaved.deltas) for choice_id, unsaved in choices.items()}
-        tokens = [
-            KeptTokens(subjects.request_id_of(choice_id), self._chunk(choice_id, unsaved))
-            for choice_id, unsaved in choices.items()
-        ]
-        lost = await self._store.save_tokens(owner, tokens)
-        for choice_id, unsaved in choices.items():
-            self._saved(choice_id, unsaved, counts[choice_id])
-            # unless this gateway itself has taken it over meanwhile, from itself
-            is_current = self._unsaved.get(choice_id, unsaved) is unsaved
-            if is_current and subjects.request_id_of(choice_id) in lost:
-                self._taken(choice_id)
+    async def _lacking(self, choices: dict[str, _Choice]) -> dict[str, _Choice]:
+        """Save the chunks of some choices; return those of which the store has lost tokens, which it will take now."""
+        tokens = {choice_id: choice.unsaved() for choice_id, choice in choices.items()}
+        answers = iter(await self._store.save_tokens([each for chunks in tokens.values() for each in chunks]))
+        forgotten: dict[str, None] = {}
+        for choice_id, chunks in tokens.items():
+            choice, saved = choices[choice_id], [next(answers) for _ in chunks][-1]
+            if saved is NotSaved.TAKEN:
+                choice.is_taken = True
+                # unless this gateway itself has taken it over meanwhile, from itself
+                if self._choices.get(choice_id, choice) is choice:
+                    self._taken(choice_id)
+            elif saved is NotSaved.FORGOTTEN:
+                choice.saved = 0
+                forgotten[choice.request_id] = None
+            else:
+                choice.saved = saved
+        for request_id in forgotten:
+            await self._forgotten(request_id)
+        return {each: choice for each, choice in choices.items() if choice.lacks or choice.request_id in forgotten}
 
-    def _chunk(self, choice_id: str, unsaved: _Unsaved) -> bytes:
-        if not unsaved.deltas:
-            return b""
-        batch = TokenBatch(self._digest_of(choice_id) or "", tuple(unsaved.deltas))
-        return choice_id.partition("#")[2].encode() + b" " + encode(batch)
 
-    def _saved(self, choice_id: str, unsaved: _Unsaved, count: int) -> None:
-        del unsaved.deltas[:count]
-        if unsaved.has_left and not unsaved.deltas and self._unsaved.get(choice_id) is unsaved:
-            del self._unsaved[choice_id]
+async def _pass_on(request_id: str) -> None:
+    """Leave a request forgotten."""
 
 
 def _seen(done: asyncio.Task[None]) -> None:
@@ -123,16 +176,13 @@ def _seen(done: asyncio.Task[None]) -> None:
 
 
 def read_chunks(chunks: Iterable[bytes], choices: int) -> list[EarlierTokens]:
-    """Return what was saved of each choice; of tokens that were saved twice, before and after a take-over, the first."""
+    """Return what was saved of each choice."""
     deltas: list[list[TokenDelta]] = [[] for _ in range(choices)]
     digests: list[str | None] = [None] * choices
     for chunk in chunks:
-        index, _, payload = chunk.partition(b" ")
-        batch = decode(payload)
+        number, _, payload = chunk.partition(b" ")
+        batch, index = decode(payload), int(number or 0)
         assert isinstance(batch, TokenBatch)
-        of_choice = deltas[int(index or 0)]
-        digests[int(index or 0)] = batch.worker_id or None
-        for delta in batch.deltas:
-            if delta.token_index == len(of_choice):
-                of_choice.append(delta)
+        digests[index] = batch.worker_id or digests[index]
+        deltas[index] += [delta for delta in batch.deltas if delta.token_index >= len(deltas[index])]
     return [EarlierTokens(0, tuple(each), digest) for each, digest in zip(deltas, digests, strict=True)]

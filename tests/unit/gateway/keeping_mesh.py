@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
+from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.api import create_app
@@ -51,7 +52,7 @@ class KeepingMesh(FakeMesh):
         self.specs[choice_id] = spec
         self.open.add(choice_id)
         if spec.owner:
-            self._saver.watch(choice_id, spec.owner)
+            self._saver.watch(choice_id, spec.owner, earlier)
         finished = False
         try:
             if earlier is not None:
@@ -90,13 +91,21 @@ class KeepingMesh(FakeMesh):
                     return
         finally:
             self.open.discard(choice_id)
-            if spec.owner:
-                self._saver.leave(choice_id)
             if not finished:
                 self.cancelled.append(choice_id)
 
     async def save(self, *choice_ids: str) -> None:
         await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
+
+    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
+        for choice_id in choice_ids:
+            self._saver.forget(choice_id, owner)
+
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
+        self._saver.when_forgotten(forgotten)
+
+    def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
+        return {each: KeptAttempt(1, self.specs[each].stop) for each in choice_ids if each in self.open}
 
     def step_down(self, choice_id: str) -> None:
         if choice_id in self._taken:

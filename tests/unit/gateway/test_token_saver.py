@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spotwise.core.gateway.kept_request import KeptTokens
+from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
 from spotwise.core.messages import TokenDelta
 from spotwise.gateway.token_saver import TokenSaver, read_chunks
 from spotwise.mesh.memory import MemoryStore
@@ -24,12 +24,12 @@ class CountingStore(MemoryStore):
         self.calls: list[dict[str, bytes]] = []
         self.fails = False
 
-    async def save_tokens(self, owner: str, tokens: Sequence[KeptTokens]) -> set[str]:
+    async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
         await asyncio.sleep(0.01)
         if self.fails:
             raise MeshError("away")
         self.calls.append({each.request_id: each.chunk for each in tokens})
-        return set()
+        return [each.first + each.count for each in tokens]
 
 
 def saver_of(store: CountingStore) -> TokenSaver:

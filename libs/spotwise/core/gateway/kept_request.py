@@ -7,7 +7,11 @@ A request's form (ids, seeds, body) is written once; with its tokens, from the f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+
+from spotwise.core.request import StopCriteria
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class KeptRequest:
         is_resumable: it goes on for a while without its client, and its answer is kept.
         key_name: of the caller's key.
         claim: hash of scope and `Idempotency-Key`; empty without one.
+        deadline_unix_s: when the client gives up; `None` without a deadline.
     """
 
     request_id: str
@@ -39,6 +44,7 @@ class KeptRequest:
     claim: str = ""
     client_request_id: str = ""
     key_name: str = ""
+    deadline_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +58,54 @@ class KeptEnding:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptAttempt:
+    """The latest attempt of a choice, and when its tokens end, as its gateway had fitted that to the workers."""
+
+    epoch: int
+    stop: StopCriteria
+
+
+@dataclass(frozen=True, slots=True)
 class KeptState:
-    """All that is kept of a request; `chunks` are its tokens as its owners saved them, in order."""
+    """All that is kept of a request.
+
+    Attributes:
+        attempts: by choice id; without those that were never begun.
+        chunks: its tokens as its owners saved them; of each choice in order and without a gap.
+    """
 
     request: KeptRequest
     owner: str
     ending: KeptEnding | None
+    attempts: Mapping[str, KeptAttempt]
     chunks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """Tokens to save, and the request that they are of."""
+    """Tokens of one choice to save.
+
+    Attributes:
+        owner: who saves them.
+        choice: index of the choice.
+        first, count: the tokens of `chunk`, in order of their indexes; without a chunk, how many are thought to be saved.
+    """
 
     request_id: str
-    chunk: bytes
+    owner: str
+    choice: int = 0
+    first: int = 0
+    count: int = 0
+    chunk: bytes = b""
+
+
+class NotSaved(Enum):
+    """Why tokens were not saved."""
+
+    TAKEN = "taken"  #: the request has another owner
+    FORGOTTEN = "forgotten"  #: the store knows no such request (any more)
+
+
+#: How many tokens of the choice are saved by now: fewer than were sent before where the store has lost some, and takes none
+#: behind a gap.
+SavedTokens = int | NotSaved
