@@ -35,11 +35,11 @@ class GatewaySettings(ModelServiceSettings):
 
     host: str = Field("127.0.0.1", description="address of the API")
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
-    api_keys: str = Field(
-        "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty admits every client"
-    )
+    api_keys: str = Field("", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY")
     api_keys_file: Path | None = Field(
-        None, description="file of further keys, a line each as spotwise keys hash prints it; private to its owner"
+        None,
+        description="file of further keys, a line each as spotwise keys hash prints it; private to its owner; with it every "
+        "client needs a key, also while it is empty",
     )
     allow_anonymous: bool | None = Field(
         None,
