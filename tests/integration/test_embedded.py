@@ -191,3 +191,20 @@ def test_a_signal_never_reaches_another_process_with_the_same_pid(tmp_path: Path
         assert identify(child.pid) is None
     finally:
         child.kill()
+
+
+def test_a_server_gets_of_the_environment_what_any_program_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No key, password or credential of who starts the mesh."""
+    for name in ("SPOTWISE_API_KEYS", "AWS_SECRET_ACCESS_KEY", "A_NAME_OF_NO_LIST"):
+        monkeypatch.setenv(name, "canary")
+    log = tmp_path / "it.log"
+
+    def has_said(_port: int) -> bool:
+        return log.exists() and "said" in log.read_text()
+
+    server = EmbeddedServer("it", ("sh", "-c", "env; echo said; exec sleep 600"), free_port(), "", tmp_path, has_said)
+    server.start().kill()
+    assert f"PATH={os.environ['PATH']}" in log.read_text().splitlines()
+    assert "canary" not in log.read_text()

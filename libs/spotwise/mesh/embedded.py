@@ -6,6 +6,7 @@ file and no process list shows one. The programs come from the wheels `nats-serv
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sysconfig
@@ -25,6 +26,8 @@ _PROBE_TIMEOUT_S = 1.0
 _LOG_TAIL_LINES = 20
 _STANDARD_INPUT = "/dev/stdin"
 _USER = "spotwise"
+#: What the servers get of this process's environment: what any program needs, and no secret.
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 class EmbeddedServerError(MeshError):
@@ -57,7 +60,8 @@ class EmbeddedServer:
         if self.answers(self.port):
             raise EmbeddedServerError(f"port {self.port}, meant for {self.name}, is already served by another process")
         self.folder.mkdir(parents=True, exist_ok=True)
-        child = start_child(self.argv, log_path=self.log_path, folder=self.folder, stdin=self.config.encode())
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        child = start_child(self.argv, log_path=self.log_path, env=env, folder=self.folder, stdin=self.config.encode())
         deadline = time.monotonic() + timeout_s
         while child.exit_code() is None:
             if self.answers(self.port):

@@ -163,7 +163,7 @@ def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
 
 def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
     log_path = folder.log_path(service.service_id)
-    start = partial(start_child, service.argv, log_path=log_path, env={**os.environ, **service.env})
+    start = partial(start_child, service.argv, log_path=log_path, env=service.environment(os.environ))
     is_healthy = partial(readiness.is_healthy, service.members)
     return SupervisedProcess(
         service.service_id,
