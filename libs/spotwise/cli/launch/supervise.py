@@ -155,10 +155,14 @@ def _embedded(
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
-    def answers(_pid: int) -> bool:
-        return server.answers(server.port)
-
-    return SupervisedProcess(server.name, StopOrder.SERVER, server.log_path, server.start, answers, answers)
+    return SupervisedProcess(
+        server.name,
+        StopOrder.SERVER,
+        server.log_path,
+        server.start,
+        lambda _pid: server.answers(server.port),
+        lambda _pid: server.shows_life(),
+    )
 
 
 def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
