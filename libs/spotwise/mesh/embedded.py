@@ -39,7 +39,7 @@ class EmbeddedServerError(MeshError):
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
     """How to start and probe one server on loopback; `config` is its standard input. `url` has the password of a server with
-    one password for all, and none of a server with users. `serves`: whether it is not stuck, where more than `answers` tells it.
+    one password for all, and none of a server with users. `serves`: whether it is not stuck, where that can be told.
     """
 
     name: str

@@ -15,6 +15,7 @@ from spotwise.core.members import Member
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.schema import LEAST_PRIORITY
 from spotwise.mesh.settings import ModelServiceSettings
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
@@ -88,6 +89,12 @@ class GatewaySettings(ModelServiceSettings):
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+    )
+    least_priority: int = Field(
+        LEAST_PRIORITY,
+        ge=LEAST_PRIORITY,
+        le=0,
+        description="the lowest priority, which is scheduled earliest, that clients may give; a lower one gets a 400",
     )
     prefix_sharing: Literal["tenant", "mesh"] = Field(
         "tenant",
