@@ -9,6 +9,8 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import nats
@@ -18,8 +20,12 @@ import redis
 from spotwise.mesh import embedded
 from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, free_port, nats_server, redis_server, running
+from spotwise.wire import subjects
+from spotwise.wire.permissions import ADMIN, MeshRole, Principal
 
 pytestmark = pytest.mark.mesh
+
+OPERATOR = Principal(MeshRole.OPERATOR)
 
 PARENT = """
 import sys, time
@@ -36,6 +42,13 @@ def wait_until_gone(processes: list[ProcessIdentity]) -> None:
     deadline_s = time.monotonic() + 10
     while any(map(is_alive, processes)):
         assert time.monotonic() < deadline_s, f"still there: {processes}"
+        time.sleep(0.01)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
@@ -106,6 +119,34 @@ def test_a_kept_store_begins_with_what_it_held(tmp_path: Path) -> None:
         child.kill()
     with running(server), redis.Redis.from_url(server.url) as store:
         assert store.get("key") == b"value"
+
+
+WRITE = "redis.call('set', KEYS[1], 'x')"
+
+
+@pytest.mark.parametrize("first", ["", WRITE], ids=["", "has written"])
+def test_a_script_that_never_ends_is_no_sign_of_life(tmp_path: Path, first: str) -> None:
+    """It is ended, and the store serves again; one that has written cannot be, and its store is replaced as any that hangs."""
+    users = {OPERATOR: "operators-password", ADMIN: "admins-password"}
+    server = redis_server(tmp_path, users=users)
+    server = replace(server, argv=(*server.argv, "--lua-time-limit", "100"))
+    child = server.start()
+    try:
+        assert server.shows_life()
+        url = f"redis://{OPERATOR.name}:{users[OPERATOR]}@127.0.0.1:{server.port}/0"
+        with redis.Redis.from_url(url) as store, ThreadPoolExecutor(1) as thread:
+            blocked = thread.submit(store.eval, f"{first} while true do end", 1, subjects.KEYS_KEY)
+            wait_for(lambda: not server.shows_life())
+            if first:
+                time.sleep(0.3)
+                assert not server.shows_life()
+                child.kill()
+            else:
+                wait_for(server.shows_life)
+            with pytest.raises(redis.RedisError):
+                blocked.result()
+    finally:
+        child.kill()
 
 
 def test_a_taken_port_is_refused_not_shared(tmp_path: Path) -> None:
@@ -191,3 +232,20 @@ def test_a_signal_never_reaches_another_process_with_the_same_pid(tmp_path: Path
         assert identify(child.pid) is None
     finally:
         child.kill()
+
+
+def test_a_server_gets_of_the_environment_what_any_program_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No key, password or credential of who starts the mesh."""
+    for name in ("SPOTWISE_API_KEYS", "AWS_SECRET_ACCESS_KEY", "A_NAME_OF_NO_LIST"):
+        monkeypatch.setenv(name, "canary")
+    log = tmp_path / "it.log"
+
+    def has_said(_port: int) -> bool:
+        return log.exists() and "said" in log.read_text()
+
+    server = EmbeddedServer("it", ("sh", "-c", "env; echo said; exec sleep 600"), free_port(), "", tmp_path, has_said)
+    server.start().kill()
+    assert f"PATH={os.environ['PATH']}" in log.read_text().splitlines()
+    assert "canary" not in log.read_text()

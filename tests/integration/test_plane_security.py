@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spotwise.cli.certs.authority import CertificateAuthority, read_certificate
 from spotwise.cli.certs.folder import CredentialsFolder
 from spotwise.cli.errors import CommandError
-from spotwise.core.group_messages import DissolveGroup, GroupOrder
+from spotwise.core.group_messages import DissolveGroup, GroupOrder, SwapGroupKv
 from spotwise.mesh.child_process import start_child
 from spotwise.mesh.control_access import ControlAccess
 from spotwise.mesh.device_control import DeviceLink, Report, device_handler
@@ -56,6 +58,9 @@ def tls(certificates: Path, name: str) -> PlaneTls:
     return PlaneTls(certificates / "members" / name)
 
 
+DISSOLVE = DissolveGroup("a test")
+
+
 @dataclass
 class Device:
     """A device's endpoint, and the orders that it received."""
@@ -63,11 +68,11 @@ class Device:
     address: str
     orders: list[GroupOrder] = field(default_factory=list)
 
-    async def obeys(self, access: ControlAccess) -> str:
-        """Order it to dissolve its group; returns why the stream ended without that, or an empty text."""
+    async def obeys(self, access: ControlAccess, order: GroupOrder = DISSOLVE) -> str:
+        """Give it an order; returns why the stream ended without that, or an empty text."""
         received, lost = len(self.orders), []
         link = DeviceLink("w", "d", self.address, lambda *_: None, lambda _, why: lost.append(why), access)
-        link.send(DissolveGroup("a test"))
+        link.send(order)
         try:
             await until(lambda: bool(lost) or len(self.orders) > received)
         finally:
@@ -139,6 +144,58 @@ async def test_without_certificates_orders_need_the_meshs_secret() -> None:
         assert "the same time" in await ordered.obeys(late)
         assert len(ordered.orders) == 1
         assert await is_serving(ordered.address)
+
+
+@contextlib.asynccontextmanager
+async def plain() -> AsyncIterator[str]:
+    """The address of a service without devices."""
+    server = ControlServer(LOOPBACK, 0)
+    await server.start()
+    try:
+        yield f"{LOOPBACK}:{server.port}"
+    finally:
+        await server.close()
+
+
+async def health_check_of(address: str, size: int) -> grpc.StatusCode:
+    """Ask for a service's health with a message of that many bytes; returns the answer's status."""
+    async with ControlAccess().channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            await check(health_pb2.HealthCheckRequest(service="x" * size), timeout=PATIENCE_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+async def test_messages_without_a_proof_are_bounded() -> None:
+    """A stranger's large message is refused before it is held; a device takes orders of a large KV cache."""
+    async with plain() as address:
+        assert await health_check_of(address, 1 << 20) is grpc.StatusCode.NOT_FOUND
+        assert await health_check_of(address, 5 << 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    access = ControlAccess(secret=SECRET)
+    async with device(access) as ordered:
+        assert await health_check_of(ordered.address, 65 << 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        blocks = tuple(range(1 << 20, 2 << 20))
+        assert await ordered.obeys(access, SwapGroupKv(1, blocks, blocks, to_host=True)) == ""
+
+
+async def test_calls_of_a_connection_are_bounded() -> None:
+    """A stranger's calls that never end wait for one another."""
+    async with plain() as address, ControlAccess().channel(address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch
+        calls = [watch(health_pb2.HealthCheckRequest()) for _ in range(300)]
+        answered: list[object] = []
+
+        async def first_of(call: AsyncIterator[object]) -> None:
+            answered.append(await anext(aiter(call)))
+
+        waiting = [asyncio.create_task(first_of(call)) for call in calls]
+        await until(lambda: len(answered) >= 256)
+        await asyncio.sleep(0.3)
+        for task in waiting:
+            task.cancel()
+        assert len(answered) == 256
 
 
 def test_a_proof_is_of_one_call_and_shows_no_secret() -> None:

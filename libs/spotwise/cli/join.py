@@ -48,7 +48,7 @@ def join(
         state.options.model_copy(update=changes), *state.worker_urls(), pool, worker_id, LocalHost.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
-    os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})
+    os.execve(plan.argv[0], plan.argv, plan.environment(os.environ))
 
 
 async def _require_free(redis_url: str, worker_id: str) -> None:

@@ -26,12 +26,15 @@ from spotwise.cloud.instances import (
 )
 from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
+from spotwise.core.access.secret_variables import environment_for
 from spotwise.core.fleet.market import InstanceState
 
 _POLL_S = 0.02
 #: Time for killed processes to end; one stuck in the kernel takes longer, and `instances` still lists its machine.
 _KILL_PATIENCE_S = 10.0
 _ADDRESS = "127.0.0.1"
+#: The service that instances are: devices of groups.
+_INSTANCE = "worker"
 #: Tag of an order whose value is its instances' zone: here zones are names only.
 ZONE_TAG = "zone"
 
@@ -46,7 +49,7 @@ class LocalOptions:
             argument are replaced. The program stays in the foreground, and exits on SIGTERM.
         limit: concurrent instances of all types and meshes.
         grace_s: time from SIGTERM to SIGKILL.
-        unset: variables of this process's environment that instances do not get.
+        unset: variables of this process's environment that instances do not get, nor its secrets.
         env: variables that they get beside it, or in its place.
     """
 
@@ -215,6 +218,7 @@ class LocalInstances:
             "{market}": machine.market.value,
             "{mesh}": machine.mesh,
         }
+        inherited = environment_for(_INSTANCE, os.environ)
         argv = []
         for word in self._options.commands.get(machine.instance_type, ()):
             for name, value in values.items():
@@ -228,7 +232,7 @@ class LocalInstances:
             log=self._folder.log(machine),
             folder=self._folder.path,
             env={
-                **{name: value for name, value in os.environ.items() if name not in self._options.unset},
+                **{name: value for name, value in inherited.items() if name not in self._options.unset},
                 **self._options.env,
             },
             mark=self._folder.mark(machine),

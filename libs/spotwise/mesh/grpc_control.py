@@ -17,6 +17,9 @@ from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec_members import member_from, member_to
 from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
 
+#: A connection's concurrent calls at most; a leader has one for each of its devices in a process, which are fewer.
+_MAX_CALLS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
@@ -132,7 +135,9 @@ class HealthServer(Protocol):
 
 
 class ControlServer:
-    """One service's gRPC endpoint; NOT_SERVING at first. A device's serves `device` as well."""
+    """One service's gRPC endpoint; NOT_SERVING at first. A device's serves `device` as well. Since anyone may ask for health
+    where there are no certificates, messages have gRPC's default limit of 4 MiB, and a device's that of its orders.
+    """
 
     def __init__(
         self,
@@ -143,7 +148,8 @@ class ControlServer:
         access: ControlAccess = OPEN_ACCESS,
     ) -> None:
         # By default two gRPC servers share a port, and half of the calls reach the wrong service.
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", _MAX_CALLS)]
+        self._server = grpc.aio.server(options=[*options, *(SERVER_OPTIONS if device is not None else ())])
         if device is not None:
             self._server.add_generic_rpc_handlers((device,))
         self._health = HealthServicer()

@@ -46,6 +46,7 @@ async def serve(settings: GatewaySettings) -> None:
         max_held_bytes=settings.max_held_body_bytes,
         cors_origins=settings.browser_origins,
         default_max_tokens=settings.default_max_tokens,
+        least_priority=settings.least_priority,
         shares_prefixes=settings.prefix_sharing == "mesh",
     )
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:

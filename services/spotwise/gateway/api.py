@@ -57,7 +57,7 @@ def create_app(
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
     # Added last is outermost: ErrorEdge answers what BearerAuth raises, too.
-    app.add_middleware(BearerAuth, keys=access.keys, open_paths=access.open_paths)
+    app.add_middleware(BearerAuth, keys=access.keys, open_paths=access.open_paths, origins=options.cors_origins)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
     app.add_middleware(TrailingSlashes)
     if options.cors_origins:

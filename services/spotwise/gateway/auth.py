@@ -1,14 +1,17 @@
 """Authentication by bearer keys, and the tenant of a request.
 
 With keys, every path but the two that probes and collectors read requires one. A key may have a name, which travels with the
-request; the key itself never reaches records, logs or errors.
+request; the key itself never reaches records, logs or errors. Without keys a client may be a browser that shows anyone's page:
+the request's origin says whose.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -17,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from spotwise.core.access.keys import KeyRecord, KeyScope, is_key_name
 from spotwise.core.access.quotas import KeyLimits
 from spotwise.gateway.errors import ApiError
+from spotwise.mesh.ucx_loopback import is_loopback
 
 #: What needs no key unless it is configured to.
 OPEN_PATHS = frozenset({"/health", "/metrics"})
@@ -137,25 +141,35 @@ class BearerAuth:
         app: what it protects.
         keys: those that let clients in.
         open_paths: what needs no key.
+        origins: whose pages need none where keys are not required; `*`: all. Those of loopback need none either.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyFinder, open_paths: frozenset[str] = OPEN_PATHS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyFinder,
+        open_paths: frozenset[str] = OPEN_PATHS,
+        origins: Collection[str] = (),
+    ) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = open_paths
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification.
 
         Raises:
-            ApiError: 401, without a valid key; 403, with one that does not admit to this.
+            ApiError: 401, without a valid key; 403, with one that does not admit to this, or of a page that may not use an API
+                without keys.
         """
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             await self._take_caller(scope)
         await self._app(scope, receive, send)
 
     async def _take_caller(self, scope: Scope) -> None:
-        given = _bearer(Headers(scope=scope).get("authorization", ""))
+        headers = Headers(scope=scope)
+        given = _bearer(headers.get("authorization", ""))
         if given and not self._keys.requires_key:
             await self._keys.look_for(given)  # the first key of all may just have been made
         if self._keys.requires_key:
@@ -165,6 +179,20 @@ class BearerAuth:
                 message = f"This API key has no scope '{needed}'."
                 raise ApiError(403, message, code="insufficient_permissions")
             scope.setdefault("state", {})[_CALLER] = found
+        elif "*" not in self._origins:
+            self._require_origin(headers)
+
+    def _require_origin(self, headers: Headers) -> None:
+        """Refuse what a browser sends for a page of elsewhere, also where the page's name leads to this machine."""
+        origins = headers.getlist("origin")
+        refused = [origin for origin in origins if origin not in self._origins and not _is_of_loopback(origin)]
+        if refused or (not origins and headers.get("sec-fetch-site") == "cross-site"):
+            raise ApiError(
+                403,
+                f"This API has no keys, and pages of the origin '{next(iter(refused), 'unknown')}' may not use it; name the "
+                "origin in SPOTWISE_CORS_ORIGINS, or make keys.",
+                code="origin_not_allowed",
+            )
 
     async def _caller(self, given: bytes) -> Caller:
         if not given:
@@ -178,6 +206,13 @@ class BearerAuth:
 def _bearer(authorization: str) -> bytes:
     scheme, _, given = authorization.partition(" ")
     return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+
+
+def _is_of_loopback(origin: str) -> bool:
+    try:
+        return is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
 
 
 def _scope_of(method: str, path: str) -> KeyScope:

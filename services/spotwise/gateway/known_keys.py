@@ -42,7 +42,7 @@ class KnownKeys:
         configured: keys of the environment; they have all scopes and no limits.
         clock: of expiries.
         store: keys of the mesh; None: there are none.
-        file: of further keys, read again when it changes.
+        file: of further keys, read again when it changes; with one, clients need a key whatever it holds.
         is_loopback: only this machine reaches the API.
         allow_anonymous: see `requires_key`.
     """
@@ -66,7 +66,6 @@ class KnownKeys:
         self._configured = {digest_of(key.key.encode()): Caller(key.name) for key in configured}
         self._of_file: dict[str, Caller] = {}
         self._of_store: dict[str, Caller] = {}
-        self._had_file_keys = False
         self._file_seen: tuple[int, int] | None = None
         self._ring = KeyRing()
         self._looked_s = -1.0
@@ -77,7 +76,7 @@ class KnownKeys:
     @property
     def requires_key(self) -> bool | None:
         """Whether every client needs a key; None where the gateway must not serve at all."""
-        has_had = bool(self._configured) or self._had_file_keys or self._ring.revision > 0
+        has_had = bool(self._configured) or self._file is not None or self._ring.revision > 0
         return requires_key(has_had, self._is_loopback, self._allow_anonymous)
 
     async def caller(self, secret: bytes) -> Caller | None:
@@ -158,7 +157,6 @@ class KnownKeys:
         if seen != self._file_seen:
             self._file_seen = seen
             self._of_file = _by_digest(read_key_file(self._file))
-            self._had_file_keys = self._had_file_keys or bool(self._of_file)
 
     async def watch(self) -> None:
         """Look for changes once; what cannot be read is logged, and the last keys stay."""

@@ -73,6 +73,7 @@ def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOpt
     for name, most in (("n", options.max_n), ("best_of", options.max_n), ("top_logprobs", options.max_logprobs)):
         if name in properties:
             properties[name]["anyOf"][0]["maximum"] = most
+    properties["priority"]["anyOf"][0]["minimum"] = options.least_priority
     if request is CompletionRequest:
         properties["logprobs"]["anyOf"][0]["maximum"] = options.max_logprobs
     for refused in REFUSED:

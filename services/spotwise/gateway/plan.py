@@ -137,6 +137,13 @@ def require_logprobs(param: str, logprobs: int, options: ApiOptions) -> int:
     return logprobs
 
 
+def _require_priority(priority: int, options: ApiOptions) -> int:
+    if priority < options.least_priority:
+        message = f"Invalid value for 'priority': must be at least {options.least_priority}."
+        raise bad_request(message, "priority", "invalid_value")
+    return priority
+
+
 def plan_generation(
     request: GenerationRequest,
     prompts: Sequence[PromptTokens],
@@ -171,6 +178,7 @@ def plan_generation(
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     logit_bias = _logit_bias(request, text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
+    priority = _require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
     request_id = f"{id_prefix}-{secrets.token_hex(16)}"
@@ -187,9 +195,7 @@ def plan_generation(
                 request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
             )
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
-            spec = SequenceSpec(
-                prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant, prefix_salt=salt
-            )
+            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, priority, tenant, prefix_salt=salt)
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),

@@ -21,6 +21,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_LISTED_TOKENS = 1024
 #: Of `cache_salt`; a hash of it travels.
 MAX_SALT_CHARACTERS = 1024
+#: Of 32 bits, as vLLM's.
+LEAST_PRIORITY = -(2**31)
 
 #: A repetition penalty near 0 makes infinities of logits, and a draw among infinities is no draw.
 MIN_REPETITION_PENALTY = 0.01
@@ -96,7 +98,7 @@ class GenerationRequest(StrictBody):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+    priority: int | None = Field(None, ge=LEAST_PRIORITY, le=2**31 - 1)
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
 
 

@@ -15,6 +15,7 @@ from spotwise.core.members import Member
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.schema import LEAST_PRIORITY
 from spotwise.mesh.settings import ModelServiceSettings
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
@@ -35,11 +36,11 @@ class GatewaySettings(ModelServiceSettings):
 
     host: str = Field("127.0.0.1", description="address of the API")
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
-    api_keys: str = Field(
-        "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty admits every client"
-    )
+    api_keys: str = Field("", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY")
     api_keys_file: Path | None = Field(
-        None, description="file of further keys, a line each as spotwise keys hash prints it; private to its owner"
+        None,
+        description="file of further keys, a line each as spotwise keys hash prints it; private to its owner; with it every "
+        "client needs a key, also while it is empty",
     )
     allow_anonymous: bool | None = Field(
         None,
@@ -88,6 +89,12 @@ class GatewaySettings(ModelServiceSettings):
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+    )
+    least_priority: int = Field(
+        LEAST_PRIORITY,
+        ge=LEAST_PRIORITY,
+        le=0,
+        description="the lowest priority, which is scheduled earliest, that clients may give; a lower one gets a 400",
     )
     prefix_sharing: Literal["tenant", "mesh"] = Field(
         "tenant",

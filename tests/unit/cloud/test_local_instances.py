@@ -55,7 +55,8 @@ def options(tmp_path: Path) -> Iterator[LocalOptions]:
         "says": (
             "sh",
             "-c",
-            "echo {instance_id} {instance_type} {market} {mesh} ${HOME:+home}; echo aside >&2; sleep 600",
+            "echo {instance_id} {instance_type} {market} {mesh} ${HOME:+home} $AWS_SESSION_TOKEN $SPOTWISE_API_KEYS; "
+            "echo aside >&2; sleep 600",
         ),
         "missing": ("no-such-program",),
         "ends": ("true",),
@@ -471,3 +472,17 @@ async def test_variables_can_be_kept_from_instances(options: LocalOptions, monke
     assert "home" not in (folder / f"{without.id}.log").read_text()
     with pytest.raises(ValueError, match="folder"):
         provider.use(replace(options, folder=options.folder / "other"))
+
+
+async def test_instances_get_no_secrets(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of the cloud are the watcher's alone."""
+    for name in ("AWS_SESSION_TOKEN", "SPOTWISE_API_KEYS"):
+        monkeypatch.setenv(name, "canary")
+    [instance] = await LocalInstances("mesh-a", options).acquire(order("says"))
+    log = LocalFolder(options.folder).path / f"{instance.id}.log"
+
+    async def said() -> bool:
+        return "aside" in log.read_text()
+
+    await eventually(said)
+    assert "canary" not in log.read_text()

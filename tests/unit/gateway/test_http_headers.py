@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -87,6 +89,52 @@ async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeAp
             "/v1/chat/completions", headers=preflight_headers | {"Origin": "https://evil.example"}
         )
         assert "access-control-allow-origin" not in other.headers
+
+
+OPEN_API_PAGES = [
+    ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "http://evil.example:8000", "Host": "evil.example:8000", "Sec-Fetch-Site": "same-origin"}, 403),
+    ({"Origin": "http://localhost.evil.example"}, 403),
+    ({"Origin": "http://["}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({}, 200),
+    ({"Origin": ORIGIN, "Sec-Fetch-Site": "cross-site"}, 200),
+    ({"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}, 200),
+    ({"Origin": "http://127.0.0.1:8000", "Sec-Fetch-Site": "same-origin"}, 200),
+    ({"Origin": "http://[::1]"}, 200),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), OPEN_API_PAGES)
+async def test_pages_of_other_origins_cannot_use_an_open_api(
+    make_app: MakeApp, mesh: FakeMesh, headers: dict[str, str], status: int
+) -> None:
+    """A page that a user of this machine looks at sends without asking, under a name that may lead to loopback."""
+    async with connect(make_app(cors_origins=(ORIGIN,))) as client:
+        # Without a media type: a browser asks nobody before it sends that.
+        answer = await client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers)
+        assert (answer.status_code, bool(mesh.specs)) == (status, status == 200)
+        if status == 403:
+            error = answer.json()["error"]
+            assert error["code"] == "origin_not_allowed" and "SPOTWISE_CORS_ORIGINS" in error["message"]
+
+
+@pytest.mark.parametrize(("headers", "status"), OPEN_API_PAGES)
+async def test_a_valid_key_is_enough_from_any_page(make_app: MakeApp, headers: dict[str, str], status: int) -> None:
+    """A page that has a key was given it; one that has none is refused for that."""
+    async with connect(make_app(api_keys=(ApiKey("key"),))) as client:
+        post = partial(client.post, "/v1/chat/completions", json=CHAT)
+        assert (await post(headers=headers | {"Authorization": "Bearer key"})).status_code == 200
+        assert (await post(headers=headers)).status_code == 401
+
+
+async def test_every_page_may_use_an_open_api_where_that_is_said(make_app: MakeApp) -> None:
+    """`*` is for pages without an origin, too."""
+    async with connect(make_app(cors_origins=("*",))) as client:
+        for origin in ("https://any.example", "null"):
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin})
+            assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(("origins", "allowed"), [(("*",), "*"), ((), None)])

@@ -187,6 +187,17 @@ async def test_the_file_is_followed(tmp_path: Path, clock: FakeClock) -> None:
     assert keys.requires_key is True
 
 
+@pytest.mark.parametrize("options", [{"is_loopback": True}, {"is_loopback": False, "allow_anonymous": True}])
+async def test_a_file_without_keys_opens_nothing(tmp_path: Path, clock: FakeClock, options: dict[str, Any]) -> None:
+    """Nor does a start after its last key was taken out: who names a file of keys wants keys."""
+    path = tmp_path / "keys.jsonl"
+    path.touch(0o600)
+    keys = KnownKeys((), clock, None, path, **options)
+    keys.read_file()
+    assert keys.requires_key is True
+    assert KnownKeys((), clock, None, None, **options).requires_key is False
+
+
 async def test_last_uses_are_reported(store: CountingKeys, clock: FakeClock) -> None:
     """By key, in intervals; those of the file and the environment are not the store's."""
     await store.put_key(key("acme", 1), None)

@@ -207,6 +207,23 @@ class TestPriority:
         assert (await client.post(path, json=body | given | {"n": 2})).status_code == 200
         assert [spec.priority for spec in mesh.specs.values()] == [priority, priority]
 
+    @pytest.mark.parametrize(("path", "body"), BOTH)
+    async def test_the_server_bounds_it(
+        self, make_app: MakeApp, mesh: FakeMesh, path: str, body: dict[str, Any]
+    ) -> None:
+        """A client can put itself before others down to that number, which the API's description has."""
+        transport = httpx.ASGITransport(make_app(least_priority=-3))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            refused = await client.post(path, json=body | {"priority": -4})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+            assert "at least -3" in refused.json()["error"]["message"]
+            for priority in (-3, None):
+                assert (await client.post(path, json=body | {"priority": priority})).status_code == 200
+            assert (
+                '"priority":{"anyOf":[{"maximum":2147483647,"minimum":-3,' in (await client.get("/openapi.json")).text
+            )
+        assert [spec.priority for spec in mesh.specs.values()] == [-3, 0]
+
 
 async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
     """The scheduler the priority, by which requests wait; workers both, from the record, which is written before."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from spotwise.cli.options import MeshOptions
+from spotwise.core.access.secret_variables import environment_for
 
 
 class StopOrder(IntEnum):
@@ -25,7 +26,7 @@ class ServiceProcess:
 
     Attributes:
         service_id: unique in the mesh; its log's name.
-        env: variables to set on top of the supervisor's own.
+        env: variables to set on top of the supervisor's own, of which it gets no others' secrets.
         member_ids: the members it registers as, where they differ from its own id.
         is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
             of them.
@@ -44,6 +45,10 @@ class ServiceProcess:
     def members(self) -> tuple[str, ...]:
         """The ids of the mesh's members in this process."""
         return self.member_ids or (self.service_id,)
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return its whole environment, given that of the process that starts it."""
+        return {**environment_for(self.service, environ), **self.env}
 
 
 def service(

@@ -155,15 +155,19 @@ def _embedded(
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
-    def answers(_pid: int) -> bool:
-        return server.answers(server.port)
-
-    return SupervisedProcess(server.name, StopOrder.SERVER, server.log_path, server.start, answers, answers)
+    return SupervisedProcess(
+        server.name,
+        StopOrder.SERVER,
+        server.log_path,
+        server.start,
+        lambda _pid: server.answers(server.port),
+        lambda _pid: server.shows_life(),
+    )
 
 
 def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
     log_path = folder.log_path(service.service_id)
-    start = partial(start_child, service.argv, log_path=log_path, env={**os.environ, **service.env})
+    start = partial(start_child, service.argv, log_path=log_path, env=service.environment(os.environ))
     is_healthy = partial(readiness.is_healthy, service.members)
     return SupervisedProcess(
         service.service_id,

@@ -5,8 +5,8 @@ Law:
   it cannot be searched for, and neither salt nor a slow hash adds anything.
 - A key has one secret, or two between a rotation and the end of the old one. At the end of its time no secret of it admits.
 - A scope admits to what it names and to nothing else; `generate` contains `read`.
-- An API that has had a key never opens again by itself. One that never had any is open to its own machine only, unless it is
-  configured to be open.
+- An API that has had a key never opens again by itself; one with a file of keys, though it is empty, counts as such. One that
+  never had any is open to its own machine only, unless it is configured to be open.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def requires_key(has_had_keys: bool, is_loopback: bool, allow_anonymous: bool | 
     """Whether clients need a key, by whether there is or has been one; `None` where the gateway must not start.
 
     Args:
-        has_had_keys: a key is configured, or was made.
+        has_had_keys: a key or a file of keys is configured, or a key was made.
         is_loopback: only this machine reaches the API.
         allow_anonymous: as configured; `None` allows it to this machine, `False` to no client.
     """

@@ -1,0 +1,38 @@
+"""What the processes of a mesh get of the supervisor's environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.launch.readiness import Readiness
+from spotwise.cli.launch.run_folder import RunFolder
+from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
+from spotwise.cli.launch.supervise import _supervised_service
+from tests.contracts.waiting import until
+
+SECRETS = {"SPOTWISE_API_KEYS": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-cloud", "HF_TOKEN": "canary-hub"}
+
+
+@pytest.mark.parametrize(
+    ("service", "expected"),
+    [("gateway", "canary-key"), ("spot_watcher", "canary-cloud"), ("worker", ""), ("cluster_scheduler", "")],
+)
+async def test_a_started_service_has_the_secrets_that_it_reads(
+    service: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the plan gives it, its own variables first, and all that is no secret."""
+    for name, value in {**SECRETS, "PLAIN": "plain", "OWN": "the supervisor's"}.items():
+        monkeypatch.setenv(name, value)
+    names = [*SECRETS, "PLAIN", "OWN"]
+    show = f"import os; print(*[os.environ.get(name, '') for name in {names}])"
+    planned = ServiceProcess("it", (sys.executable, "-c", show), {"OWN": "own"}, StopOrder.WORKER, service=service)
+    (tmp_path / "logs").mkdir()
+    folder = RunFolder("default", tmp_path)
+    with Readiness("redis://127.0.0.1:1/0") as readiness:
+        process = _supervised_service(planned, folder, readiness)
+        process.start()
+        await until(lambda: process.exit_code() == 0)
+    assert folder.log_path("it").read_text().split() == [*([expected] if expected else []), "plain", "own"]
