@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -34,6 +35,25 @@ class TestRedisStore(StoreContract, RequestStoreContract):
         store = await RedisStore.connect(redis_url)
         yield store
         await store.close()
+
+    async def test_a_transport_that_was_closed_is_a_lost_connection(
+        self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """uvloop says so with an error of its own, between a connection's check and its use; the call is repeated."""
+        send, closed = Connection.send_packed_command, 2
+
+        async def fails(self: Connection, *args: Any, **kwargs: Any) -> None:
+            nonlocal closed
+            closed -= 1
+            if closed >= 0:
+                await self.disconnect()
+                raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+            await send(self, *args, **kwargs)
+
+        monkeypatch.setattr(Connection, "send_packed_command", fails)
+        await store.put_record(RECORD)
+        assert await store.get_record(RECORD.choice_id) == RECORD
+        assert closed < 0
 
     async def test_nothing_stays_for_ever(self, store: RedisStore, redis_url: str) -> None:
         """Records, ledgers and registrations have a time to live, so that a mesh that died leaves no litter."""

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import redis
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import EqualJitterBackoff, NoBackoff
@@ -31,7 +31,30 @@ _SENTINEL_TIMEOUT_S = 0.5
 _FAILOVER_RETRIES = 20
 
 
-class _PrimaryConnection(SentinelManagedConnection):
+class _ClosedIsLost:
+    """Makes a lost connection, which is retried, of uvloop's error for a transport that was closed before it is written to."""
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        except RuntimeError as error:
+            if "closed" not in str(error):
+                raise
+            raise RedisConnectionError(f"the connection is lost: {error}") from error
+
+
+class _ServerConnection(_ClosedIsLost, Connection):
+    pass
+
+
+class _TlsConnection(_ClosedIsLost, SSLConnection):
+    pass
+
+
+_CLOSED_IS_LOST: dict[type, type] = {Connection: _ServerConnection, SSLConnection: _TlsConnection}
+
+
+class _PrimaryConnection(_ClosedIsLost, SentinelManagedConnection):
     """A connection to the primary of the moment; redis-py's own repeats a command at the server that it was first named."""
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
@@ -119,13 +142,16 @@ def _certificates(url: str, tls: PlaneTls | None) -> dict[str, Any]:
 
 
 def _of_server(url: str, tls: PlaneTls | None) -> Redis:
-    return Redis.from_url(
+    client: Redis = Redis.from_url(
         url,
         socket_connect_timeout=_CONNECT_TIMEOUT_S,
         retry=_retry(8),
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
         **_certificates(url, tls),
     )
+    pool = client.connection_pool
+    pool.connection_class = _CLOSED_IS_LOST.get(pool.connection_class, pool.connection_class)
+    return client
 
 
 def _of_primary(url: SentinelUrl) -> Redis:
