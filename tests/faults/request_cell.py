@@ -14,7 +14,8 @@ from spotwise.core.worker_messages import MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 from tests.faults.disturbances import Disturbance
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.request_matrix import MatrixRow, row_of

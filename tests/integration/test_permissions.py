@@ -23,7 +23,8 @@ from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
-from spotwise.wire.permissions import ROLE_OF, MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import ROLE_OF, MeshRole
 from tests.contracts.waiting import until
 
 pytestmark = pytest.mark.mesh

@@ -6,7 +6,8 @@ import hashlib
 
 from spotwise.mesh.server_configs import broker_config, derived_password, store_acl
 from spotwise.wire import subjects
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 
 GATEWAY = Principal(MeshRole.GATEWAY, "gateway-0")
 USERS = {GATEWAY: "for-a-gateway", Principal(MeshRole.WORKER): "for-workers"}

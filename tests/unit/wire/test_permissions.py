@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.core.members import MemberKind
 from spotwise.wire import subjects
-from spotwise.wire.permissions import KEY_RULES, ROLE_OF, MeshRole, Principal, store_rule, subject_rule
+from spotwise.wire.permissions import KEY_RULES, Principal, store_rule, subject_rule
+from spotwise.wire.roles import ROLE_OF, MeshRole
 
 ALL = [Principal(role) for role in MeshRole]
 _OF_SERVICES = ("lease_key", "term_key", "term_holder_key")
