@@ -109,7 +109,7 @@ async def test_no_one_else_reads_a_gateways_inbox(broker: ServerAccess) -> None:
     assert await may_subscribe(broker, PRINCIPALS[1], OTHER_GATEWAY)
     for principal in PRINCIPALS:
         if principal.member_id != "gateway-1":
-            for subject in (OTHER_GATEWAY, subjects.inbox("*", None) + ".*", "spotwise.>", ">"):
+            for subject in (OTHER_GATEWAY, subjects.inbox("*.*"), "spotwise.>", ">"):
                 assert not await may_subscribe(broker, principal, subject), (principal.name, subject)
 
 
@@ -121,7 +121,8 @@ async def test_no_one_else_reads_a_control_services_inbox(broker: ServerAccess) 
             assert await may_subscribe(broker, principal, subject) is is_own, principal.name
 
 
-async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAccess) -> None:
+@pytest.mark.parametrize("pattern", [subjects.inbox("*"), subjects.inbox_from(MeshRole.SCHEDULER, "*")])
+async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAccess, pattern: str) -> None:
     """Workers may subscribe to a pattern of all inboxes, since their ids are not known; others' messages are left out."""
     worker = await NatsBus.connect(broker.url_of(WORKER), "a-worker")
     scheduler = await NatsBus.connect(broker.url_of(SCHEDULER), "scheduler-0")
@@ -130,12 +131,12 @@ async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAc
     async def take(message: BusMessage) -> None:
         received.append(message.subject)
 
-    await worker.subscribe(subjects.inbox("*"), take)
-    for subject in INBOXES.values():
+    await worker.subscribe(pattern, take)
+    of = {name: subjects.inbox_from(MeshRole.SCHEDULER, name) for name in (*INBOXES, "token-1")}
+    for subject in of.values():
         await scheduler.publish(subject, b"a message")
-    await scheduler.publish(subjects.inbox("token-1"), b"the last")
     await until(lambda: len(received) >= 2)
-    assert received == [subjects.inbox("token-0"), subjects.inbox("token-1")]
+    assert received == [of["token-0"], of["token-1"]]
     for bus in (worker, scheduler):
         await bus.close()
 
@@ -152,8 +153,9 @@ async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAc
         (subjects.FLEET_ORDERS, {PLANNER}, {WATCHER}),
         (subjects.SHOW_FLEET, {OPERATOR}, {PLANNER}),
         (subjects.RESHAPE, {OPERATOR}, {PLANNER}),
-        (subjects.inbox("token-0"), {GATEWAY, SCHEDULER, WORKER, PLANNER, OPERATOR}, {WORKER}),
-        (OTHER_GATEWAY, {SCHEDULER, WORKER}, set()),
+        (subjects.inbox("token-0"), set(), {WORKER}),
+        (OTHER_GATEWAY, set(), set()),
+        (subjects.inbox_from(MeshRole.WORKER, subjects.operator_id(1)), {WORKER}, {OPERATOR}),
         (subjects.simulated_kv("token-0"), {WORKER}, {WORKER}),
     ],
 )
@@ -164,6 +166,23 @@ async def test_each_subject_has_its_roles(
     for principal in (GATEWAY, SCHEDULER, WORKER, PLANNER, WATCHER, OPERATOR):
         assert await may_publish(broker, principal, subject) is (principal in publishers), principal.name
         assert await may_subscribe(broker, principal, subject) is (principal in subscribers), principal.name
+
+
+async def test_each_role_writes_to_inboxes_in_its_own_name(broker: ServerAccess) -> None:
+    """A gateway may not publish as a scheduler, nor any role as another; a watcher writes to no inbox, and to gateways' only
+    schedulers and workers do.
+    """
+    writers = (GATEWAY, SCHEDULER, WORKER, PLANNER, OPERATOR)
+    for principal in (*writers, WATCHER):
+        for role in MeshRole:
+            is_own = principal.role is role
+            for member_id in ("token-0", "scheduler-0"):
+                subject = subjects.inbox_from(role, member_id)
+                expected = is_own and principal in writers
+                assert await may_publish(broker, principal, subject) is expected, (principal.name, subject)
+            subject = subjects.inbox_from(role, "gateway-1", 7)
+            expected = is_own and principal in (SCHEDULER, WORKER)
+            assert await may_publish(broker, principal, subject) is expected, (principal.name, subject)
 
 
 async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> None:

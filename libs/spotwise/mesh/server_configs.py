@@ -21,7 +21,8 @@ def derived_password(root: str, principal: Principal) -> str:
 
 def broker_config(passwords: Mapping[Principal, str]) -> str:
     """Return the `authorization` of nats-server's configuration: one user for each principal, and none for strangers."""
-    fixed = [subjects.inbox(principal.member_id) for principal in passwords if principal.member_id is not None]
+    fixed_ids = [principal.member_id for principal in passwords if principal.member_id is not None]
+    fixed = [subjects.inbox(of) for each in fixed_ids for of in (each, f"{each}.*")]
     users = [_broker_user(principal, password, fixed) for principal, password in passwords.items()]
     # Its format includes JSON.
     return "authorization: {\n  users: [\n    " + ",\n    ".join(map(json.dumps, users)) + "\n  ]\n}\n"
@@ -31,7 +32,7 @@ def _broker_user(principal: Principal, password: str, fixed_inboxes: Sequence[st
     rule = subject_rule(principal)
     subscribe = {"allow": rule.subscribe}
     if principal.member_id is None:  # its pattern of inboxes matches those of members with users of their own
-        subscribe["deny"] = (*fixed_inboxes, *(f"{inbox}.*" for inbox in fixed_inboxes))
+        subscribe["deny"] = tuple(fixed_inboxes)
     permissions: dict[str, object] = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
     if rule.replies:
         permissions["allow_responses"] = {"max": 1, "expires": _REPLY_EXPIRES}

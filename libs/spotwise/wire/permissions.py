@@ -41,28 +41,50 @@ class SubjectRule:
     replies: bool = False
 
 
-_ANY_INBOX = subjects.inbox("*")
-_ANY_GATEWAYS_INBOX = f"{_ANY_INBOX}.*"  #: of any incarnation
+def reply_prefix(user_name: str) -> str:
+    """Return the prefix of the subjects on which a user receives replies to its requests."""
+    return f"_INBOX.{user_name}"
+
+
+def _to_members(sender: MeshRole) -> str:
+    return subjects.inbox_from(sender, "*")
+
+
+def _to_gateways(sender: MeshRole) -> str:
+    return subjects.inbox_from(sender, "*.*")
+
+
 _OWN_INBOX = subjects.inbox(_ID)
 
 #: Beside it, each member may publish its heartbeats and receive those of all, and receive replies to its own requests.
 _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
     MeshRole.GATEWAY: SubjectRule(
-        publish=(subjects.REQUESTS, subjects.LOAD, _ANY_INBOX),
-        subscribe=(f"{_OWN_INBOX}.*",),
+        publish=(subjects.REQUESTS, subjects.LOAD, _to_members(MeshRole.GATEWAY)),
+        subscribe=(subjects.inbox(f"{_ID}.*"),),
     ),
     MeshRole.SCHEDULER: SubjectRule(
-        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX),
+        publish=(
+            _to_members(MeshRole.SCHEDULER),
+            _to_gateways(MeshRole.SCHEDULER),
+        ),
         subscribe=(_OWN_INBOX, subjects.REQUESTS, subjects.FLEET),
         replies=True,
     ),
     MeshRole.WORKER: SubjectRule(
-        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX, subjects.simulated_kv("*")),
+        publish=(
+            _to_members(MeshRole.WORKER),
+            _to_gateways(MeshRole.WORKER),
+            subjects.simulated_kv("*"),
+        ),
         subscribe=(_OWN_INBOX, subjects.NOTICES, subjects.simulated_kv(_ID)),
         replies=True,
     ),
     MeshRole.PLANNER: SubjectRule(
-        publish=(_ANY_INBOX, subjects.NOTICES, subjects.FLEET_ORDERS),
+        publish=(
+            _to_members(MeshRole.PLANNER),
+            subjects.NOTICES,
+            subjects.FLEET_ORDERS,
+        ),
         subscribe=(
             _OWN_INBOX,
             subjects.INTERRUPTIONS,
@@ -74,21 +96,20 @@ _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
         replies=True,
     ),
     MeshRole.WATCHER: SubjectRule(
-        # It reports members of its machine whose processes have ended.
-        publish=(subjects.HEARTBEATS, subjects.NOTICES, subjects.INTERRUPTIONS, subjects.FLEET),
+        publish=(
+            subjects.HEARTBEATS,  # it reports members of its machine whose processes have ended
+            subjects.NOTICES,
+            subjects.INTERRUPTIONS,
+            subjects.FLEET,
+        ),
         subscribe=(subjects.DRAIN, subjects.INTERRUPTIONS, subjects.FLEET_ORDERS),
         replies=True,
     ),
     MeshRole.OPERATOR: SubjectRule(
-        publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _ANY_INBOX),
+        publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _to_members(MeshRole.OPERATOR)),
         subscribe=(subjects.HEARTBEATS, subjects.inbox(f"{subjects.OPERATOR}.*")),
     ),
 }
-
-
-def reply_prefix(user_name: str) -> str:
-    """Return the prefix of the subjects on which a user receives replies to its requests."""
-    return f"_INBOX.{user_name}"
 
 
 def subject_rule(principal: Principal) -> SubjectRule:
