@@ -185,8 +185,31 @@ async def test_each_role_writes_to_inboxes_in_its_own_name(broker: ServerAccess)
             assert await may_publish(broker, principal, subject) is expected, (principal.name, subject)
 
 
+async def test_what_a_member_receives_lets_it_publish_nowhere(broker: ServerAccess) -> None:
+    """The sender of a message chooses where its reply goes, and a member may send to itself: it may reply there all the same
+    only where it may publish.
+    """
+    own = {
+        SCHEDULER: subjects.inbox_from(MeshRole.SCHEDULER, "scheduler-0"),
+        WORKER: subjects.simulated_kv("token-0"),
+        PLANNER: subjects.inbox_from(MeshRole.PLANNER, "planner-0"),
+        WATCHER: subjects.INTERRUPTIONS,
+    }
+    forbidden = subjects.inbox_from(MeshRole.OPERATOR, "token-0")
+
+    async def reply_to_itself(client: Client, subject: str) -> None:
+        received = await client.subscribe(subject)
+        await client.publish(subject, b"", reply=forbidden)
+        await (await received.next_msg(5.0)).respond(b"forged")
+
+    for principal, subject in own.items():
+        assert await refused(broker.url_of(principal), lambda client, to=subject: reply_to_itself(client, to)), (  # type: ignore[misc]
+            principal.name
+        )
+
+
 async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> None:
-    """A receiver may reply to a request once, although it may not publish there; no other user may listen to replies."""
+    """Only who receives a role's requests may reply to them; no other user may listen to replies."""
     scheduler = await NatsBus.connect(broker.url_of(SCHEDULER), "scheduler-0")
     gateway = await NatsBus.connect(broker.url_of(GATEWAY), "gateway-0")
 
@@ -198,9 +221,14 @@ async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> 
     assert await gateway.request(subjects.REQUESTS, b"submit", 5.0) == b"taken"
     for bus in (gateway, scheduler):
         await bus.close()
-    for principal in (SCHEDULER, WORKER, PRINCIPALS[1], OPERATOR):
+    for principal in (SCHEDULER, WORKER, PRINCIPALS[1], OPERATOR, PLANNER, WATCHER):
         assert not await may_subscribe(broker, principal, "_INBOX.gateway.gateway-0.>")
-        assert not await may_publish(broker, principal, "_INBOX.gateway.gateway-0.guess")
+        replies_to_gateways = principal is SCHEDULER
+        assert await may_publish(broker, principal, "_INBOX.gateway.gateway-0.a.b") is replies_to_gateways, (
+            principal.name
+        )
+        replies_to_operators = principal in (PLANNER, WATCHER)
+        assert await may_publish(broker, principal, "_INBOX.operator.a.b") is replies_to_operators, principal.name
 
 
 async def test_strangers_and_wrong_passwords_are_refused(broker: ServerAccess, store: ServerAccess) -> None:

@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ADMIN, Principal, store_rule, subject_rule
 
-#: How long the receiver of a request may reply. The longest wait of a requester is far shorter.
-_REPLY_EXPIRES = "5m"
-
 
 def derived_password(root: str, principal: Principal) -> str:
     """Return a principal's password at one server, from which neither `root` nor another's can be computed."""
@@ -33,9 +30,7 @@ def _broker_user(principal: Principal, password: str, fixed_inboxes: Sequence[st
     subscribe = {"allow": rule.subscribe}
     if principal.member_id is None:  # its pattern of inboxes matches those of members with users of their own
         subscribe["deny"] = tuple(fixed_inboxes)
-    permissions: dict[str, object] = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
-    if rule.replies:
-        permissions["allow_responses"] = {"max": 1, "expires": _REPLY_EXPIRES}
+    permissions = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
     return {"user": principal.name, "password": password, "permissions": permissions}
 
 

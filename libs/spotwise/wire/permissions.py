@@ -34,16 +34,20 @@ ADMIN = Principal(MeshRole.OPERATOR, "admin")
 
 @dataclass(frozen=True, slots=True)
 class SubjectRule:
-    """The subjects on which a principal may publish and subscribe; `replies`: to a message that it received, once, too."""
+    """The subjects on which a principal may publish and subscribe."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    replies: bool = False
 
 
 def reply_prefix(user_name: str) -> str:
     """Return the prefix of the subjects on which a user receives replies to its requests."""
     return f"_INBOX.{user_name}"
+
+
+def _replies_to(role: MeshRole) -> str:
+    # NATS's own permission to reply is one for any subject: the sender of a message names it, and a member may send to itself.
+    return f"{reply_prefix(role)}.>"
 
 
 def _to_members(sender: MeshRole) -> str:
@@ -66,24 +70,25 @@ _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
         publish=(
             _to_members(MeshRole.SCHEDULER),
             _to_gateways(MeshRole.SCHEDULER),
+            _replies_to(MeshRole.GATEWAY),
         ),
         subscribe=(_OWN_INBOX, subjects.REQUESTS, subjects.FLEET),
-        replies=True,
     ),
     MeshRole.WORKER: SubjectRule(
         publish=(
             _to_members(MeshRole.WORKER),
             _to_gateways(MeshRole.WORKER),
             subjects.simulated_kv("*"),
+            _replies_to(MeshRole.WORKER),
         ),
         subscribe=(_OWN_INBOX, subjects.NOTICES, subjects.simulated_kv(_ID)),
-        replies=True,
     ),
     MeshRole.PLANNER: SubjectRule(
         publish=(
             _to_members(MeshRole.PLANNER),
             subjects.NOTICES,
             subjects.FLEET_ORDERS,
+            _replies_to(MeshRole.OPERATOR),
         ),
         subscribe=(
             _OWN_INBOX,
@@ -93,7 +98,6 @@ _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
             subjects.RESHAPE,
             subjects.SHOW_FLEET,
         ),
-        replies=True,
     ),
     MeshRole.WATCHER: SubjectRule(
         publish=(
@@ -101,9 +105,9 @@ _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
             subjects.NOTICES,
             subjects.INTERRUPTIONS,
             subjects.FLEET,
+            _replies_to(MeshRole.OPERATOR),
         ),
         subscribe=(subjects.DRAIN, subjects.INTERRUPTIONS, subjects.FLEET_ORDERS),
-        replies=True,
     ),
     MeshRole.OPERATOR: SubjectRule(
         publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _to_members(MeshRole.OPERATOR)),
@@ -124,7 +128,6 @@ def subject_rule(principal: Principal) -> SubjectRule:
     return SubjectRule(
         tuple(each.replace(_ID, member_id) for each in publish),
         tuple(each.replace(_ID, member_id) for each in subscribe),
-        own.replies,
     )
 
 
