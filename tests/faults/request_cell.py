@@ -14,7 +14,8 @@ from spotwise.core.worker_messages import MoveRequest
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 from tests.faults.disturbances import Disturbance
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.request_matrix import MatrixRow, row_of
@@ -93,7 +94,7 @@ async def _all_phases(watch: PhaseWatch, passing: RequestPhase) -> Counter[Reque
 #: No user may listen to all subjects: what each of these may.
 _LISTENS = {
     WORKER: (subjects.inbox("*"), subjects.HEARTBEATS, subjects.NOTICES),
-    **{Principal(MeshRole.GATEWAY, id_): (f"{subjects.inbox(id_)}.*",) for id_ in ("gateway-0", "gateway-1")},
+    **{Principal(MeshRole.GATEWAY, id_): (subjects.inbox(f"{id_}.*"),) for id_ in ("gateway-0", "gateway-1")},
     Principal(MeshRole.SCHEDULER, "scheduler-0"): (subjects.inbox("scheduler-0"), subjects.REQUESTS),
     Principal(MeshRole.SCHEDULER, "scheduler-1"): (subjects.inbox("scheduler-1"),),
     **{Principal(MeshRole.PLANNER, id_): (subjects.inbox(id_),) for id_ in ("planner-0", "planner-1")},
@@ -123,4 +124,4 @@ async def _move_now_and_then(bus: NatsBus, watch: PhaseWatch, workers: Sequence[
             for source, target in zip(workers, reversed(workers), strict=True):
                 with contextlib.suppress(Exception):
                     order = MoveRequest(choice_id, epoch, "phase-watch", target)
-                    await bus.publish(subjects.inbox(source), encode(order))
+                    await bus.publish(subjects.inbox_from(MeshRole.OPERATOR, source), encode(order))

@@ -141,7 +141,8 @@ class PhaseWatch:
                 each.ended_s = now if each.ended_s is None else each.ended_s
 
     def _batch(self, subject: str, batch: m.TokenBatch, now: float) -> None:
-        gateway_id, _, incarnation = subject.removeprefix("spotwise.v1.inbox.").rpartition(".")
+        inbox, _, _ = subject.removeprefix("spotwise.v1.inbox.").rpartition(".from.")
+        gateway_id, _, incarnation = inbox.rpartition(".")
         for delta in batch.deltas:
             choice_id = self._streams.get((gateway_id, int(incarnation), delta.attempt_id))
             each = None if choice_id is None else self._choices.get(choice_id)

@@ -26,7 +26,8 @@ from spotwise.mesh.host_metrics import HostMetrics
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, encode
+from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.property.any_messages import any_message
 
@@ -51,10 +52,13 @@ class HostileMesh:
 
     def __init__(self, scheduler: ServiceHost, gateway: ServiceHost, generation: MeshGeneration, bus: NatsBus) -> None:
         self.scheduler, self.gateway, self.generation, self.bus = scheduler, gateway, generation, bus
-        inbox = subjects.inbox(gateway.id, gateway.member.incarnation)
+        to_gateway = gateway.id, gateway.member.incarnation
         self.subjects = {
-            scheduler: [subjects.inbox(scheduler.id), subjects.REQUESTS, subjects.FLEET],
-            gateway: [inbox],
+            scheduler: [
+                *(subjects.inbox_from(role, scheduler.id) for role in MeshRole),
+                *(subjects.REQUESTS, subjects.FLEET),
+            ],
+            gateway: [subjects.inbox_from(role, *to_gateway) for role in MeshRole],
         }
 
     @property
@@ -108,13 +112,17 @@ async def test_garbage_is_counted_and_costs_nothing(mesh: HostileMesh) -> None:
 
 
 async def test_messages_of_others_are_counted_and_dropped(mesh: HostileMesh) -> None:
-    """A heartbeat for another member, and what a member does not take on that subject."""
+    """A heartbeat for another member, what a member does not take on that subject, and what its sender's role may not send."""
     posing = Member("scheduler-1", MemberKind.CLUSTER_SCHEDULER, 2**63, MemberState.LEFT, "host", 1, "")
     await mesh.bus.publish(subjects.heartbeat(MemberKind.CLUSTER_SCHEDULER, "intruder"), encode(posing))
-    await mesh.bus.publish(subjects.inbox("scheduler-1"), encode(posing))
+    await mesh.bus.publish(subjects.inbox_from(MeshRole.WORKER, "scheduler-1"), encode(posing))
     await mesh.bus.publish(subjects.REQUESTS, encode(m.RequestAccepted("r", 1)))
+    for sender in ("worker", "nobody"):
+        inbox = subjects.inbox("scheduler-1").replace("*", sender)
+        await mesh.bus.publish(inbox, encode(m.AttemptsConfirmed((("r", 1),))))
     await until(lambda: dropped(mesh.gateway.metrics, "wrong_sender") == 1)
     await until(lambda: dropped(mesh.scheduler.metrics, "unexpected") == 2)
+    await until(lambda: dropped(mesh.scheduler.metrics, "wrong_sender") == 3)
     await mesh.serves()
 
 
@@ -127,9 +135,11 @@ async def test_well_formed_messages_of_any_content_end_no_member(mesh: HostileMe
     for subject in mesh.everywhere:
         for kind in MESSAGES * 5:
             try:
-                sent.append((subject, encode(any_message(rng, kind))))
+                payload = encode(any_message(rng, kind))
+                decode(payload)
             except (MalformedMessageError, ValueError, TypeError):
-                continue  # nobody can send that
+                continue  # nobody can send that, or it is malformed
+            sent.append((subject, payload))
     for subject, payload in [*sent, *sent]:
         await mesh.bus.publish(subject, payload)
     for host, own in mesh.subjects.items():
@@ -137,6 +147,7 @@ async def test_well_formed_messages_of_any_content_end_no_member(mesh: HostileMe
             await mesh.bus.publish(subject, b"\xff")
         await until(lambda host=host, own=own: dropped(host.metrics, "malformed") >= len(own))  # type: ignore[misc]
         assert dropped(host.metrics, "unexpected") > 100
+        assert dropped(host.metrics, "wrong_sender") > 100
     await mesh.serves()
     assert [dropped(host.metrics, "failed") for host in mesh.subjects] == [0, 0]
     assert value_of(mesh.gateway.metrics, "spotwise_entries", "open_requests") == 0

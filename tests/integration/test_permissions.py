@@ -23,7 +23,8 @@ from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
-from spotwise.wire.permissions import ROLE_OF, MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import ROLE_OF, MeshRole
 from tests.contracts.waiting import until
 
 pytestmark = pytest.mark.mesh
@@ -108,7 +109,7 @@ async def test_no_one_else_reads_a_gateways_inbox(broker: ServerAccess) -> None:
     assert await may_subscribe(broker, PRINCIPALS[1], OTHER_GATEWAY)
     for principal in PRINCIPALS:
         if principal.member_id != "gateway-1":
-            for subject in (OTHER_GATEWAY, subjects.inbox("*", None) + ".*", "spotwise.>", ">"):
+            for subject in (OTHER_GATEWAY, subjects.inbox("*.*"), "spotwise.>", ">"):
                 assert not await may_subscribe(broker, principal, subject), (principal.name, subject)
 
 
@@ -120,7 +121,8 @@ async def test_no_one_else_reads_a_control_services_inbox(broker: ServerAccess) 
             assert await may_subscribe(broker, principal, subject) is is_own, principal.name
 
 
-async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAccess) -> None:
+@pytest.mark.parametrize("pattern", [subjects.inbox("*"), subjects.inbox_from(MeshRole.SCHEDULER, "*")])
+async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAccess, pattern: str) -> None:
     """Workers may subscribe to a pattern of all inboxes, since their ids are not known; others' messages are left out."""
     worker = await NatsBus.connect(broker.url_of(WORKER), "a-worker")
     scheduler = await NatsBus.connect(broker.url_of(SCHEDULER), "scheduler-0")
@@ -129,12 +131,12 @@ async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAc
     async def take(message: BusMessage) -> None:
         received.append(message.subject)
 
-    await worker.subscribe(subjects.inbox("*"), take)
-    for subject in INBOXES.values():
+    await worker.subscribe(pattern, take)
+    of = {name: subjects.inbox_from(MeshRole.SCHEDULER, name) for name in (*INBOXES, "token-1")}
+    for subject in of.values():
         await scheduler.publish(subject, b"a message")
-    await scheduler.publish(subjects.inbox("token-1"), b"the last")
     await until(lambda: len(received) >= 2)
-    assert received == [subjects.inbox("token-0"), subjects.inbox("token-1")]
+    assert received == [of["token-0"], of["token-1"]]
     for bus in (worker, scheduler):
         await bus.close()
 
@@ -151,8 +153,9 @@ async def test_a_wildcard_delivers_no_control_services_messages(broker: ServerAc
         (subjects.FLEET_ORDERS, {PLANNER}, {WATCHER}),
         (subjects.SHOW_FLEET, {OPERATOR}, {PLANNER}),
         (subjects.RESHAPE, {OPERATOR}, {PLANNER}),
-        (subjects.inbox("token-0"), {GATEWAY, SCHEDULER, WORKER, PLANNER, OPERATOR}, {WORKER}),
-        (OTHER_GATEWAY, {SCHEDULER, WORKER}, set()),
+        (subjects.inbox("token-0"), set(), {WORKER}),
+        (OTHER_GATEWAY, set(), set()),
+        (subjects.inbox_from(MeshRole.WORKER, subjects.operator_id(1)), {WORKER}, {OPERATOR}),
         (subjects.simulated_kv("token-0"), {WORKER}, {WORKER}),
     ],
 )
@@ -165,8 +168,48 @@ async def test_each_subject_has_its_roles(
         assert await may_subscribe(broker, principal, subject) is (principal in subscribers), principal.name
 
 
+async def test_each_role_writes_to_inboxes_in_its_own_name(broker: ServerAccess) -> None:
+    """A gateway may not publish as a scheduler, nor any role as another; a watcher writes to no inbox, and to gateways' only
+    schedulers and workers do.
+    """
+    writers = (GATEWAY, SCHEDULER, WORKER, PLANNER, OPERATOR)
+    for principal in (*writers, WATCHER):
+        for role in MeshRole:
+            is_own = principal.role is role
+            for member_id in ("token-0", "scheduler-0"):
+                subject = subjects.inbox_from(role, member_id)
+                expected = is_own and principal in writers
+                assert await may_publish(broker, principal, subject) is expected, (principal.name, subject)
+            subject = subjects.inbox_from(role, "gateway-1", 7)
+            expected = is_own and principal in (SCHEDULER, WORKER)
+            assert await may_publish(broker, principal, subject) is expected, (principal.name, subject)
+
+
+async def test_what_a_member_receives_lets_it_publish_nowhere(broker: ServerAccess) -> None:
+    """The sender of a message chooses where its reply goes, and a member may send to itself: it may reply there all the same
+    only where it may publish.
+    """
+    own = {
+        SCHEDULER: subjects.inbox_from(MeshRole.SCHEDULER, "scheduler-0"),
+        WORKER: subjects.simulated_kv("token-0"),
+        PLANNER: subjects.inbox_from(MeshRole.PLANNER, "planner-0"),
+        WATCHER: subjects.INTERRUPTIONS,
+    }
+    forbidden = subjects.inbox_from(MeshRole.OPERATOR, "token-0")
+
+    async def reply_to_itself(client: Client, subject: str) -> None:
+        received = await client.subscribe(subject)
+        await client.publish(subject, b"", reply=forbidden)
+        await (await received.next_msg(5.0)).respond(b"forged")
+
+    for principal, subject in own.items():
+        assert await refused(broker.url_of(principal), lambda client, to=subject: reply_to_itself(client, to)), (  # type: ignore[misc]
+            principal.name
+        )
+
+
 async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> None:
-    """A receiver may reply to a request once, although it may not publish there; no other user may listen to replies."""
+    """Only who receives a role's requests may reply to them; no other user may listen to replies."""
     scheduler = await NatsBus.connect(broker.url_of(SCHEDULER), "scheduler-0")
     gateway = await NatsBus.connect(broker.url_of(GATEWAY), "gateway-0")
 
@@ -178,9 +221,14 @@ async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> 
     assert await gateway.request(subjects.REQUESTS, b"submit", 5.0) == b"taken"
     for bus in (gateway, scheduler):
         await bus.close()
-    for principal in (SCHEDULER, WORKER, PRINCIPALS[1], OPERATOR):
+    for principal in (SCHEDULER, WORKER, PRINCIPALS[1], OPERATOR, PLANNER, WATCHER):
         assert not await may_subscribe(broker, principal, "_INBOX.gateway.gateway-0.>")
-        assert not await may_publish(broker, principal, "_INBOX.gateway.gateway-0.guess")
+        replies_to_gateways = principal is SCHEDULER
+        assert await may_publish(broker, principal, "_INBOX.gateway.gateway-0.a.b") is replies_to_gateways, (
+            principal.name
+        )
+        replies_to_operators = principal in (PLANNER, WATCHER)
+        assert await may_publish(broker, principal, "_INBOX.operator.a.b") is replies_to_operators, principal.name
 
 
 async def test_strangers_and_wrong_passwords_are_refused(broker: ServerAccess, store: ServerAccess) -> None:

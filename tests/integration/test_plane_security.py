@@ -30,7 +30,8 @@ from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.mesh

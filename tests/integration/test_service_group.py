@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.worker_messages import Drain
+from spotwise.core.worker_messages import GiveBackRequest
 from spotwise.mesh.grpc_control import EngineDescription, RecentIterations, is_serving
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.redis_store import RedisStore
@@ -18,6 +18,7 @@ from spotwise.mesh.service_group import ServiceGroup
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.integration.onlooker import looking_on
 
@@ -55,7 +56,7 @@ class Members:
     async def at_work(self, host: ServiceHost) -> AsyncIterator[None]:
         """One of them: it notes what its inbox brings."""
 
-        async def heard(message: Drain, raw: BusMessage) -> None:
+        async def heard(message: GiveBackRequest, raw: BusMessage) -> None:
             self.heard.append((host.id, message.reason))
 
         await host.listen(subjects.inbox(host.id), heard)
@@ -92,7 +93,8 @@ async def test_members_join_hear_and_leave_each_by_itself(settings: ServiceSetti
         while IDS[1] in {member.id for member in await registered(redis_url)}:  # noqa: ASYNC110 - likewise
             await asyncio.sleep(0.01)
         for member_id in IDS:
-            await staying.bus.publish(subjects.inbox(member_id), encode(Drain(member_id, 1.0, f"to {member_id}")))
+            order = GiveBackRequest("r", 1, f"to {member_id}", 1)
+            await staying.bus.publish(subjects.inbox_from(MeshRole.PLANNER, member_id), encode(order))
         await until(lambda: len(members.heard) == len(IDS) - 1)
         assert sorted(members.heard) == sorted((each, f"to {each}") for each in IDS if each != IDS[1])
         assert await is_serving(address)

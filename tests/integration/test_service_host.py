@@ -21,6 +21,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.integration.onlooker import Onlooker, looking_on
 
@@ -176,10 +177,10 @@ async def test_a_malformed_message_is_logged_and_survived(settings: ServiceSetti
             raise RuntimeError("a bug")
         heard.append(message)
 
-    inbox = subjects.inbox("member-1")
+    inbox = subjects.inbox_from(MeshRole.SCHEDULER, "member-1")
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host:
         with capture_logs() as logs:
-            await host.listen(inbox, handler)
+            await host.listen(subjects.inbox("member-1"), handler)
             for payload in (b"\xff\xff garbage", b"", encode(CancelRequest("r", 0)), encode(CancelRequest("r", 1))):
                 await onlooker.bus.publish(inbox, payload)
             await until(lambda: heard)

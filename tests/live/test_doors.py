@@ -30,7 +30,8 @@ from nats.aio.client import Client
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER
 from spotwise.mesh.redis_requests import KEPT_TTL_S
 from spotwise.wire import subjects
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 

@@ -14,6 +14,7 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.members import DevicePlace, Pool
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.wire.roles import MeshRole
 from tests.property.mesh_world import HEARTBEAT_S, MeshWorld
 from tests.property.planners import Planners
 
@@ -60,7 +61,7 @@ class Devices:
         match message:
             case m.SurveyDevice(sender_id, number):
                 report = m.DeviceSurveyed(device_id, incarnation, number, MODEL, self._places(device_id))
-                self._world.send(device_id, m.Send(sender_id, report))
+                self._world.send(MeshRole.WORKER, device_id, m.Send(sender_id, report))
             case m.LeadGroup() if device_id not in self.leave_at_s:
                 self._lead(device_id, message)
             case m.Drain(_, deadline_s):

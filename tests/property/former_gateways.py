@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
+from spotwise.wire.roles import MeshRole
 from tests.property.worker_processes import expected_token
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class FormerGateway:
                 case g.CloseAttempts(order) if epoch := self._submitted.get(order.choice_id):
                     self._world.close_attempts(self.id, replace(order, epoch=min(order.epoch, epoch)))
                 case m.Send():
-                    self._world.send(self.id, command)
+                    self._world.send(MeshRole.GATEWAY, self.id, command)
                 case g.Deliver(choice_id, tokens):
                     assert all(each.token_id == expected_token(choice_id, each.token_index) for each in tokens)
 

@@ -37,6 +37,8 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
+from spotwise.wire.senders import may_send
 from tests.property.fake_network import REPEATABLE, FakeNetwork
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.former_gateways import FormerGateway
@@ -295,7 +297,7 @@ class MeshWorld(FakeNetwork):
         order = m.Send(source_id, m.MoveRequest(choice_id, epoch, "planner", target_id))
         for _ in range(self.rng.choice([1] * 9 + [2])):
             self.moves_ordered += 1
-            self.send("planner", order)
+            self.send(MeshRole.PLANNER, "planner", order)
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class MeshWorld(FakeNetwork):
                     self.records.pop(order.choice_id, None)
                     self.close_attempts(self.gateway_id, order)
                 case m.Send():
-                    self.send(self.gateway_id, command)
+                    self.send(MeshRole.GATEWAY, self.gateway_id, command)
                 case g.PublishLoad(report):
                     if self.planners is not None:
                         self.planners.receive_all("gateway", report)
@@ -426,10 +428,11 @@ class MeshWorld(FakeNetwork):
             return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
-                self.send("scheduler", command)
+                self.send(MeshRole.SCHEDULER, "scheduler", command)
 
-    def send(self, sender: str, command: m.Send) -> None:
+    def send(self, role: MeshRole, sender: str, command: m.Send) -> None:
         message = command.message
+        assert may_send(role, message), f"no {role} may send a {type(message).__name__}: add it to wire/senders.py"
         assert decode(encode(message)) == message, "a role sends what the wire changes, or drops"
         if isinstance(message, REPEATABLE) and self.repeats and self.rng.random() < self.repeats:
             self.at(self.delay(3.0), lambda: self._deliver(sender, command))
@@ -477,7 +480,7 @@ class MeshWorld(FakeNetwork):
         for command in handle() if self.schedulers is None else self.schedulers.handled_by(worker, event, handle):
             match command:
                 case m.Send():
-                    self.send(worker.member.id, command)
+                    self.send(MeshRole.WORKER, worker.member.id, command)
                 case c.TakeHomePool(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)

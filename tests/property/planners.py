@@ -14,6 +14,7 @@ from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan, PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.role import PlannerRole
+from spotwise.wire.roles import MeshRole
 from tests.property.mesh_world import MeshWorld
 
 LEASE_S = 1.5
@@ -118,7 +119,7 @@ class Planners:
                         self._assert_planned(leaving, command)
                     if isinstance(message, m.LeadGroup):
                         self._assert_to_be(role, message)
-                    self.world.send(planner_id, command)
+                    self.world.send(MeshRole.PLANNER, planner_id, command)
                 case c.PublishDrain(drain):
                     assert self.deployment is not None
                     assert drain.worker_id in {*self.deployment.retiring_ids, *role.leaving}

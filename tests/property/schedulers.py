@@ -17,6 +17,7 @@ from spotwise.core.scheduler import SchedulerActivated, SchedulerDeactivated, Sc
 from spotwise.core.term import TermLease
 from spotwise.core.worker import commands as c
 from spotwise.mesh.memory import MemoryStore
+from spotwise.wire.roles import MeshRole
 from tests.property.fake_worker import FakeWorker
 from tests.property.mesh_world import HEARTBEAT_S, MeshWorld
 
@@ -177,7 +178,7 @@ class Schedulers:
             if isinstance(command, m.Send):
                 if isinstance(command.message, ORDERS):
                     assert command.message.term == process.role.term > 0
-                self.world.send(process.member.id, command)
+                self.world.send(MeshRole.SCHEDULER, process.member.id, command)
         if isinstance(event, m.Member):
             self._seen(process, event)
 

@@ -19,6 +19,7 @@ from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.roles import MeshRole
 
 #: The source has answered by then, whatever becomes of the move: a reservation, a copy, an acknowledgement.
 _ANSWER_TIMEOUT_S = 60.0
@@ -103,9 +104,10 @@ async def _order(bus: NatsBus, holders: dict[str, tuple[int, str]], worker: str)
             if isinstance(message, MoveEnded):
                 answers.put_nowait(message)
 
-    await bus.subscribe(subjects.inbox(own_id), take)
+    await bus.subscribe(subjects.inbox_from(MeshRole.WORKER, own_id), take)
     for choice_id, (epoch, holder) in holders.items():
-        await bus.publish(subjects.inbox(holder), encode(MoveRequest(choice_id, epoch, own_id, worker)))
+        order = MoveRequest(choice_id, epoch, own_id, worker)
+        await bus.publish(subjects.inbox_from(MeshRole.OPERATOR, holder), encode(order))
     ended: dict[str, MoveEnded] = {}
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):

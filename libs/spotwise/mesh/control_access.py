@@ -20,7 +20,7 @@ import grpc
 from spotwise.mesh.mesh_secret import MeshSecret
 from spotwise.mesh.plane_tls import MEMBER_NAME, PlaneTls, role_name, roles_in
 from spotwise.mesh.ports import MeshError
-from spotwise.wire.permissions import MeshRole
+from spotwise.wire.roles import MeshRole
 
 #: Metadata of a call: Unix seconds and the code, in hexadecimal, separated by a dot.
 _PROOF = "spotwise-proof"

@@ -18,7 +18,7 @@ import structlog
 from spotwise.core.group_messages import GroupOrder, GroupReport
 from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
-from spotwise.wire.permissions import MeshRole
+from spotwise.wire.roles import MeshRole
 
 _log = structlog.get_logger(__name__)
 

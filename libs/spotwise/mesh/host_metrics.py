@@ -16,7 +16,8 @@ class Dropped(StrEnum):
 
     MALFORMED = "malformed"  #: no message of this version
     UNEXPECTED = "unexpected"  #: a message that the receiver does not take on that subject
-    WRONG_SENDER = "wrong_sender"  #: a heartbeat of another member than the subject names
+    #: a heartbeat of another member than the subject names, or what the role in an inbox's subject may not send
+    WRONG_SENDER = "wrong_sender"
     FAILED = "failed"  #: a bug: its handling raised
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.mesh.ports import MeshError
-from spotwise.wire.permissions import MeshRole
+from spotwise.wire.roles import MeshRole
 
 #: The names of files in a folder of certificates, as cert-manager's and Kubernetes' secrets have them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"

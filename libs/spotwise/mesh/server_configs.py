@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ADMIN, Principal, store_rule, subject_rule
 
-#: How long the receiver of a request may reply. The longest wait of a requester is far shorter.
-_REPLY_EXPIRES = "5m"
-
 
 def derived_password(root: str, principal: Principal) -> str:
     """Return a principal's password at one server, from which neither `root` nor another's can be computed."""
@@ -21,7 +18,8 @@ def derived_password(root: str, principal: Principal) -> str:
 
 def broker_config(passwords: Mapping[Principal, str]) -> str:
     """Return the `authorization` of nats-server's configuration: one user for each principal, and none for strangers."""
-    fixed = [subjects.inbox(principal.member_id) for principal in passwords if principal.member_id is not None]
+    fixed_ids = [principal.member_id for principal in passwords if principal.member_id is not None]
+    fixed = [subjects.inbox(of) for each in fixed_ids for of in (each, f"{each}.*")]
     users = [_broker_user(principal, password, fixed) for principal, password in passwords.items()]
     # Its format includes JSON.
     return "authorization: {\n  users: [\n    " + ",\n    ".join(map(json.dumps, users)) + "\n  ]\n}\n"
@@ -31,10 +29,8 @@ def _broker_user(principal: Principal, password: str, fixed_inboxes: Sequence[st
     rule = subject_rule(principal)
     subscribe = {"allow": rule.subscribe}
     if principal.member_id is None:  # its pattern of inboxes matches those of members with users of their own
-        subscribe["deny"] = (*fixed_inboxes, *(f"{inbox}.*" for inbox in fixed_inboxes))
-    permissions: dict[str, object] = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
-    if rule.replies:
-        permissions["allow_responses"] = {"max": 1, "expires": _REPLY_EXPIRES}
+        subscribe["deny"] = tuple(fixed_inboxes)
+    permissions = {"publish": {"allow": rule.publish}, "subscribe": subscribe}
     return {"user": principal.name, "password": password, "permissions": permissions}
 
 

@@ -34,6 +34,8 @@ from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.mesh.watchdog import Watchdog, WatchedPart
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.roles import ROLE_OF
+from spotwise.wire.senders import may_send
 
 _log = structlog.get_logger(__name__)
 
@@ -183,7 +185,7 @@ class ServiceHost:
 
     def send(self, recipient_id: str, message: Message, incarnation: int | None = None) -> None:
         """Post a message to a member's inbox; a gateway has one inbox per incarnation."""
-        self.post(subjects.inbox(recipient_id, incarnation), message)
+        self.post(subjects.inbox_from(ROLE_OF[self._member.kind], recipient_id, incarnation), message)
 
     async def _empty_outbox(self) -> None:
         publishing = self._watched("outbox")
@@ -205,12 +207,14 @@ class ServiceHost:
         expects: Iterable[type] | None = None,
     ) -> None:
         """Decode the messages on `subject` and call `handler` for each, one at a time; those that are not of a type in
-        `expects`, and heartbeats of another member than the subject's, are counted and dropped.
+        `expects`, heartbeats of another member than the subject's, and what the role in an inbox's subject may not send are
+        counted and dropped.
         """
         if subject.startswith(subjects.HEARTBEATS.partition("*")[0]):
             expects = (Member,)
         expected = None if expects is None else frozenset(expects)
         repeated = RepeatedMessages() if subject == subjects.HEARTBEATS else None
+        is_inbox = subjects.is_inbox(subject)
         part = self._watched(f"messages on {subject}")
 
         async def on_message(raw: BusMessage) -> None:
@@ -224,6 +228,8 @@ class ServiceHost:
             elif isinstance(message, Member) and raw.subject != subjects.heartbeat(message.kind, message.id):
                 # The broker lets a sender publish under its own kind only, so the subject is what it may claim to be.
                 self._dropped(Dropped.WRONG_SENDER, raw, message.id)
+            elif is_inbox and not may_send(subjects.sender_of(raw.subject), message):
+                self._dropped(Dropped.WRONG_SENDER, raw, type(message).__name__)
             else:
                 with LoggedErrors(raw.subject, self.count_failure), part.work():
                     await _not_cancelled(handler(message, raw), raw.subject)

@@ -8,35 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
-from spotwise.core.members import MemberKind
 from spotwise.wire import subjects
+from spotwise.wire.roles import MEMBERS, ROLE_OF, MeshRole
 
-
-class MeshRole(StrEnum):
-    """What a process is to broker, store and peers."""
-
-    GATEWAY = "gateway"
-    SCHEDULER = "scheduler"
-    WORKER = "worker"  #: prompt and token workers, groups and devices, which share processes
-    PLANNER = "planner"
-    WATCHER = "watcher"
-    OPERATOR = "operator"  #: the commands of `spotwise`
-
-
-ROLE_OF: Mapping[MemberKind, MeshRole] = {
-    MemberKind.GATEWAY: MeshRole.GATEWAY,
-    MemberKind.CLUSTER_SCHEDULER: MeshRole.SCHEDULER,
-    MemberKind.PROMPT_WORKER: MeshRole.WORKER,
-    MemberKind.TOKEN_WORKER: MeshRole.WORKER,
-    MemberKind.DEVICE: MeshRole.WORKER,
-    MemberKind.MIGRATION_PLANNER: MeshRole.PLANNER,
-    MemberKind.SPOT_WATCHER: MeshRole.WATCHER,
-}
-
-#: The roles of members; an operator is none.
-MEMBERS = tuple(role for role in MeshRole if role is not MeshRole.OPERATOR)
 _ID = "{id}"
 
 
@@ -59,35 +34,62 @@ ADMIN = Principal(MeshRole.OPERATOR, "admin")
 
 @dataclass(frozen=True, slots=True)
 class SubjectRule:
-    """The subjects on which a principal may publish and subscribe; `replies`: to a message that it received, once, too."""
+    """The subjects on which a principal may publish and subscribe."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    replies: bool = False
 
 
-_ANY_INBOX = subjects.inbox("*")
-_ANY_GATEWAYS_INBOX = f"{_ANY_INBOX}.*"  #: of any incarnation
+def reply_prefix(user_name: str) -> str:
+    """Return the prefix of the subjects on which a user receives replies to its requests."""
+    return f"_INBOX.{user_name}"
+
+
+def _replies_to(role: MeshRole) -> str:
+    # NATS's own permission to reply is one for any subject: the sender of a message names it, and a member may send to itself.
+    return f"{reply_prefix(role)}.>"
+
+
+def _to_members(sender: MeshRole) -> str:
+    return subjects.inbox_from(sender, "*")
+
+
+def _to_gateways(sender: MeshRole) -> str:
+    return subjects.inbox_from(sender, "*.*")
+
+
 _OWN_INBOX = subjects.inbox(_ID)
 
 #: Beside it, each member may publish its heartbeats and receive those of all, and receive replies to its own requests.
 _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
     MeshRole.GATEWAY: SubjectRule(
-        publish=(subjects.REQUESTS, subjects.LOAD, _ANY_INBOX),
-        subscribe=(f"{_OWN_INBOX}.*",),
+        publish=(subjects.REQUESTS, subjects.LOAD, _to_members(MeshRole.GATEWAY)),
+        subscribe=(subjects.inbox(f"{_ID}.*"),),
     ),
     MeshRole.SCHEDULER: SubjectRule(
-        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX),
+        publish=(
+            _to_members(MeshRole.SCHEDULER),
+            _to_gateways(MeshRole.SCHEDULER),
+            _replies_to(MeshRole.GATEWAY),
+        ),
         subscribe=(_OWN_INBOX, subjects.REQUESTS, subjects.FLEET),
-        replies=True,
     ),
     MeshRole.WORKER: SubjectRule(
-        publish=(_ANY_INBOX, _ANY_GATEWAYS_INBOX, subjects.simulated_kv("*")),
+        publish=(
+            _to_members(MeshRole.WORKER),
+            _to_gateways(MeshRole.WORKER),
+            subjects.simulated_kv("*"),
+            _replies_to(MeshRole.WORKER),
+        ),
         subscribe=(_OWN_INBOX, subjects.NOTICES, subjects.simulated_kv(_ID)),
-        replies=True,
     ),
     MeshRole.PLANNER: SubjectRule(
-        publish=(_ANY_INBOX, subjects.NOTICES, subjects.FLEET_ORDERS),
+        publish=(
+            _to_members(MeshRole.PLANNER),
+            subjects.NOTICES,
+            subjects.FLEET_ORDERS,
+            _replies_to(MeshRole.OPERATOR),
+        ),
         subscribe=(
             _OWN_INBOX,
             subjects.INTERRUPTIONS,
@@ -96,24 +98,22 @@ _SUBJECTS: Mapping[MeshRole, SubjectRule] = {
             subjects.RESHAPE,
             subjects.SHOW_FLEET,
         ),
-        replies=True,
     ),
     MeshRole.WATCHER: SubjectRule(
-        # It reports members of its machine whose processes have ended.
-        publish=(subjects.HEARTBEATS, subjects.NOTICES, subjects.INTERRUPTIONS, subjects.FLEET),
+        publish=(
+            subjects.HEARTBEATS,  # it reports members of its machine whose processes have ended
+            subjects.NOTICES,
+            subjects.INTERRUPTIONS,
+            subjects.FLEET,
+            _replies_to(MeshRole.OPERATOR),
+        ),
         subscribe=(subjects.DRAIN, subjects.INTERRUPTIONS, subjects.FLEET_ORDERS),
-        replies=True,
     ),
     MeshRole.OPERATOR: SubjectRule(
-        publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _ANY_INBOX),
+        publish=(subjects.DRAIN, subjects.RESHAPE, subjects.SHOW_FLEET, _to_members(MeshRole.OPERATOR)),
         subscribe=(subjects.HEARTBEATS, subjects.inbox(f"{subjects.OPERATOR}.*")),
     ),
 }
-
-
-def reply_prefix(user_name: str) -> str:
-    """Return the prefix of the subjects on which a user receives replies to its requests."""
-    return f"_INBOX.{user_name}"
 
 
 def subject_rule(principal: Principal) -> SubjectRule:
@@ -128,7 +128,6 @@ def subject_rule(principal: Principal) -> SubjectRule:
     return SubjectRule(
         tuple(each.replace(_ID, member_id) for each in publish),
         tuple(each.replace(_ID, member_id) for each in subscribe),
-        own.replies,
     )
 
 

@@ -1,13 +1,16 @@
-"""The NATS subjects and Redis keys of the mesh. An inbox is one subject per member (of a gateway, per incarnation), so that
-messages between two members stay in order. A gateway learns at once (no responders) that no scheduler listens to `REQUESTS`.
-Submissions and closings share it, so that a scheduler receives a request's end after its beginning. Every scheduler receives
-both, and the active one answers: so a gateway need not know which one that is. A heartbeat's subject names the kind of its
-member, since a broker's permissions are patterns of subjects (`permissions`).
+"""The NATS subjects and Redis keys of the mesh. An inbox has one subject per role of senders (`senders`), so that messages
+between two members stay in order; a gateway has an inbox per incarnation. A gateway learns at once (no responders) that no
+scheduler listens to `REQUESTS`. Submissions and closings share it, so that a scheduler receives a request's end after its
+beginning. Every scheduler receives both, and the active one answers: so a gateway need not know which one that is. A
+heartbeat's subject names the kind of its member, since a broker's permissions are patterns of subjects (`permissions`).
 """
 
 from spotwise.core.members import MemberKind
+from spotwise.wire.roles import MeshRole
 
 _ROOT = "spotwise.v1"
+_INBOXES = f"{_ROOT}.inbox"
+_ROLES = {role.value: role for role in MeshRole}
 
 REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
 HEARTBEATS = f"{_ROOT}.heartbeat.*.*"  #: of all kinds and members
@@ -24,8 +27,30 @@ RESHAPE = f"{_ROOT}.planner.reshape"  #: requests another configuration; the pla
 
 
 def inbox(member_id: str, incarnation: int | None = None) -> str:
-    """Return the subject of a member's messages; a gateway's names its incarnation, so that it gets no predecessor's tokens."""
-    return f"{_ROOT}.inbox.{member_id}" if incarnation is None else f"{_ROOT}.inbox.{member_id}.{incarnation}"
+    """Return the pattern of the subjects of all messages to a member; a gateway's has its incarnation, so that it gets no
+    predecessor's tokens.
+    """
+    return _inbox(member_id, incarnation, "*")
+
+
+def inbox_from(sender: MeshRole, member_id: str, incarnation: int | None = None) -> str:
+    """Return the subject of the messages of a role's members to a member."""
+    return _inbox(member_id, incarnation, sender)
+
+
+def _inbox(member_id: str, incarnation: int | None, sender: str) -> str:
+    of = member_id if incarnation is None else f"{member_id}.{incarnation}"
+    return f"{_INBOXES}.{of}.from.{sender}"
+
+
+def is_inbox(subject: str) -> bool:
+    """Tell whether a subject is of an inbox, or a pattern of such."""
+    return subject.startswith(f"{_INBOXES}.")
+
+
+def sender_of(subject: str) -> MeshRole | None:
+    """Return the role that an inbox's subject names; `None`: it names none."""
+    return _ROLES.get(subject.rpartition(".")[2])
 
 
 def operator_id(pid: int) -> str:

@@ -36,8 +36,8 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
-#: What its inbox takes.
-_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Tick}
+#: What its inbox takes; notices come on a subject of their own.
+_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Drain, Tick}
 #: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
 GOODBYE_AFTER_S = 0.1
 #: Bound of an iteration at least, where the settings say nothing.

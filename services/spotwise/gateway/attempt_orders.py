@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.messages import CloseRequest, Message, SubmitRequest
+from spotwise.core.messages import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.worker_messages import StreamRef
@@ -21,7 +21,7 @@ from spotwise.gateway.token_stream import TokenStream
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
+from spotwise.wire.codec import MalformedMessageError, decode, encode
 
 _log = structlog.get_logger(__name__)
 
@@ -96,7 +96,9 @@ class AttemptOrders:
             reply = await self._host.bus.request(
                 subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
             )
-            answer: Message = decode(reply)
+            answer = decode(reply)
+            if not isinstance(answer, RequestAccepted | RequestRejected):
+                raise MalformedMessageError(f"a {type(answer).__name__} is no verdict")
         except (MeshError, ValueError) as error:
             failed("no cluster scheduler takes the request; send it again shortly", error)
             return

@@ -34,6 +34,7 @@ from spotwise.mesh.ports import BusMessage, MeshStore, MessageBus
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL
 
@@ -86,9 +87,10 @@ class Worker:
         record = await self._store.get_record(order.choice_id)
         assert record is not None
         assert record.epoch == order.epoch
-        inbox = subjects.inbox(order.stream.gateway_id, order.stream.incarnation)
+        gateway = order.stream.gateway_id, order.stream.incarnation
         assigned = RequestAssigned(order.choice_id, order.epoch, "w0", "w0")
-        await self._bus.publish(inbox, encode(assigned))
+        await self._bus.publish(subjects.inbox_from(MeshRole.SCHEDULER, *gateway), encode(assigned))
+        inbox = subjects.inbox_from(MeshRole.WORKER, *gateway)
         for index in range(len(record.output_token_ids), record.stop.max_new_tokens):
             await asyncio.sleep(STEP_S)
             token_id = 3 + (record.sampling.seed + 31 * index) % 300

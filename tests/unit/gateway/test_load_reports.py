@@ -25,6 +25,7 @@ from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import MODEL
 
@@ -47,11 +48,11 @@ class OneGateway:
             return
         assert message.respond is not None
         await message.respond(encode(RequestAccepted(order.choice_id, order.epoch)))
-        inbox = subjects.inbox("gateway-0", 1)
-        await self.bus.publish(inbox, encode(RequestAssigned(order.choice_id, order.epoch, "p", "t")))
+        assigned = RequestAssigned(order.choice_id, order.epoch, "p", "t")
+        await self.bus.publish(subjects.inbox_from(MeshRole.SCHEDULER, "gateway-0", 1), encode(assigned))
         attempt_id, end = order.stream.attempt_id, FinishReason.LENGTH if order.max_new_tokens == 2 else None
         deltas = TokenDelta(attempt_id, 0, 5), TokenDelta(attempt_id, 1, 6, end)
-        await self.bus.publish(inbox, encode(TokenBatch("t", deltas)))
+        await self.bus.publish(subjects.inbox_from(MeshRole.WORKER, "gateway-0", 1), encode(TokenBatch("t", deltas)))
 
     async def _heard(self, message: BusMessage) -> None:
         report = decode(message.payload)

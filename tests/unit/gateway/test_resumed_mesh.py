@@ -17,6 +17,7 @@ from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
 from spotwise.mesh.ports import MessageBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until, until_none
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import Gateways, gateways_over
@@ -76,7 +77,8 @@ async def test_a_taken_request_stays_taken(text: ChatText, model_dir: Path) -> N
         for index in range(2):
             request = generation._role._requests.get(f"{request_id}#{index}")
             lost = TokenDelta(request.attempt_id, 0, None, FinishReason.ERROR, error="lost", retryable=True)
-            await (await mesh.new_bus()).publish(subjects.inbox("g0", 1), encode(TokenBatch("w0", (lost,))))
+            inbox = subjects.inbox_from(MeshRole.WORKER, "g0", 1)
+            await (await mesh.new_bus()).publish(inbox, encode(TokenBatch("w0", (lost,))))
         assert content(await client.events())[1][0]["code"] == "resumed_elsewhere"
         assert content(await other.events())[1] == ["[DONE]"]
         assert mesh.worker.epochs[f"{request_id}#0"] == [1, 2]

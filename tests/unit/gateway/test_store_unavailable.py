@@ -108,6 +108,23 @@ async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
     assert "spotwise." not in error.message
 
 
+async def test_a_reply_that_is_no_verdict_is_none(model_dir: Path) -> None:
+    """Whoever replies to a submission says that it is taken or rejected; another member's heartbeat is not heard like that."""
+    forged = Member(
+        "scheduler-1", MemberKind.CLUSTER_SCHEDULER, 2**40, MemberState.READY, "a-host", 1, "a-host:1", term=2**40
+    )
+    async with generation_over(MemoryStore(), model_dir) as generation:
+
+        async def reply(message: BusMessage) -> None:
+            assert message.respond is not None
+            await message.respond(encode(forged))
+
+        await generation._host.bus.subscribe(subjects.REQUESTS, reply)
+        error = await failure(generation)
+        assert (error.status, error.code) == (503, g.FAIL_NO_SCHEDULER)
+        assert generation._role.membership.all(MemberKind.CLUSTER_SCHEDULER) == []
+
+
 async def test_an_address_in_an_error_never_reaches_the_client(model_dir: Path) -> None:
     """A scheduler's or a worker's reason, too; the log has it whole."""
     reason = "token-0 at 10.0.0.7:4000 is full"

@@ -32,6 +32,7 @@ from spotwise.migration_planner.planner import Planner
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.unit.core.builders import plain_member, worker_member
 
@@ -137,7 +138,7 @@ async def test_a_drain_is_planned_ordered_counted_and_decided_again_from_the_jou
                 if isinstance(message, GiveBackRequest):
                     return
                 reply = MoveEnded("small", 1, "a", "b", MoveOutcome.MOVED, "", 100, 0.01)
-            await bus.publish(subjects.inbox("planner-0"), encode(reply))
+            await bus.publish(subjects.inbox_from(MeshRole.WORKER, "planner-0"), encode(reply))
 
         await bus.subscribe(subjects.inbox("a"), answer)
         await until(lambda: planner.term > 0)

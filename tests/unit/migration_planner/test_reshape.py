@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
 from spotwise.mesh.ports import BusMessage, ReplyTimeoutError
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.unit.core.builders import plain_member, worker_member
 from tests.unit.core.planner.reshape_bench import MODEL
@@ -49,11 +51,11 @@ class TwoDevices:
     async def _order(self, raw: BusMessage) -> None:
         order = decode(raw.payload)
         if isinstance(order, m.SurveyDevice):
-            device_id = raw.subject.rpartition(".")[2]
+            device_id = next(each for each in DEVICES if fnmatchcase(raw.subject, subjects.inbox(each)))
             place = DevicePlace(1, 1, 2, 0, DEVICES.index(device_id), (0, 6), (0, 1))
             groups = (m.GroupMembership("mixed-0", place),)
             report = m.DeviceSurveyed(device_id, 1, order.number, MODEL, groups)
-            await self._bus.publish(subjects.inbox(order.sender_id), encode(report))
+            await self._bus.publish(subjects.inbox_from(MeshRole.WORKER, order.sender_id), encode(report))
         else:
             assert isinstance(order, m.LeadGroup)
             self.members[order.worker_id] = worker_member(order.worker_id, order.pool)

@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.core.members import MemberKind
 from spotwise.wire import subjects
-from spotwise.wire.permissions import KEY_RULES, ROLE_OF, MeshRole, Principal, store_rule, subject_rule
+from spotwise.wire.permissions import KEY_RULES, Principal, store_rule, subject_rule
+from spotwise.wire.roles import ROLE_OF, MeshRole
 
 ALL = [Principal(role) for role in MeshRole]
 _OF_SERVICES = ("lease_key", "term_key", "term_holder_key")
@@ -45,7 +46,7 @@ def _access(principal: Principal, key: str) -> tuple[bool, bool]:
 SUBJECTS = [
     value
     for name, value in vars(subjects).items()
-    if name.isupper() and isinstance(value, str) and value.startswith("spotwise.v1.")
+    if name[0].isupper() and name.isupper() and isinstance(value, str) and value.startswith("spotwise.v1.")
 ]
 
 
@@ -60,7 +61,7 @@ def test_a_member_with_a_fixed_id_is_held_to_it() -> None:
     """No pattern of a control service or a gateway leaves its own id open."""
     rule = subject_rule(Principal(MeshRole.GATEWAY, "gateway-0"))
     assert subjects.heartbeat(MemberKind.GATEWAY, "gateway-0") in rule.publish
-    assert f"{subjects.inbox('gateway-0')}.*" in rule.subscribe
+    assert subjects.inbox("gateway-0.*") in rule.subscribe
     assert "_INBOX.gateway.gateway-0.>" in rule.subscribe
     keys = store_rule(Principal(MeshRole.GATEWAY, "gateway-0")).access
     assert keys[subjects.member_key("gateway-0")] == (True, True)

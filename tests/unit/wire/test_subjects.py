@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from spotwise.core.members import MemberKind
 from spotwise.wire import subjects
+from spotwise.wire.roles import MeshRole
 
 
 def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
@@ -13,7 +14,22 @@ def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
     names = [subjects.inbox(member) for member in ("a", "b")]
     names += [subjects.heartbeat(kind, member) for kind in MemberKind for member in ("a", "b")]
     assert len(set(names)) == 2 + 2 * len(MemberKind)
-    assert subjects.inbox("w") == "spotwise.v1.inbox.w"
+    assert subjects.inbox("w") == "spotwise.v1.inbox.w.from.*"
+    assert subjects.inbox("g", 7) == "spotwise.v1.inbox.g.7.from.*"
+
+
+def test_an_inbox_receives_from_every_role_and_knows_which() -> None:
+    """The subject that a role publishes on matches the receiver's pattern, and no other member's; it gives the role back."""
+    for role in MeshRole:
+        for incarnation in (None, 7):
+            subject = subjects.inbox_from(role, "w", incarnation)
+            assert fnmatchcase(subject, subjects.inbox("w", incarnation))
+            assert not fnmatchcase(subject, subjects.inbox("v", incarnation))
+            assert subjects.is_inbox(subject)
+            assert subjects.sender_of(subject) is role
+    for subject in ("spotwise.v1.inbox.w", subjects.inbox("w"), "spotwise.v1.inbox.w.from.root"):
+        assert subjects.sender_of(subject) is None
+    assert not subjects.is_inbox(subjects.REQUESTS)
 
 
 def test_the_wildcard_matches_every_heartbeat_and_nothing_else() -> None:

@@ -23,6 +23,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.runtime import WorkerRuntime
 from tests.contracts.waiting import until
@@ -69,8 +70,8 @@ class TwinMesh:
             yield worker
 
     async def order(self, worker_id: str, order: m.Message) -> None:
-        """Put an order into a worker's inbox."""
-        await self.bus.publish(subjects.inbox(worker_id), encode(order))
+        """Put a scheduler's order into a worker's inbox."""
+        await self.bus.publish(subjects.inbox_from(MeshRole.SCHEDULER, worker_id), encode(order))
 
     async def message_of(self, kind: type[MessageT], choice_id: str) -> MessageT:
         """Wait for the scheduler's or gateway's message of this kind about a request."""

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from spotwise.cli.certs.folder import CredentialsFolder
 from spotwise.cli.errors import OptionError
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 
 _Folder = Annotated[Path, typer.Option("--folder", help="Folder of the mesh's credentials.")]
 _Days = Annotated[int, typer.Option(min=1, help="Validity of certificates in days.")]

@@ -16,7 +16,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.mesh.mesh_secret import write_mesh_secret
 from spotwise.mesh.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from spotwise.mesh.server_configs import broker_config, derived_password, store_acl
-from spotwise.wire.permissions import MeshRole, Principal
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 
 _NATS, _REDIS = "nats", "redis"
 _SECRET_FILE = "mesh.secret"

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 
 from spotwise.cli.launch.service_process import ServiceProcess
 from spotwise.mesh.server_configs import derived_password
-from spotwise.wire.permissions import ADMIN, MeshRole, Principal
+from spotwise.wire.permissions import ADMIN, Principal
+from spotwise.wire.roles import MeshRole
 
 OPERATOR = Principal(MeshRole.OPERATOR)
 WORKER = Principal(MeshRole.WORKER)

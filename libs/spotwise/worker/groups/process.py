@@ -32,6 +32,9 @@ _log = structlog.get_logger(__name__)
 #: Interval at which a process under notice looks whether it is free to leave.
 _LOOK_S = 0.2
 
+#: What a device's inbox takes.
+_TO_INBOX = frozenset((m.SurveyDevice, m.LeadGroup))
+
 #: Serves a worker whose group this process leads, by a planner's order or from its start (`None`), until it leaves; returns
 #: whether the devices stay.
 Lead = Callable[["DeviceProcess", WorkerSettings, MemberKind, m.LeadGroup | None], Awaitable[bool]]
@@ -150,8 +153,8 @@ class DeviceProcess:
         # First of all: it must not be found beside a part that computes.
         self._shape = await self._parts.shape()
         self.host.leave = self._leave_last
-        await self.host.listen(subjects.inbox(self.host.id), self._on_message)
-        await self.host.listen(subjects.NOTICES, self._on_message)
+        await self.host.listen(subjects.inbox(self.host.id), self._on_message, expects=_TO_INBOX)
+        await self.host.listen(subjects.NOTICES, self._on_message, expects=(m.Drain,))
         if first is not None and not await self._is_deployed_otherwise():
             self._is_starting = True
             settings = self.settings.model_copy(update={"service_id": first})
