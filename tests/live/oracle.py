@@ -57,6 +57,11 @@ def mixed_prompts(count: int, longest: int) -> tuple[tuple[int, ...], ...]:
 @functools.cache
 def greedy(prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
     """The tokens of `generate(do_sample=False)`, end of sequence ignored."""
+    return greedy_with(prompt, new_tokens)
+
+
+def greedy_with(prompt: tuple[int, ...], new_tokens: int, **options: Any) -> tuple[int, ...]:
+    """The same with further options of `generate`."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         output = _model().generate(
@@ -67,6 +72,7 @@ def greedy(prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            **options,
         )
     return tuple(output[0, len(prompt) :].tolist())
 

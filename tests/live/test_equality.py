@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
-from tests.live.oracle import greedy, mixed_prompts
+from tests.live.oracle import greedy, greedy_with, mixed_prompts, tokenizer
 
 NEW_TOKENS = 16
 PROMPTS = 32
@@ -75,6 +76,24 @@ def test_both_phases_on_one_worker(tmp_path: Path) -> None:
         ledger = mesh.ledger(check_equality(mesh, PROMPTS // 2)[0].id)
     assert ledger["prefilled"]["member"] == ledger["decoded"]["member"] == "mixed-0"
     assert "handed_off" not in ledger
+
+
+def test_bad_words_and_allowed_tokens(mesh: LiveMesh) -> None:
+    """What must not be drawn is not, as transformers has it, through the hand-off; words are banned also after a blank."""
+    prompts = mixed_prompts(PROMPTS, LONGEST)[1:4]
+    plain = [tokenizer().decode(greedy(prompt, NEW_TOKENS)) for prompt in prompts]
+    words = [max(re.findall(r"[A-Za-z]{3,}", text), key=len) for text in plain]
+    options = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    for prompt, word, text in zip(prompts, words, plain, strict=True):
+        (answer,) = asyncio.run(complete(mesh, [prompt], bad_words=[word], **options))
+        assert word in text
+        assert word not in answer.choices[0].text
+        ids = [tokenizer()(prefix + word)["input_ids"] for prefix in ("", " ")]
+        assert tuple(answer.choices[0].token_ids) == greedy_with(prompt, NEW_TOKENS, bad_words_ids=ids)
+        allowed = list(range(300, 900))
+        (answer,) = asyncio.run(complete(mesh, [prompt], allowed_token_ids=allowed, **options))
+        expected = greedy_with(prompt, NEW_TOKENS, prefix_allowed_tokens_fn=lambda *_, allowed=allowed: allowed)
+        assert tuple(answer.choices[0].token_ids) == expected
 
 
 def test_seeded_sampling_repeats(mesh: LiveMesh) -> None:

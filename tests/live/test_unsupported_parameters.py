@@ -16,8 +16,6 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "get_capital", 
 
 #: Requests for something, as vLLM and OpenAI understand them; each was answered as if it had not been there.
 REQUESTS: list[tuple[str, Any]] = [
-    ("allowed_token_ids", [1, 2]),
-    ("bad_words", ["Paris"]),
     ("prompt_logprobs", 0),
     ("truncate_prompt_tokens", 8),
     ("logits_processors", ["pkg.Processor"]),
@@ -59,6 +57,7 @@ def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
     """Clients that send every parameter with its default get their answer."""
     defaults = {name: None for name, _ in REQUESTS} | {
         "bad_words": [],
+        "allowed_token_ids": None,
         "echo": False,
         "best_of": 1,
         "use_beam_search": False,

@@ -313,6 +313,8 @@ RECORDS = st.builds(
         frequency_penalty=NUMBERS,
         repetition_penalty=NUMBERS,
         logit_bias=st.lists(st.tuples(U32, NUMBERS), max_size=4).map(tuple),
+        allowed_token_ids=IDS,
+        bad_words=st.lists(IDS, max_size=3).map(tuple),
         logprobs=st.none() | U32,
         prompt_logprobs=st.none() | U32,
     ),

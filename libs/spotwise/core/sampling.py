@@ -42,6 +42,8 @@ class SamplingParams:
         presence_penalty: subtracted once from the logit of every token already in the output; `frequency_penalty`: per use.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
         logit_bias: (token id, bias) pairs added to the logits.
+        allowed_token_ids: tokens that may be drawn; none allows all.
+        bad_words: sequences of tokens that the output shall not contain; where they would leave no token, they do not count.
         logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
     """
 
@@ -54,6 +56,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

@@ -1,70 +1,26 @@
 """Samples tokens for a batch of sequences with different parameters.
 
-Order: logit bias, the stop-token mask of `min_new_tokens`, repetition, frequency and presence penalties, temperature, `min_p`,
-`top_k`, `top_p`, then one draw by inverse CDF with `counter_uniform(seed, output_index)`: in vocabulary order where nothing is
-filtered, else by descending probability, ties by id. A row's token does not depend on other rows. On a CPU the native kernel
-(`native/sampling.h`) does it in one call; the torch code here is its reference.
+Order: what changes logits (`logit_changes.py`), temperature, `min_p`, `top_k`, `top_p`, then one draw by inverse CDF with
+`counter_uniform(seed, output_index)`: in vocabulary order where nothing is filtered, else by descending probability, ties by
+id. A row's token does not depend on other rows. On a CPU the native kernel (`native/sampling.h`) does it in one call; the torch
+code here is its reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
+from spotwise.engine.logit_changes import SamplingRow, change_logits
 from spotwise.engine.native.library import DRAW, Kernels
 from spotwise.engine.sequences import EngineSequence
 
 # Most likely tokens to try before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """Sampling input of one sequence.
-
-    Attributes:
-        sampling: its parameters.
-        stop: its stop tokens, for `min_new_tokens`.
-        tokens: prompt and output so far.
-        prompt_length: prompt tokens among them.
-    """
-
-    sampling: SamplingParams
-    stop: StopCriteria
-    tokens: NDArray[np.int64]
-    prompt_length: int
-
-    @property
-    def output_index(self) -> int:
-        """Index of the output token to draw."""
-        return len(self.tokens) - self.prompt_length
-
-    @property
-    def takes_likeliest(self) -> bool:
-        """Whether the most likely token is taken without a random draw."""
-        return self.sampling.is_greedy or self.sampling.top_k == 1
-
-    @property
-    def filters(self) -> bool:
-        """Whether `top_p`, `min_p` or `top_k` may exclude tokens from the draw."""
-        sampling = self.sampling
-        return sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.top_k is not None
-
-    @property
-    def masks_stop_tokens(self) -> bool:
-        """Whether `min_new_tokens` still forbids the stop tokens."""
-        return self.output_index < self.stop.min_new_tokens and bool(self.stop.stop_token_ids)
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether the model's logits are adjusted before sampling."""
-        return self.sampling.has_penalties or bool(self.sampling.logit_bias) or self.masks_stop_tokens
 
 
 def sample_sequences(
@@ -92,7 +48,7 @@ def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | Non
         adjusted = adjusted.clone() if adjusted is logits else adjusted
         for row_logits, row in zip(adjusted, rows, strict=True):
             if row.changes_logits:
-                _adjust(row_logits, row)
+                change_logits(row_logits, row)
     if kernels is not None:
         return _pick_natively(adjusted, rows, kernels)
     filtered = [index for index, row in enumerate(rows) if row.filters and not row.takes_likeliest]
@@ -171,29 +127,6 @@ def _requested_logprobs(
         for index, logprobs in zip(requesting, computed, strict=True):
             found[index] = logprobs
     return found
-
-
-def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
-    """Apply bias, stop-token mask and penalties to one row `[vocab_size]` in place."""
-    sampling = row.sampling
-    if sampling.logit_bias:
-        ids, biases = zip(*sampling.logit_bias, strict=True)
-        logits.index_add_(0, _ids(ids, logits), torch.tensor(biases, dtype=logits.dtype, device=logits.device))
-    if row.masks_stop_tokens:
-        logits[_ids(row.stop.stop_token_ids, logits)] = -torch.inf
-    if sampling.repetition_penalty != 1.0:
-        seen = _ids(np.unique(row.tokens), logits)
-        values = logits[seen]
-        penalty = sampling.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if row.output_index and (sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0):
-        used, counts = np.unique(row.tokens[row.prompt_length :], return_counts=True)
-        amounts = counts.astype(np.float32) * sampling.frequency_penalty + sampling.presence_penalty
-        logits[_ids(used, logits)] -= torch.from_numpy(amounts).to(logits)
-
-
-def _ids(ids: Rows[int] | NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(ids, dtype=torch.int64, device=like.device)
 
 
 def _draw(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:

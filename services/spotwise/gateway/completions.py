@@ -12,11 +12,11 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import (
     GenerationPlan,
     PromptTokens,
-    check_token_ids,
     plan_generation,
     require_logprobs,
     require_model,
 )
+from spotwise.gateway.plan_sampling import check_token_ids
 from spotwise.gateway.prompt_limits import prompt_too_long, require_choices
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request

@@ -98,8 +98,6 @@ REFUSED = (
     Refused("suffix", ("",)),
     Refused("prompt_embeds"),
     # How tokens are drawn, and when that ends.
-    Refused("allowed_token_ids"),
-    Refused("bad_words", ([],)),
     Refused("logits_processors", ([],)),
     Refused("use_beam_search", (False,)),
     Refused("repetition_detection"),

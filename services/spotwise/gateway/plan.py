@@ -12,19 +12,15 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
-
-#: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
-_SEED_MASK = (1 << 63) - 1
-_MAX_ID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +172,8 @@ def plan_generation(
     """
     choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
-    logit_bias = _logit_bias(request, text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
+    sampling = sampling_of(request, text, stop_token_ids, logprobs)
     priority = _require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
@@ -191,11 +187,13 @@ def plan_generation(
         max_new_tokens = _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
         stop = _stop_criteria(request, max_new_tokens, stop_token_ids, max_tokens_param)
         for choice in range(choices):
-            sampling = _sampling(
-                request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
-            )
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
-            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, priority, tenant, prefix_salt=salt)
+            drawn = replace(
+                sampling,
+                seed=seed_of(request, choice),
+                prompt_logprobs=logprobs if prompt.echo is not None else None,
+            )
+            spec = SequenceSpec(prompt.token_ids, drawn, stop, unbounded, priority, tenant, prefix_salt=salt)
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),
@@ -212,31 +210,6 @@ def plan_generation(
         stream=request.stream or False,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         return_token_ids=request.return_token_ids or False,
-    )
-
-
-def _sampling(
-    request: GenerationRequest,
-    choice: int,
-    logit_bias: tuple[tuple[int, float], ...],
-    logprobs: int | None,
-    vocab_size: int,
-    *,
-    prompt_scores: bool,
-) -> SamplingParams:
-    top_k = request.top_k or 0
-    return SamplingParams(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=top_k if 0 < top_k < vocab_size else None,  # more than there are keeps them all
-        min_p=request.min_p or 0.0,
-        seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        logit_bias=logit_bias,
-        logprobs=logprobs,
-        prompt_logprobs=logprobs if prompt_scores else None,
     )
 
 
@@ -276,25 +249,3 @@ def _max_new_tokens(
     if max_tokens is None:
         return min(free_tokens, default) if default is not None else free_tokens
     return max(1, max_tokens)  # a prompt is scored by the iteration that also samples one token
-
-
-def _logit_bias(request: GenerationRequest, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    biases: dict[int, float] = {}
-    for key, bias in (request.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS):
-            raise bad_request(f"Invalid key in 'logit_bias': '{key}' is no token id.", "logit_bias", "invalid_value")
-        biases[int(key)] = float(bias)
-    check_token_ids("logit_bias", tuple(biases), vocab_size)
-    return tuple(sorted(biases.items()))
-
-
-def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse ids that the model does not have.
-
-    Raises:
-        ApiError: 400, naming `param`.
-    """
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        raise bad_request(
-            f"Invalid value for '{param}': token ids must be from 0 to {vocab_size - 1}.", param, "invalid_value"
-        )

@@ -17,8 +17,11 @@ from spotwise.gateway.parameters import Endpoint, refuse_unsupported
 MAX_STOP_STRINGS = 16
 #: Each costs a table of so many numbers, and text is held back while it may still become one.
 MAX_STOP_CHARACTERS = 1024
-#: Of `stop_token_ids` and of `logit_bias`: they travel with every sequence's record.
+#: Of `stop_token_ids`, `logit_bias` and `allowed_token_ids`, and of all `bad_words`: they travel with every sequence's record.
 MAX_LISTED_TOKENS = 1024
+#: Each becomes two sequences of tokens, with a blank before it and without.
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
 #: Of `cache_salt`; a hash of it travels.
 MAX_SALT_CHARACTERS = 1024
 #: Of 32 bits, as vLLM's.
@@ -43,6 +46,7 @@ def _as_stop_strings(value: Any) -> Any:
     return stops
 
 
+_BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 #: As clients write them.
 StopStrings = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
@@ -94,6 +98,10 @@ class GenerationRequest(StrictBody):
     repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=10)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0)
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None, min_length=1, max_length=MAX_LISTED_TOKENS
+    )
+    bad_words: list[_BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

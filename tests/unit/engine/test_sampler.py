@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, counter_uniform
+from spotwise.engine.logit_changes import SamplingRow
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
+from spotwise.engine.sampler import sample, token_logprobs
 
 VOCAB = 600  # more than the sampler looks at before it sorts everything
 
@@ -238,6 +239,42 @@ def test_logit_bias_adds_and_bans() -> None:
     assert sample(logits, [row(temperature=0.0, logit_bias=((17, 100.0),))]) == [17]
     banned = row(temperature=0.0, logit_bias=((likeliest, -100.0),))
     assert sample(logits, [banned]) == [int(logits[0].topk(2).indices[1])]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    output=st.lists(st.integers(0, 5), max_size=6),
+    words=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=6),
+)
+def test_bad_words_are_transformers_own(output: list[int], words: list[list[int]]) -> None:
+    """A word's last token is banned where the output ends with those before it, and a word of one token always."""
+    logits = logits_of(9)
+    logits[0, :6] += 50.0
+    processor: Any = NoBadWordsLogitsProcessor(words)
+    expected = processor(torch.tensor([[599, *output]]), logits.clone()).argmax(-1).tolist()
+    bad_words = tuple(map(tuple, words))
+    assert sample(logits, [row([599], output, temperature=0.0, bad_words=bad_words)]) == expected
+
+
+def test_bad_words_are_of_the_output() -> None:
+    """What the prompt ends with begins none."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 8] = 9.0
+    assert sample(logits, [row([7], temperature=0.0, bad_words=((7, 8),))]) == [8]
+    assert sample(logits, [row([1], [7], temperature=0.0, bad_words=((7, 8),))]) != [8]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_only_allowed_tokens_are_drawn(native: bool, best_kernels: Kernels) -> None:
+    """And all of them; without bad words, unless these leave none."""
+    logits = torch.zeros(1, VOCAB)
+    for parameters in ({}, {"top_k": 400}, {"top_p": 0.999}, {"repetition_penalty": 1.5, "presence_penalty": 2.0}):
+        for bad_words, drawn in (((), {3, 4, 5}), (((3,), (2, 4)), {5}), (((3,), (4,), (5,)), {3, 4, 5})):
+            rows = [
+                row([1], [9, 2], seed=seed, allowed_token_ids=(3, 4, 5), bad_words=bad_words, **parameters)
+                for seed in range(60)
+            ]
+            assert set(sample(logits.expand(60, -1), rows, best_kernels if native else None)) == drawn
 
 
 def test_no_stop_token_before_the_minimum() -> None:

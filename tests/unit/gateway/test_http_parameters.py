@@ -25,6 +25,7 @@ EVERYTHING = {
     "stop_token_ids": [9, 5],
     "min_tokens": 3,
     "logit_bias": {"12": -100, "3": 5.5},
+    "allowed_token_ids": [5, 4, 5],
 }
 
 
@@ -50,6 +51,7 @@ async def test_every_parameter_reaches_the_mesh(
         frequency_penalty=-0.5,
         repetition_penalty=1.1,
         logit_bias=((3, 5.5), (12, -100.0)),
+        allowed_token_ids=(4, 5),
         logprobs=2,
         prompt_logprobs=None,
     )
@@ -159,3 +161,45 @@ async def test_every_form_of_prompt(
     assert [spec.prompt_token_ids for spec in mesh.specs.values()] == [ids for ids in expected for _ in range(2)]
     assert response.json()["usage"]["prompt_tokens"] == sum(map(len, expected))
     assert len(response.json()["choices"]) == 2 * len(expected)
+
+
+async def test_bad_words_are_tokenized_with_and_without_a_blank(
+    client: httpx.AsyncClient, mesh: FakeMesh, encode: Callable[[str], list[int]]
+) -> None:
+    """Each once; blanks before a word make no difference."""
+    body = COMPLETION | {"bad_words": ["Hello", "  Hello", "you two"]}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    words = ["Hello", " Hello", "you two", " you two"]
+    assert mesh.spec.sampling.bad_words == tuple(tuple(encode(word)) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids"),
+        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": [7]}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+        ({"bad_words": ["x"] * 129}, "bad_words"),
+        ({"bad_words": [f"{number} qzxj qzxj qzxj qzxj" for number in range(120)]}, "bad_words"),
+    ],
+)
+async def test_restrictions_that_cannot_be_kept_are_refused(
+    client: httpx.AsyncClient, parameters: dict[str, object], param: str
+) -> None:
+    """By name: too many, none of the vocabulary, or such that nothing is left to draw."""
+    answer = await client.post("/v1/completions", json=COMPLETION | parameters)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].split(".")[0] == param
+
+
+async def test_allowed_tokens_that_are_all_bad_are_refused(
+    client: httpx.AsyncClient, encode: Callable[[str], list[int]]
+) -> None:
+    """Where a bad word is one token."""
+    (token_id,) = encode("H")
+    body = COMPLETION | {"allowed_token_ids": [token_id], "bad_words": ["H"]}
+    assert (await client.post("/v1/completions", json=body)).json()["error"]["param"] == "allowed_token_ids"
