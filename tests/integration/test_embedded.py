@@ -21,7 +21,8 @@ from spotwise.mesh import embedded
 from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, free_port, nats_server, redis_server, running
 from spotwise.wire import subjects
-from spotwise.wire.permissions import ADMIN, MeshRole, Principal
+from spotwise.wire.permissions import ADMIN, Principal
+from spotwise.wire.roles import MeshRole
 
 pytestmark = pytest.mark.mesh
 

@@ -55,7 +55,7 @@ def test_a_chat_refuses_what_only_completions_have(mesh: LiveMesh, name: str, va
 
 def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
     """Clients that send every parameter with its default get their answer."""
-    defaults = {name: None for name, _ in REQUESTS} | {
+    defaults: dict[str, Any] = {name: None for name, _ in REQUESTS} | {
         "bad_words": [],
         "allowed_token_ids": None,
         "echo": False,
