@@ -21,6 +21,7 @@ from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
 from spotwise.mesh.ports import MessageBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import Gateways, gateways_over
@@ -77,7 +78,9 @@ async def lose_attempt(mesh: Gateways, choice_id: str) -> None:
     """Let the first gateway's attempt end with its worker."""
     attempt_id = mesh.generations[0]._role._requests.get(choice_id).attempt_id
     lost = TokenDelta(attempt_id, 0, None, FinishReason.ERROR, error="lost", retryable=True)
-    await (await mesh.new_bus()).publish(subjects.inbox("g0", 1), encode(TokenBatch("w0", (lost,))))
+    await (await mesh.new_bus()).publish(
+        subjects.inbox_from(MeshRole.WORKER, "g0", 1), encode(TokenBatch("w0", (lost,)))
+    )
 
 
 @pytest.mark.parametrize("loss", [LossyStore.lose_last_chunk, LossyStore.lose_all])
