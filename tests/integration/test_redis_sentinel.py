@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.embedded import free_port
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
@@ -103,7 +104,7 @@ async def test_the_primarys_loss_under_load_is_a_pause(
         assert len(kept) >= len(put) - 5  # what the replica had not received
         assert kept[-50:] == put[-50:]
     finally:
-        load.cancel()
+        await end_tasks([load])
 
 
 async def test_sentinels_that_do_not_answer_are_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

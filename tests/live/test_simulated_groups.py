@@ -10,7 +10,8 @@ from spotwise.core.members import MemberKind
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
-TOKENS = 160
+#: They last for longer than a command takes to start, and groups to form, on a busy machine.
+TOKENS = 400
 
 
 @pytest.fixture(scope="module")
