@@ -6,6 +6,7 @@ file and no process list shows one. The programs come from the wheels `nats-serv
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from spotwise.mesh.child_process import ChildProcess, start_child
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.quiet_ports import quiet_ports
 from spotwise.mesh.server_configs import broker_config, store_acl
 from spotwise.wire.permissions import ADMIN, Principal
 
@@ -193,11 +195,12 @@ def redis_serves(admin_password: str, port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a loopback TCP port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback TCP port on which no process listens now, and which no outgoing connection is given."""
+    for port in quiet_ports():
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return int(probe.getsockname()[1])
+    raise EmbeddedServerError("this machine has no free port")
 
 
 def _exchange(port: int, request: bytes, lines: int = 1) -> bytes:

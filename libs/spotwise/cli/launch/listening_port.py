@@ -7,6 +7,7 @@ import errno
 import socket
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.mesh.quiet_ports import quiet_ports
 
 _LAST_PORT = 65535
 
@@ -21,7 +22,21 @@ def open_ports(host: str, port: int, count: int = 1) -> tuple[int, ...]:
     if port + count - 1 > _LAST_PORT:
         raise OptionError(f"--gateways {count}: there are fewer ports from {port} on; choose a lower one with --port")
     with contextlib.ExitStack() as probes:  # bound until all are found, so that free ones differ
-        return tuple(_open_port(host, port + number if port else 0, probes) for number in range(count))
+        if not port:
+            return tuple(_free_port(host, probes) for _ in range(count))
+        return tuple(_open_port(host, port + number, probes) for number in range(count))
+
+
+def _free_port(host: str, probes: contextlib.ExitStack) -> int:
+    *likely, any_port = quiet_ports()
+    for port in likely:
+        try:
+            return _open_port(host, port, probes)
+        except OptionError:  # the host's
+            raise
+        except CommandError:
+            continue
+    return _open_port(host, any_port, probes)
 
 
 def _open_port(host: str, port: int, probes: contextlib.ExitStack) -> int:
