@@ -292,7 +292,10 @@ class KeptRequests:
         )
 
     async def _end(self, running: _Running, ending: KeptEnding) -> None:
-        self._room.give_back(running.form.request_id, self._kept_s(running.form))
+        if (
+            self._running.get(running.form.request_id, running) is running
+        ):  # else another connection here has it, and its room
+            self._room.give_back(running.form.request_id, self._kept_s(running.form))
         try:
             await self._store_ending(running, ending)
         finally:
@@ -316,7 +319,6 @@ class KeptRequests:
 
     def _step_down(self, running: _Running) -> None:
         del self._running[running.form.request_id]
-        self._room.give_back(running.form.request_id)
         for choice_id in _choice_ids(running.plan):
             self._generation.step_down(choice_id)
 

@@ -191,6 +191,25 @@ async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
 
 
+async def test_a_stream_that_is_resumed_keeps_its_room(start: Any, tokens: list[int]) -> None:
+    """At its own gateway, for as long as it runs there."""
+    gateway = await start(KeepingMesh(tokens, hang_at=2), KeyLimits(requests_per_minute=1000))
+
+    def room() -> float | None:
+        return gateway.metrics.registry.get_sample_value("spotwise_kept_bytes", {"model_name": MODEL})
+
+    client = gateway.client(STREAM, AUTH)
+    events = [await client.event() for _ in range(2)]
+    before = room()
+    again = gateway.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
+    assert (await again.event()).data
+    await client.events()
+    assert before
+    assert room() == before
+    gateway.mesh.go.set()
+    await again.events()
+
+
 @pytest.mark.parametrize(("is_charged", "counts_prompt"), [(False, False), (True, True)])
 async def test_who_fails_a_request_pays_for_its_prompt(
     start: Any, tokens: list[int], is_charged: bool, counts_prompt: bool
