@@ -83,6 +83,7 @@ async def test_the_primarys_loss_under_load_is_a_pause(
     try:
         assert await store.hold_term(subjects.PLANNER, "a/1", 100, 1.5) == 100
         assert await store.put_plan("a/1", PLAN)
+        await asyncio.to_thread(servers.wait_until_replicated)
         while len(put) < 50:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         os.kill(servers.children[old].pid, fault)

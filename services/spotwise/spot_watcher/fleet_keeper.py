@@ -94,6 +94,10 @@ class FleetKeeper:
 
     async def start(self) -> None:
         """Take over the fleet's record, and begin; raises `MeshError` where broker or store do not answer."""
+        # Before the first report: whoever has read it may order.
+        await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
+        await self._host.listen(subjects.INTERRUPTIONS, self._on_interruption, expects=(InterruptionReported,))
+        await self._host.listen(subjects.FLEET_ORDERS, self._on_order, expects=(FleetOrder,))
         try:
             kept = await self._host.store.get_fleet(self._settings.fleet_mesh)
         except ValueError as error:
@@ -101,9 +105,6 @@ class FleetKeeper:
             kept = None
         self._loop.feed(k.FleetRestored(kept))
         self._feed_prices()
-        await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
-        await self._host.listen(subjects.INTERRUPTIONS, self._on_interruption, expects=(InterruptionReported,))
-        await self._host.listen(subjects.FLEET_ORDERS, self._on_order, expects=(FleetOrder,))
         self._host.keep_time(_TICK_S, self._loop.feed)
         self._host.every(_RELOAD_S, self._reload, "reload_fleet_file")
         if isinstance(self._provider, PricedProvider):

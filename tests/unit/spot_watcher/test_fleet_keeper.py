@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -178,6 +179,32 @@ async def test_instances_are_bought_run_leave_and_are_given_back(tmp_path: Path,
     assert journal.role == "FleetKeeperRole"
     done = replay(journal)
     assert done.difference is None and done.commands > 0
+
+
+async def test_an_order_after_the_first_report_is_heard(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has read a report may order: the keeper listens before it says anything."""
+    subscribe = MemoryBus.subscribe
+
+    async def slowly(self: MemoryBus, subject: str, *given: Any, **named: Any) -> Any:
+        if subject == subjects.FLEET_ORDERS:
+            await asyncio.sleep(0.5)
+        return await subscribe(self, subject, *given, **named)
+
+    monkeypatch.setattr(MemoryBus, "subscribe", slowly)
+    metrics = WatcherMetrics()
+    settings = settings_of(write(tmp_path), folder)
+    async with joined(settings) as (host, planner):
+
+        async def order() -> None:
+            await until(lambda: planner.reports)
+            await planner.order(Purchase("t1", ("small",), Market.SPOT, 1))
+
+        ordering = asyncio.create_task(order())
+        async with kept_fleet(host, settings, metrics):
+            await ordering
+            await until(lambda: planner.states() == [InstanceState.STARTING])
 
 
 async def test_instances_and_the_bill_outlive_the_watcher(tmp_path: Path, folder: Path) -> None:
