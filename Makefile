@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-properties test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(PYTEST) $(ARGS)
 endif
+
+test-properties: setup ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
+	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
 
 test-long: setup ## Every change between two shapes, under requests, and groups that lose devices; an hour, a choice of them in ARGS
 	$(BIN)/pytest -m long tests/long $(ARGS)

@@ -1,7 +1,7 @@
 """A budget of time for each property: as many examples as this machine tries within it, and no fewer than a few.
 
 A fast machine tries all that a test asks for. On a slow one the rest of the examples pass untried, so that a run ends in time;
-`SPOTWISE_EXAMPLES_S=0` sets no budget. From a first failure on every example is tried: the search for the smallest one needs
+`SPOTWISE_EXAMPLES_S=0` sets no budget (`make test-properties`). From a first failure on every example is tried: the search for the smallest one needs
 them. A property that draws within its body has no budget: to hypothesis an example that stops to draw is a flaky one.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis.strategies import DataObject
 
-BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "8"))
+BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "3"))
 #: So many are tried however long they take.
 FEWEST = 10
 #: Hypothesis looks for the smallest failing example for up to five minutes: a time-out before that would hide it.
