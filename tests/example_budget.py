@@ -1,8 +1,9 @@
 """A budget of time for each property: as many examples as this machine tries within it, and no fewer than a few.
 
 A fast machine tries all that a test asks for. On a slow one the rest of the examples pass untried, so that a run ends in time;
-`SPOTWISE_EXAMPLES_S=0` sets no budget (`make test-properties`). From a first failure on every example is tried: the search for the smallest one needs
-them. A property that draws within its body has no budget: to hypothesis an example that stops to draw is a flaky one.
+`SPOTWISE_EXAMPLES_S=0` sets no budget (`make test-properties`). From a first failure on every example is tried: the search for
+the smallest one needs them. A property that draws within its body has no budget: to hypothesis an example that stops to draw
+is a flaky one.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pytest
 
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.core.members import MemberState
+from spotwise.wire import subjects
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
@@ -81,7 +82,9 @@ def test_a_clients_own_request_id_leads_to_the_ledger(simulated: SimulatedMesh) 
     assert answer.headers["X-Request-Id"] == "ticket-42"
     request_id = answer.json()["id"]
     assert simulated.ledger(request_id, "received")["received"]["client_request_id"] == "ticket-42"
-    assert simulated.ledger("ticket-42", "received")["received"]["request_id"] == request_id
+    named = simulated.ledger(subjects.clients_name("ticket-42"), "received")
+    assert named["received"]["request_id"] == request_id
+    assert request_id in simulated.command("explain", "ticket-42").stdout
 
 
 async def _leave_early(mesh: SimulatedMesh, count: int) -> None:

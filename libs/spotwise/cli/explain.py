@@ -17,6 +17,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import find_store, open_store
 from spotwise.core.messages import LedgerEntry
+from spotwise.wire import subjects
 
 _SWAPS = ("swapped_out", "swapped_in")
 
@@ -51,7 +52,12 @@ def explain(
 
 async def _ledger(redis_url: str, request_id: str) -> list[LedgerEntry]:
     async with open_store(redis_url) as store:
-        return await store.get_ledger(request_id)
+        if entries := await store.get_ledger(request_id):
+            return entries
+        named = await store.get_ledger(subjects.clients_name(request_id))
+        choices = [str(fact) for entry in named for name, fact in entry.facts if name == "request_id"]
+        requests = dict.fromkeys(map(subjects.request_id_of, choices))
+        return [entry for request in requests for entry in await store.get_ledger(request)]
 
 
 def _table(request_id: str, entries: list[LedgerEntry]) -> Table:

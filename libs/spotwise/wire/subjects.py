@@ -83,6 +83,11 @@ def ledger_key(choice_id: str) -> str:
     return f"spotwise:ledger:{request_id_of(choice_id)}"
 
 
+def clients_name(client_request_id: str) -> str:
+    """Return what the ledger of a client's own `X-Request-Id` is kept as: no request's id is like it."""
+    return f"client:{client_request_id}"
+
+
 def request_id_of(choice_id: str) -> str:
     """Return the id of the API request that a choice belongs to."""
     return choice_id.split("#")[0]

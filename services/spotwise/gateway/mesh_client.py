@@ -203,7 +203,7 @@ class MeshGeneration:
         if client_request_id:
             for known_as, name, other in (
                 (choice_id, "client_request_id", client_request_id),
-                (client_request_id, "request_id", choice_id),
+                (subjects.clients_name(client_request_id), "request_id", choice_id),
             ):
                 entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.now(), ((name, other),))
                 self._host.record(entry)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.messages import LedgerEntry, TokenBatch, TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.text import ChatText
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
@@ -129,3 +129,26 @@ async def test_of_two_connections_that_resume_at_once_one_is_told(text: ChatText
         assert [content(rest)[1][0]["code"] for rest in told] == ["resumed_elsewhere"]
         assert [content([*events, *rest])[:2] for rest in won] == [whole[:2]]
         await client.leave()
+
+
+async def test_a_clients_own_id_reaches_no_others_ledger(text: ChatText, model_dir: Path) -> None:
+    """A client that names its request after another's leaves that one's ledger alone; its own id leads to its request."""
+    async with gateways(text, model_dir) as mesh:
+        app = await mesh.start("g0")
+        plain = CHAT | {"max_tokens": 2}
+        theirs = str((await Client(app, "POST", CHATS, plain).answer())["id"])
+        before = await mesh.store.get_ledger(theirs)
+        mine = str((await Client(app, "POST", CHATS, plain, {"X-Request-Id": theirs}).answer())["id"])
+
+        def facts(entries: list[LedgerEntry]) -> list[dict[str, object]]:
+            return [dict(each.facts) for each in entries if each.stage == "received"]
+
+        await until_none(partial(_none_received, mesh, mine))
+        assert facts(await mesh.store.get_ledger(mine)) == [{"client_request_id": theirs}]
+        assert facts(await mesh.store.get_ledger(theirs)) == facts(before) == []
+        assert facts(await mesh.store.get_ledger(subjects.clients_name(theirs))) == [{"request_id": mine}]
+
+
+async def _none_received(mesh: Gateways, request_id: str) -> bool | None:
+    ledger = await mesh.store.get_ledger(request_id)
+    return None if any(each.stage == "received" for each in ledger) else True
