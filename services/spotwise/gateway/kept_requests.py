@@ -248,6 +248,7 @@ class KeptRequests:
         earlier = [_begun(*each) for each in zip(earlier, attempts, strict=True)]
         counted_tokens = plan.prompt_tokens + sum(len(each.deltas) for each in earlier)
         reservation = await self._planning.reserve(request, plan, counted_tokens)
+        self._room.take_over(kept.request, plan)
         return _Running(kept.request, restored(plan, kept.request, owner, earlier), reservation)
 
     def _begin(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from spotwise.core.access.quotas import UNBOUNDED_OUTPUT_TOKENS
 from spotwise.core.gateway.kept_request import KeptRequest
@@ -30,9 +32,10 @@ class KeptRoom:
     def __init__(self, most_bytes: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self._most_bytes = most_bytes
         self._now_s = now_s
-        self._of_requests: dict[str, tuple[str, int]] = {}
+        self._of_requests: dict[str, _Room] = {}
         self._of_callers: Counter[str] = Counter()
-        self._ends: list[tuple[float, str]] = []
+        self._ends: list[tuple[float, str, int]] = []
+        self._takings = itertools.count()
 
     @property
     def used_bytes(self) -> int:
@@ -54,20 +57,39 @@ class KeptRoom:
                 "their answers are forgotten."
             )
             raise ApiError(429, message, code="too_much_kept", headers=_RETRY_AFTER)
-        self._of_requests[form.request_id] = (form.scope, size)
-        self._of_callers[form.scope] += size
+        self._add(form, size)
+
+    def take_over(self, form: KeptRequest, plan: GenerationPlan) -> None:
+        """Count a request that was admitted before, here or by another gateway, until it is given back; none is refused."""
+        self._add(form, _size(form, plan))
 
     def give_back(self, request_id: str, after_s: float = 0.0) -> None:
-        """Free a request's room once so many seconds have passed."""
-        if request_id in self._of_requests:
-            heapq.heappush(self._ends, (self._now_s() + after_s, request_id))
+        """Free a request's room once so many seconds have passed, unless it is taken again meanwhile."""
+        if (room := self._of_requests.get(request_id)) is not None:
+            heapq.heappush(self._ends, (self._now_s() + after_s, request_id, room.taking))
+
+    def _add(self, form: KeptRequest, size: int) -> None:
+        if (before := self._of_requests.get(form.request_id)) is not None:
+            self._of_callers[before.scope] -= before.size
+        self._of_requests[form.request_id] = _Room(form.scope, size, next(self._takings))
+        self._of_callers[form.scope] += size
 
     def _forget(self) -> None:
         while self._ends and self._ends[0][0] <= self._now_s():
-            scope, size = self._of_requests.pop(heapq.heappop(self._ends)[1], ("", 0))
-            self._of_callers[scope] -= size
-            if not self._of_callers[scope]:
-                del self._of_callers[scope]
+            _, request_id, taking = heapq.heappop(self._ends)
+            room = self._of_requests.get(request_id)
+            if room is None or room.taking != taking:
+                continue
+            del self._of_requests[request_id]
+            self._of_callers[room.scope] -= room.size
+            if not self._of_callers[room.scope]:
+                del self._of_callers[room.scope]
+
+
+class _Room(NamedTuple):
+    scope: str
+    size: int
+    taking: int
 
 
 def _size(form: KeptRequest, plan: GenerationPlan) -> int:

@@ -191,22 +191,28 @@ async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
 
 
-async def test_a_stream_that_is_resumed_keeps_its_room(start: Any, tokens: list[int]) -> None:
-    """At its own gateway, for as long as it runs there."""
-    gateway = await start(KeepingMesh(tokens, hang_at=2), KeyLimits(requests_per_minute=1000))
+@pytest.mark.parametrize("at_another", [False, True])
+async def test_a_stream_that_is_resumed_keeps_its_room(start: Any, tokens: list[int], at_another: bool) -> None:
+    """At its own gateway or at another one, for as long as it runs there."""
+    limits = KeyLimits(requests_per_minute=1000)
+    first = await start(KeepingMesh(tokens, hang_at=2), limits)
+    mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
+    other = await start(mesh, limits, first.store, "g1") if at_another else first
 
-    def room() -> float | None:
+    def room(gateway: LimitedGateway) -> float | None:
         return gateway.metrics.registry.get_sample_value("spotwise_kept_bytes", {"model_name": MODEL})
 
-    client = gateway.client(STREAM, AUTH)
+    client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
-    before = room()
-    again = gateway.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
+    before = room(first)
+    again = other.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
     assert (await again.event()).data
-    await client.events()
     assert before
-    assert room() == before
-    gateway.mesh.go.set()
+    if at_another:
+        await first.mesh.save()  # where it learns that it has lost the stream
+    await client.events()
+    assert room(other) == before
+    other.mesh.go.set()
     await again.events()
 
 
