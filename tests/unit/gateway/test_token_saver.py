@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
-from spotwise.core.messages import TokenDelta
+from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.gateway.token_saver import TokenSaver, read_chunks
 from spotwise.mesh.memory import MemoryStore
 from spotwise.mesh.ports import MeshError
+from spotwise.wire.codec import encode
 
 CHOICES = [f"r{number}" for number in range(300)]
 
@@ -66,6 +67,18 @@ async def test_a_save_has_the_tokens_that_came_before_it() -> None:
     await first
     (earlier,) = read_chunks([call["r0"] for call in store.calls if call.get("r0")], 1)
     assert [delta.token_index for delta in earlier.deltas] == [0, 1]
+
+
+def test_a_chunk_without_the_weights_digest_keeps_the_one_before() -> None:
+    """The last chunk of an answer may have none; a digest of one choice is not another's."""
+    chunks = [
+        b" " + encode(TokenBatch("digest", token(0))),
+        b"1 " + encode(TokenBatch("", token(0))),
+        b" " + encode(TokenBatch("", token(1))),
+    ]
+    first, second = read_chunks(chunks, 2)
+    assert (first.model_digest, len(first.deltas)) == ("digest", 2)
+    assert (second.model_digest, len(second.deltas)) == (None, 1)
 
 
 async def test_what_the_store_does_not_take_is_kept() -> None:
