@@ -71,29 +71,29 @@ proto-check: setup
 
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
-# meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute. Last, one
-# after the other, what has the cores to itself: meshes that compute, and tests of how long something takes or of which worker is
-# faster. A new file of tests/live is among the last.
+# meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute, and UCX
+# between few processes. Last, one after the other, what has the cores to itself: meshes that compute, and tests of how long
+# something takes or of which worker is faster. A new file of tests/live is among the last.
 PYTEST := $(BIN)/pytest -m "not compose and not long"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
+UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wildcard tests/integration/test_ucx_*.py))
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
-SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/integration/test_ucx_%, \
-    $(wildcard tests/integration/test_*.py)) \
-  $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
+SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
+  tests/compose/test_deployment_files.py \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
     closed_requests clusters disconnects unsupported_parameters readme drains groups reshapes standbys gateway_loss \
-    some_faults)
+    some_faults) $(UCX)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
 	$(PARALLEL) logical --cov --cov-report= $(CORE_TESTS) || failed=1; \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
-	$(PARALLEL) $$(($$(nproc) + 1)) $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit || failed=1; \
+	$(PARALLEL) logical $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit || failed=1; \
 	$(PARALLEL) 2 $(LONG_FIRST) $(TWO_AT_A_TIME) || failed=1; \
 	$(PYTEST) --ignore tests/unit --ignore tests/property --ignore tests/faults $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %) || failed=1; \
 	exit $$failed
