@@ -8,17 +8,15 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 namespace {
 
 const volatile long* offset_s = nullptr;
 
-// A file for each process, in the folder that SPOTWISE_TEST_CLOCKS names: seconds, as a long.
+// A file for each process, in the folder CLOCKS: seconds, as a long.
 __attribute__((constructor)) void share_offset() {
-    const char* folder = getenv("SPOTWISE_TEST_CLOCKS");
     char path[4096];
-    if (folder == nullptr || snprintf(path, sizeof path, "%s/%d", folder, getpid()) >= static_cast<int>(sizeof path)) return;
+    if (snprintf(path, sizeof path, "%s/%d", CLOCKS, getpid()) >= static_cast<int>(sizeof path)) return;
     const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (file < 0) return;
     if (ftruncate(file, sizeof(long)) == 0) {

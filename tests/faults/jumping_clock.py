@@ -24,10 +24,20 @@ class JumpingClocks:
 
     def __init__(self, folder: Path) -> None:
         library = folder / "jumping_clock.so"
-        options = ("-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl")
+        options = (
+            "-std=c++17",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f'-DCLOCKS="{folder}"',
+            "-o",
+            str(library),
+            str(_SOURCE),
+            "-ldl",
+        )
         subprocess.run([_COMPILER, *options], check=True)
         self._folder = folder
-        self.env = {"LD_PRELOAD": str(library), "SPOTWISE_TEST_CLOCKS": str(folder)}
+        self.env = {"LD_PRELOAD": str(library)}
 
     def can_jump(self, pid: int) -> bool:
         """Tell whether a process reads its clock here; one that is linked statically does not."""

@@ -31,7 +31,7 @@ _LOG_TAIL_LINES = 20
 _STANDARD_INPUT = "/dev/stdin"
 _USER = "spotwise"
 #: What the servers get of this process's environment: what any program needs, and no secret.
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 class EmbeddedServerError(MeshError):
