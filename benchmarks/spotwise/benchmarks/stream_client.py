@@ -22,6 +22,7 @@ from spotwise.cli.gateway_access import client_options
 _FIRST = b"data: {"
 _FAILED = b'data: {"error"'
 _END = b"0\r\n\r\n"
+_CODE = re.compile(rb'"code":"(\w+)"')
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 #: The usage, the last event and the end of the body are within this many last bytes of an answer.
 _TAIL_BYTES = 4096
@@ -69,13 +70,13 @@ class StreamConnection(asyncio.Protocol):
         self._tail = b""
         self._first_s: float | None = None
         self._last_s = self._longest_gap_s = 0.0
-        self._failed = False
+        self._failed = ""
 
     async def stream_completion(self, prompt: list[int], output_tokens: int) -> StreamOutcome:
         """Stream one completion to its end."""
         sent_s = time.monotonic()
         self._status = self._tail = b""
-        self._first_s, self._failed, self._longest_gap_s = None, False, 0.0
+        self._first_s, self._failed, self._longest_gap_s = None, "", 0.0
         failure = await self._exchange(self._request(prompt, output_tokens))
         if self._first_s is not None:
             self._opened(-1)
@@ -132,15 +133,21 @@ class StreamConnection(asyncio.Protocol):
             self._first_s = now_s
             self._opened(1)
         self._last_s = now_s
-        self._failed = self._failed or _FAILED in data
+        if not self._failed and _FAILED in data:
+            self._failed = f"an error in the stream{_code_in(data)}"
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if not self._status.startswith(b"HTTP/1.1 200"):
             # Neither its body nor its end matters.
             self.close()
-            self._done(f"status {self._status[9:12].decode(errors='replace')}")
+            self._done(f"status {self._status[9:12].decode(errors='replace')}{_code_in(data)}")
         elif self._tail.endswith(_END):
-            self._done("an error in the stream" if self._failed else None)
+            self._done(self._failed or None)
 
     def _done(self, failure: str | None) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(failure)
+
+
+def _code_in(data: bytes) -> str:
+    found = _CODE.search(data)
+    return f": {found[1].decode()}" if found else ""

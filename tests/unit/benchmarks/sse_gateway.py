@@ -55,7 +55,7 @@ async def whole(writer: asyncio.StreamWriter) -> None:
 
 async def failing(writer: asyncio.StreamWriter) -> None:
     """A token, then an error."""
-    error = b'data: {"error":{"message":"lost"}}\n\n'
+    error = b'data: {"error":{"message":"lost","code":"not_recovered"}}\n\n'
     writer.write(HEAD + chunk(TOKEN) + chunk(error) + chunk(DONE) + b"0\r\n\r\n")
 
 

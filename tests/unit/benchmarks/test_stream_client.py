@@ -27,7 +27,7 @@ async def test_every_kind_of_failure_is_an_outcome() -> None:
         connection = StreamConnection(url, "m", lambda change: None)
         failures = [(await connection.stream_completion([1], 2)).failure for _ in range(5)]
         connection.close()
-    assert failures[0] == "an error in the stream"
+    assert failures[0] == "an error in the stream: not_recovered"
     assert failures[1] == "0 tokens where 2 were requested"
     assert failures[2] == "status 429"
     assert str(failures[3]).startswith("the connection broke")
