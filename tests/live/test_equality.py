@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
-from tests.live.oracle import greedy, greedy_with, mixed_prompts, tokenizer
+from tests.live.oracle import greedy, greedy_with, mixed_prompts, model_folder, tokenizer
 
 NEW_TOKENS = 16
 PROMPTS = 32
@@ -93,6 +95,32 @@ def test_bad_words_and_allowed_tokens(mesh: LiveMesh) -> None:
         allowed = list(range(300, 900))
         (answer,) = asyncio.run(complete(mesh, [prompt], allowed_token_ids=allowed, **options))
         expected = greedy_with(prompt, NEW_TOKENS, prefix_allowed_tokens_fn=lambda *_, allowed=allowed: allowed)
+        assert tuple(answer.choices[0].token_ids) == expected
+
+
+def test_structured_outputs(mesh: LiveMesh) -> None:
+    """The likeliest tokens that fit, as transformers has them where llguidance names those that do; the end is the model's."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    }
+    tokens = LLTokenizer(str(model_folder() / "tokenizer.json"), n_vocab=len(tokenizer()))
+    for prompt in mixed_prompts(PROMPTS, LONGEST)[1:4]:
+        (answer,) = asyncio.run(
+            complete(mesh, [prompt], structured_outputs={"json": schema}, temperature=0, max_tokens=40)
+        )
+        matcher = LLMatcher(tokens, LLMatcher.grammar_from_json_schema(schema))
+
+        def fitting(batch: int, ids: Any, matcher: LLMatcher = matcher, length: int = len(prompt)) -> list[int]:
+            if len(ids) > length:
+                matcher.consume_token(int(ids[-1]))
+            allowed = np.flatnonzero(
+                np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            )
+            return [tokenizer().eos_token_id if each == tokens.eos_token else int(each) for each in allowed]
+
+        expected = greedy_with(prompt, len(answer.choices[0].token_ids), prefix_allowed_tokens_fn=fitting)
         assert tuple(answer.choices[0].token_ids) == expected
 
 

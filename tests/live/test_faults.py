@@ -21,6 +21,7 @@ from spotwise.core.members import MemberKind
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
+from tests.live.structured import ASKED, CHOICES, require_fitting, structured_answers
 
 NEW_TOKENS = 48
 STREAMS = 6
@@ -94,6 +95,15 @@ def test_a_token_worker_is_killed(mesh: LiveMesh) -> None:
     """The worker's streams resume at their next token on the other token worker."""
     retries = stream_through(mesh, STREAMS * 10, lambda: kill(mesh, "token-0"))
     assert 1 <= retries < STREAMS  # its streams and no others
+
+
+def test_structured_answers_are_the_same_through_a_kill(mesh: LiveMesh) -> None:
+    """Several choices with schemas and a regex, drawn with seeds, and their log-probabilities: as undisturbed, and fitting."""
+    undisturbed = structured_answers(mesh)
+    require_fitting(undisturbed)
+    disturbed = structured_answers(mesh, 200, lambda: kill(mesh, "token-0"))
+    assert disturbed == undisturbed
+    assert disturbed.keys() == {(kind, choice) for kind in ASKED for choice in range(CHOICES)}
 
 
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:

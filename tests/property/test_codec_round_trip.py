@@ -315,6 +315,7 @@ RECORDS = st.builds(
         logit_bias=st.lists(st.tuples(U32, NUMBERS), max_size=4).map(tuple),
         allowed_token_ids=IDS,
         bad_words=st.lists(IDS, max_size=3).map(tuple),
+        grammar=TEXT,
         logprobs=st.none() | U32,
         prompt_logprobs=st.none() | U32,
     ),

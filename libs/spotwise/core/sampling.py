@@ -44,6 +44,7 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs added to the logits.
         allowed_token_ids: tokens that may be drawn; none allows all.
         bad_words: sequences of tokens that the output shall not contain; where they would leave no token, they do not count.
+        grammar: of the output, as llguidance writes it down; empty allows any.
         logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
     """
 
@@ -58,6 +59,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -85,10 +87,12 @@ class TokenLogprobs:
 
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
-    token, where requested: one entry a prompt token, `None` for the first.
+    token, where requested: one entry a prompt token, `None` for the first. With a `failure` the sequence cannot go on, here or
+    elsewhere, and the token is none.
     """
 
     sequence_id: str
     token_id: int
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    failure: str | None = None

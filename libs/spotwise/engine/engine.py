@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
 from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
+from spotwise.engine.grammars import AllowedTokens, Grammars
 from spotwise.engine.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
@@ -61,6 +63,7 @@ class Engine:
         capture: Capture | None = None,
         memory: WeightMemory = PRIVATE,
         part: LoadStage | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Install the model's attention.
 
@@ -73,6 +76,7 @@ class Engine:
             capture: records decodes, for which the cache needs a scratch block; `None`: no recording.
             memory: holds the kernels' weights.
             part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
+            grammars: of its sequences; `None`: those that have one are refused.
         """
         self._model = model
         self._facts = facts
@@ -87,6 +91,7 @@ class Engine:
         #: Name of the attention backend.
         self.attention_name = "native attention"
         self._kernels = kernels
+        self._grammars = grammars
         self._attention: Any
         self._layout: Any
         self._stage: PipelineStage | None = None
@@ -126,14 +131,16 @@ class Engine:
             facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
         )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
+        grammars = _grammars_of(config, facts)
         if kernels is None:
             capture = CudaCapture(model.device) if records else None
-            return cls(model, facts, cache, backend=choose_attention(cache, facts), capture=capture)
+            backend = choose_attention(cache, facts)
+            return cls(model, facts, cache, backend=backend, capture=capture, grammars=grammars)
         # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
-            engine = cls(model, facts, cache, kernels, memory=memory)
+            engine = cls(model, facts, cache, kernels, memory=memory, grammars=grammars)
         give_back_freed_memory()
         return engine
 
@@ -166,7 +173,7 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        engine = cls(model, facts, cache, structure.kernels, part=part)
+        engine = cls(model, facts, cache, structure.kernels, part=part, grammars=_grammars_of(store.config, facts))
         give_back_freed_memory()
         return engine
 
@@ -239,12 +246,17 @@ class Engine:
         """Add a sequence: its prompt and the output tokens committed so far.
 
         Raises:
-            ValueError: the id is known, the prompt is empty, the tokens exceed the context, or one is not in the vocabulary.
+            ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or the
+                engine follows no grammars.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
         require_valid(record, self.context_length, self.vocab_size)
-        self._sequences[record.sequence_id] = EngineSequence(record)
+        if record.sampling.grammar and self._grammars is None:
+            raise ValueError(f"sequence {record.sequence_id} has a grammar")
+        self._sequences[record.sequence_id] = sequence = EngineSequence(record)
+        if self.samples and self._grammars is not None:
+            self._grammars.prepare(sequence)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Add an output token that was sampled elsewhere (the first token of a hand-off).
@@ -288,6 +300,7 @@ class Engine:
             for index, (row, sequence) in enumerate(rows)
             if row.first_position + row.num_tokens == sequence.num_tokens
         ]
+        allowed = self._begin_grammars([rows[index][1] for index in sampled])
         logits = self._replayed(rows)
         if logits is None:
             flat = self._layout.lay_out(rows, last_only=True)
@@ -299,10 +312,15 @@ class Engine:
             self._wait_for_device()
             return ()
         sequences = [rows[index][1] for index in sampled]
-        results = sample_sequences(logits, sequences, self._kernels)
+        results = sample_sequences(logits, sequences, self._kernels, None if allowed is None else allowed.result())
         for sequence, result in zip(sequences, results, strict=True):
-            sequence.append(result.token_id)
+            if result.failure is None:
+                sequence.append(result.token_id)
         return results
+
+    def _begin_grammars(self, sequences: Rows[EngineSequence]) -> Future[AllowedTokens] | None:
+        """Begin to compute, beside the forward pass, what the grammars of sequences allow; `None`: none has one here."""
+        return self._grammars.begin(sequences) if self._grammars is not None and self.samples else None
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
         """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
@@ -358,3 +376,7 @@ class Engine:
         sequence = self._sequence(row.sequence_id)
         sequence.check_row(row, self.block_size)
         return sequence
+
+
+def _grammars_of(config: EngineConfig, facts: ModelFacts) -> Grammars:
+    return Grammars(config.model_dir, facts.vocab_size)

@@ -1,5 +1,5 @@
-"""What changes a sequence's logits before its token is drawn: logit bias, the tokens that are allowed, the stop-token mask of
-`min_new_tokens`, bad words, then repetition, frequency and presence penalties.
+"""What changes a sequence's logits before its token is drawn: logit bias, the tokens that the request and its grammar allow, the
+stop-token mask of `min_new_tokens`, bad words, then repetition, frequency and presence penalties.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class SamplingRow:
         stop: its stop tokens, for `min_new_tokens`.
         tokens: prompt and output so far.
         prompt_length: prompt tokens among them.
+        allowed: `[vocab_size]`, which tokens its grammar allows next; `None`: it has none.
     """
 
     sampling: SamplingParams
     stop: StopCriteria
     tokens: NDArray[np.int64]
     prompt_length: int
+    allowed: NDArray[np.bool_] | None = None
 
     @property
     def output_index(self) -> int:
@@ -57,7 +59,7 @@ class SamplingRow:
         """Whether the model's logits are adjusted before sampling."""
         sampling = self.sampling
         restricts = sampling.allowed_token_ids or sampling.bad_words or self.masks_stop_tokens
-        return sampling.has_penalties or bool(sampling.logit_bias or restricts)
+        return sampling.has_penalties or self.allowed is not None or bool(sampling.logit_bias or restricts)
 
     def forbidden_ids(self) -> list[int]:
         """Return the tokens that would end a bad word."""
@@ -95,14 +97,21 @@ def _mask(logits: torch.Tensor, row: SamplingRow) -> None:
         values = logits[allowed]
         logits.fill_(-torch.inf)
         logits[allowed] = values
+    if row.allowed is not None:
+        logits.masked_fill_(torch.from_numpy(~row.allowed).to(logits.device), -torch.inf)
     if row.masks_stop_tokens:
-        logits[_ids(row.stop.stop_token_ids, logits)] = -torch.inf
+        _forbid(logits, row.stop.stop_token_ids)
     if forbidden := row.forbidden_ids():
-        ids = _ids(forbidden, logits)
-        values = logits[ids]
-        logits[ids] = -torch.inf
-        if not torch.isfinite(logits.max()):
-            logits[ids] = values
+        _forbid(logits, forbidden)
+
+
+def _forbid(logits: torch.Tensor, token_ids: Rows[int]) -> None:
+    """Mask tokens, unless no other is left: what is to follow comes before what is to be avoided."""
+    ids = _ids(token_ids, logits)
+    values = logits[ids]
+    logits[ids] = -torch.inf
+    if not torch.isfinite(logits.max()):
+        logits[ids] = values
 
 
 def _ids(ids: Rows[int] | NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:

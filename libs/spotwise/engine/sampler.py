@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
+from spotwise.engine.grammars import AllowedTokens, GrammarError
 from spotwise.engine.logit_changes import SamplingRow, change_logits
 from spotwise.engine.native.library import DRAW, Kernels
 from spotwise.engine.sequences import EngineSequence
@@ -24,10 +25,26 @@ _TOP_TOKENS = 256
 
 
 def sample_sequences(
-    logits: torch.Tensor, sequences: Rows[EngineSequence], kernels: Kernels | None
+    logits: torch.Tensor,
+    sequences: Rows[EngineSequence],
+    kernels: Kernels | None,
+    allowed: AllowedTokens | None = None,
 ) -> tuple[SampledToken, ...]:
-    """Return the next token of each sequence, with the log-probabilities that it requests; `logits` as in `sample`."""
-    rows = [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences]
+    """Return the next token of each sequence, with the log-probabilities that it requests.
+
+    Args:
+        logits: as in `sample`.
+        sequences: by row.
+        kernels: draw the tokens, if given.
+        allowed: by row, what its grammar allows; `None`: no sequence has one. One that cannot be followed is a failure.
+    """
+    masks = allowed or [None] * len(sequences)
+    rows = [
+        SamplingRow(
+            seq.sampling, seq.stop, seq.tokens, seq.prompt_length, None if isinstance(mask, GrammarError) else mask
+        )
+        for seq, mask in zip(sequences, masks, strict=True)
+    ]
     token_ids = sample(logits, rows, kernels)
     logprobs = _requested_logprobs(logits, [seq.sampling for seq in sequences], token_ids)
     return tuple(
@@ -36,8 +53,9 @@ def sample_sequences(
             token_id,
             logprob,
             None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
+            str(mask) if isinstance(mask, GrammarError) else None,
         )
-        for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True)
+        for sequence, token_id, logprob, mask in zip(sequences, token_ids, logprobs, masks, strict=True)
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from spotwise.core.weights.inventory import FilePiece, ModelSketch, SketchFile
 from spotwise.engine.checkpoint import CONFIG_FILE, Checkpoint, StoredTensor, index_file
 from spotwise.engine.errors import ModelError
+from spotwise.engine.grammars import TOKENIZER_FILE
 
 _DIGEST_FILE = "spotwise-sketch.json"
 #: Tensors up to this size are there, and all with less than two dimensions.
@@ -29,7 +30,8 @@ def is_small(tensor: StoredTensor) -> bool:
 def sketch_of(folder: Path, checkpoint: Checkpoint, name: str, digest: str) -> ModelSketch:
     """Return what another process needs of a folder; raises `ModelError` where it cannot be read."""
     try:
-        small = [_whole(folder / CONFIG_FILE), *(_whole(file) for file in index_file(folder, checkpoint.config))]
+        texts = [file for file in (folder / CONFIG_FILE, folder / TOKENIZER_FILE) if file.is_file()]
+        small = [_whole(file) for file in (*texts, *index_file(folder, checkpoint.config))]
         return ModelSketch(name, digest, (*small, *_weight_files(checkpoint)))
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error}") from error

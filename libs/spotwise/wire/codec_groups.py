@@ -97,6 +97,7 @@ def _sampled_to(sampled: tuple[SampledToken, ...]) -> list[pb.SampledToken]:
             logprobs=None if token.logprobs is None else logprobs_to(token.logprobs),
             has_prompt_logprobs=token.prompt_logprobs is not None,
             prompt_logprobs=[logprobs_to(entry) for entry in token.prompt_logprobs or ()],
+            failure=token.failure,
         )
         for token in sampled
     ]
@@ -109,6 +110,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
             proto.token_id,
             logprobs_from(proto.logprobs) if proto.HasField("logprobs") else None,
             tuple(map(logprobs_from, proto.prompt_logprobs)) if proto.has_prompt_logprobs else None,
+            proto.failure if proto.HasField("failure") else None,
         )
         for proto in protos
     )

@@ -64,19 +64,18 @@ class Ignored:
 
 
 _ONLY_TEXT = "only text is generated"
+_USE_STRUCTURED = "use 'structured_outputs'"
 _USE_COMPLETIONS = "it belongs to /v1/completions"
 _USE_CHAT = "it belongs to /v1/chat/completions"
 
 REFUSED = (
     # What the text has to look like.
-    Refused("guided_json"),
-    Refused("guided_regex"),
-    Refused("guided_choice"),
-    Refused("guided_grammar"),
-    Refused("guided_json_object", (False,)),
+    Refused("guided_json", hint=_USE_STRUCTURED),
+    Refused("guided_regex", hint=_USE_STRUCTURED),
+    Refused("guided_choice", hint=_USE_STRUCTURED),
+    Refused("guided_grammar", hint=_USE_STRUCTURED),
+    Refused("guided_json_object", (False,), hint=_USE_STRUCTURED),
     Refused("structural_tag"),
-    Refused("structured_outputs"),
-    Refused("response_format", ({"type": "text"},), hint="only the text format is generated"),
     # Tools, other media, other sources.
     Refused("tools", ([],), hint="no tool calls are generated"),
     Refused("tool_choice", ("none", "auto"), hint="no tool calls are generated"),
@@ -135,10 +134,16 @@ IGNORED = (
     Ignored("add_generation_prompt", _COMPLETIONS),
 )
 
-#: Members of `stream_options` that would change the stream; others that are not honoured are ignored.
-REFUSED_STREAM_OPTIONS = (
-    Refused("continuous_usage_stats", (False,), hint="'include_usage' ends the stream with the usage"),
-)
+#: Members of honoured parameters that would change the answer; others that are not honoured are ignored.
+REFUSED_MEMBERS = {
+    "stream_options": (
+        Refused("continuous_usage_stats", (False,), hint="'include_usage' ends the stream with the usage"),
+    ),
+    "structured_outputs": (
+        Refused("structural_tag"),
+        Refused("disable_additional_properties", (False,), hint="say so in the schema"),
+    ),
+}
 
 _REFUSED_AT = {endpoint: tuple(rule for rule in REFUSED if endpoint in rule.at) for endpoint in Endpoint}
 
@@ -152,11 +157,11 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     for rule in _REFUSED_AT[endpoint]:
         if rule.refuses(body.get(rule.name)):
             raise _unsupported(rule, rule.name)
-    stream_options = body.get("stream_options")
-    if isinstance(stream_options, dict):
-        for rule in REFUSED_STREAM_OPTIONS:
-            if rule.refuses(stream_options.get(rule.name)):
-                raise _unsupported(rule, f"stream_options.{rule.name}")
+    for name, rules in REFUSED_MEMBERS.items():
+        if isinstance(given := body.get(name), dict):
+            for rule in rules:
+                if rule.refuses(given.get(rule.name)):
+                    raise _unsupported(rule, f"{name}.{rule.name}")
 
 
 def _unsupported(rule: Refused, path: str) -> ApiError:

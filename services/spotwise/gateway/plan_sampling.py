@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.errors import bad_request
+from spotwise.gateway.output_grammar import grammar_of
 from spotwise.gateway.schema import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.gateway.text import ChatText
 
@@ -33,6 +34,11 @@ def sampling_of(
     check_token_ids("allowed_token_ids", allowed_token_ids, text.vocab_size)
     bad_words = _bad_words(request.bad_words or (), text)
     _require_a_token(allowed_token_ids, bad_words, stop_token_ids if request.min_tokens else ())
+    grammar = grammar_of(request.response_format, request.structured_outputs, text.grammar_check)
+    if grammar and allowed_token_ids:
+        raise bad_request(
+            "'allowed_token_ids' and a structured output exclude each other.", "allowed_token_ids", "invalid_value"
+        )
     top_k = request.top_k or 0
     return SamplingParams(
         temperature=1.0 if request.temperature is None else request.temperature,
@@ -45,6 +51,7 @@ def sampling_of(
         logit_bias=_logit_bias(request, text.vocab_size),
         allowed_token_ids=allowed_token_ids,
         bad_words=bad_words,
+        grammar=grammar,
         logprobs=logprobs,
     )
 

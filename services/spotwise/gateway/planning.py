@@ -19,7 +19,7 @@ from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import OffLoop, is_small
+from spotwise.gateway.off_loop import INLINE_BYTES, OffLoop, is_small
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
@@ -76,9 +76,10 @@ class Planning:
         deadline_unix_s = deadline_of(request.headers, self._now())  # before the body: its time counts
         self._quotas.require_room(caller_of(request))
         async with self._bodies.body(request) as body:
-            planning = self._off_loop.run(len(body), self._planned, endpoint, body, key_name(request))
+            effort_bytes = _effort_bytes(body)
+            planning = self._off_loop.run(effort_bytes, self._planned, endpoint, body, key_name(request))
             plan, body_bytes, body_hash = await (
-                planning if is_small(len(body)) else run_unless_left(request.receive, planning)
+                planning if is_small(effort_bytes) else run_unless_left(request.receive, planning)
             )
         name_request(request, plan.request_id)
         plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
@@ -91,7 +92,7 @@ class Planning:
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""
         body = bytearray(form.body.encode())
-        plan, _, _ = await self._off_loop.run(len(body), self._planned, form.endpoint, body, form.key_name)
+        plan, _, _ = await self._off_loop.run(_effort_bytes(body), self._planned, form.endpoint, body, form.key_name)
         return plan
 
     def response(
@@ -136,3 +137,9 @@ class Planning:
         parsed = parse_json_object(body)
         plan = plan_body(parsed, self._text, self._options, key)
         return plan, bytes(body), hash_of_body(endpoint, parsed)
+
+
+def _effort_bytes(body: bytearray) -> int:
+    """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
+    has_grammar = any(name in body for name in (b'"structured_outputs"', b'"response_format"'))
+    return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)

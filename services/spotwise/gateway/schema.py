@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from spotwise.gateway.errors import bad_request, from_validation
 from spotwise.gateway.parameters import Endpoint, refuse_unsupported
+from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
+from spotwise.gateway.strict_body import StrictBody
 
 MAX_STOP_STRINGS = 16
 #: Each costs a table of so many numbers, and text is held back while it may still become one.
@@ -52,12 +54,6 @@ _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)
 StopStrings = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
-class StrictBody(BaseModel):
-    """An object of the API: no coercion of types, unknown members ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
 class StreamOptions(StrictBody):
     """`stream_options`.
 
@@ -92,6 +88,7 @@ class GenerationRequest(StrictBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: OutputFormat | None = None
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -101,6 +98,7 @@ class GenerationRequest(StrictBody):
     allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
         None, min_length=1, max_length=MAX_LISTED_TOKENS
     )
+    structured_outputs: StructuredOutputs | None = None
     bad_words: list[_BadWord] | None = Field(None, max_length=MAX_BAD_WORDS)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

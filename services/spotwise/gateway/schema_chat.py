@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validat
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.parameters import Endpoint
-from spotwise.gateway.schema import GenerationRequest, StrictBody
+from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.strict_body import StrictBody
 from spotwise.gateway.text import ChatMessage
 
 #: Some templates look at every message again for each.

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+from spotwise.gateway.output_grammar import GrammarCheck
 from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, DroppedCallError, render_with_calls
 
 #: A longer prompt is counted in parts of so many characters first: tokenizing takes hundreds of bytes a character.
@@ -74,6 +76,7 @@ class ChatText:
         vocab_size: rows of the model's output; token ids are below it.
         eos_token_ids: ids that end a sequence.
         token_bytes: bytes and text of single tokens.
+        grammar_check: tries grammars with these tokens.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class ChatText:
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.token_bytes = TokenBytes(self._backend)
+        self.grammar_check = GrammarCheck(lambda: LLTokenizer(self._backend.to_str(), n_vocab=vocab_size))
         self._longest_token_characters = max(map(len, self._backend.get_vocab()), default=1)
 
     @classmethod

@@ -63,7 +63,6 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [{}]}, "functions", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
 ]
 CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [

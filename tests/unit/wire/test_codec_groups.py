@@ -71,7 +71,15 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
         c.PushCaughtUp("r#0", 2),
         c.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),
         c.HandoffFailed("r#0", 2, "gone"),
-        g.StepEnded(7, 3, (SampledToken("a@1", 5), SampledToken("b@1", 0, SCORES, (None, SCORES)))),
+        g.StepEnded(
+            7,
+            3,
+            (
+                SampledToken("a@1", 5),
+                SampledToken("b@1", 0, SCORES, (None, SCORES)),
+                SampledToken("c@1", 0, failure="no"),
+            ),
+        ),
         g.StepEnded(7, 4, ()),
         g.StepFailed(7, 3, "member 2 of the group is gone"),
         g.GroupSwapEnded(7, 5, ""),

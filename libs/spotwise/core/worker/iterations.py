@@ -199,6 +199,9 @@ class Iterations:
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # a sequence without its record is in no batch
+        if sampled.failure is not None:
+            self._table.fail(sequence, sampled.failure, now, retryable=False)
+            return
         sequence.count_tokens(1)
         sequence.token_ids.append(sampled.token_id)
         finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)

@@ -687,9 +687,12 @@ class SampledToken(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     token_id: _builtins.int
     has_prompt_logprobs: _builtins.bool
+    failure: _builtins.str
+    """why there is no token"""
     @_builtins.property
     def logprobs(self) -> _request_pb2.TokenLogprobs: ...
     @_builtins.property
@@ -702,12 +705,15 @@ class SampledToken(_message.Message):
         logprobs: _request_pb2.TokenLogprobs | None = ...,
         has_prompt_logprobs: _builtins.bool = ...,
         prompt_logprobs: _abc.Iterable[_request_pb2.TokenLogprobs] | None = ...,
+        failure: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "failure", b"failure", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sequence_id", b"sequence_id", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "failure", b"failure", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sequence_id", b"sequence_id", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
+    _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failure) -> _WhichOneofReturnType__failure | None: ...
 
 Global___SampledToken: _TypeAlias = SampledToken  # noqa: Y015
 

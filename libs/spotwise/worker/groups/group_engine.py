@@ -252,13 +252,12 @@ class GroupEngine:
         if epoch != self._epoch or not self._steps or self._steps[0].number != number:
             return
         step = self._steps.popleft()
-        if sampled:
-            self._append(sampled)
+        if tokens := tuple((token.sequence_id, token.token_id) for token in sampled if token.failure is None):
+            self._append(tokens)
         step.on_finished(sampled)
 
-    def _append(self, sampled: tuple[SampledToken, ...]) -> None:
-        """Append the tokens everywhere but in the member that sampled them."""
-        tokens = tuple((token.sequence_id, token.token_id) for token in sampled)
+    def _append(self, tokens: tuple[tuple[str, int], ...]) -> None:
+        """Append tokens, (sequence id, token id) each, everywhere but in the member that sampled them."""
         order = g.AppendGroupTokens(*(tuple(column) for column in zip(*tokens, strict=True)))
         sampler = (self._stages - 1) * self._shards
         for member, link in enumerate(self._links, 1):

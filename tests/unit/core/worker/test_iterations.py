@@ -128,6 +128,17 @@ class TestScheduling:
         (delta,) = deltas(commands)
         assert (delta.logprobs, delta.prompt_logprobs) == (own, of_prompt)
 
+    def test_a_sequence_that_cannot_go_on_fails_alone(self) -> None:
+        """For good, since it would elsewhere, too; the others of its batch have their tokens."""
+        bench = WorkerBench()
+        bench.decode("a")
+        bench.decode("b")
+        bench.iterate(a=51, b=52)
+        sampled = (SampledToken("a@1", 0, failure="no way on"), SampledToken("b@1", 53))
+        failed, drawn = deltas(bench.feed(c.IterationFinished(sampled)))
+        assert (failed.token_id, failed.error, failed.retryable) == (None, "no way on", False)
+        assert drawn.token_id == 53
+
     def test_an_engine_failure_tries_what_was_in_the_batch_again(self) -> None:
         """The batch's members are tried again in parts, and no other sequence meanwhile, as in `test_examination.py`."""
         bench = WorkerBench()

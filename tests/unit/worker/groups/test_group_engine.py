@@ -121,6 +121,20 @@ def test_with_one_stage_the_leader_samples_and_tells_the_others() -> None:
     assert bench.own.calls == []
 
 
+def test_a_failure_is_no_token_for_the_others() -> None:
+    """Of a step, or of all of it."""
+    bench = Bench(1, 2)
+    bench.run()
+    bench.run()
+    failed = SampledToken("s#0@1", 0, failure="no way on")
+    bench.own.running[0][0]((TOKEN, failed))
+    assert bench.links[0].orders[-1] == g.AppendGroupTokens(("r#0@1",), (7,))
+    count = len(bench.links[0].orders)
+    bench.own.running[1][0]((failed,))
+    assert len(bench.links[0].orders) == count
+    assert bench.finished == [(TOKEN, failed), (failed,)]
+
+
 def test_with_more_stages_the_last_one_samples() -> None:
     """Steps end in order when the sampling device says so; its tokens go to all others, the leader included."""
     bench = Bench(2, 2)

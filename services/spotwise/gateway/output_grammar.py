@@ -1,0 +1,117 @@
+"""From what a text has to look like to the grammar that engines follow; what none of them could follow is refused here.
+
+llguidance compiles it for the model's own tokens, as an engine will, so that a grammar which is wrong or too complex is a 400
+and never reaches a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
+
+#: It travels with every choice's record.
+MAX_GRAMMAR_BYTES = 128 << 10
+#: Verdicts on grammars that are remembered: requests with the same schema follow one another.
+_KEPT_VERDICTS = 256
+_ANY_OBJECT = {"type": "object"}
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+class GrammarCheck:
+    """Tries grammars with a model's tokens.
+
+    Args:
+        load: the model's tokens, on first use.
+    """
+
+    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+        self._load = load
+        self._lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self.problem = lru_cache(_KEPT_VERDICTS)(lambda grammar: self._problem(grammar))
+
+    def _problem(self, grammar: str) -> str:
+        """Return why a grammar cannot be followed; empty where it can."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher.get_error()
+
+
+def grammar_of(
+    response_format: OutputFormat | None, structured_outputs: StructuredOutputs | None, check: GrammarCheck
+) -> str:
+    """Return the grammar of a request's output; empty where any text will do.
+
+    Raises:
+        ApiError: 400, naming the parameter at fault.
+    """
+    of_format = _of_format(response_format)
+    if structured_outputs is None:
+        grammar, param = of_format
+    elif of_format[0]:
+        raise bad_request(
+            "'response_format' and 'structured_outputs' exclude each other.", "structured_outputs", "invalid_value"
+        )
+    else:
+        grammar, param = _of_outputs(structured_outputs)
+    if not grammar:
+        return ""
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        raise _refused(param, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
+    if problem := check.problem(grammar):
+        raise _refused(param, problem)
+    return grammar
+
+
+def _of_format(response_format: OutputFormat | None) -> tuple[str, str]:
+    if response_format is None or response_format.type == "text":
+        return "", "response_format"
+    given = response_format.json_schema
+    if response_format.type == "json_object" or given is None or given.schema_ is None:
+        return _of_schema(_ANY_OBJECT, "response_format")
+    return _of_schema(given.schema_, "response_format.json_schema.schema")
+
+
+def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
+    options: dict[str, Any] = {}
+    if given.disable_any_whitespace is not None:
+        options["whitespace_flexible"] = not given.disable_any_whitespace
+    if given.whitespace_pattern is not None:
+        options["whitespace_pattern"] = given.whitespace_pattern
+    if given.json_object:
+        return _of_schema(_ANY_OBJECT, "structured_outputs.json_object", options)
+    if given.json_ is not None:
+        return _of_schema(given.json_, "structured_outputs.json", options)
+    if given.regex is not None:
+        return LLMatcher.grammar_from_regex(given.regex), "structured_outputs.regex"
+    if given.choice is not None:
+        return grammar_from("choice", json.dumps(given.choice)), "structured_outputs.choice"
+    assert given.grammar is not None
+    try:
+        return grammar_from("grammar", given.grammar), "structured_outputs.grammar"
+    except ValueError as error:
+        raise _refused("structured_outputs.grammar", str(error)) from error
+
+
+def _of_schema(schema: Any, param: str, options: dict[str, Any] | None = None) -> tuple[str, str]:
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=options or None), param  # type: ignore[arg-type]
+    except ValueError as error:
+        raise _refused(param, str(error)) from error
+
+
+def _refused(param: str, problem: str) -> ApiError:
+    return bad_request(f"Invalid value for '{param}': {problem.strip()}", param, "invalid_grammar")

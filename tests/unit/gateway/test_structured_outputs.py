@@ -1,0 +1,165 @@
+"""`response_format` and `structured_outputs`: the grammars that engines get, and what is refused before one does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from spotwise.gateway.output_grammar import GrammarCheck
+from spotwise.gateway.text import ChatText
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+GOOD = '{"city": "Pécs", "degrees": 21}'
+LARK = 'start: "a" start "b" | "x"'
+GBNF = 'root ::= "a" root "b" | "x"'
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text: ChatText) -> LLTokenizer:
+    return LLTokenizer(text._backend.to_str(), n_vocab=text.vocab_size)
+
+
+def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
+    """Whether a grammar allows a text, and that it ends there."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    tokens = tokenizer.tokenize_str(written)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"response_format": {"type": "json_object"}}, ["{}", GOOD, '{"a": [1, {}]}'], ["[]", "x", '"a"']),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}}, [GOOD], ["{}"]),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "w"}}}, ["{}", GOOD], ["1"]),
+        ({"structured_outputs": {"json": SCHEMA}}, [GOOD], ["{}"]),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, [GOOD], ["{}"]),
+        ({"structured_outputs": {"json": {}}}, ["1", GOOD], ["x"]),
+        ({"structured_outputs": {"json_object": True}}, ["{}"], ["1"]),
+        ({"structured_outputs": {"regex": "[0-9]{2}(-[a-z]+)?"}}, ["12", "12-ab"], ["1", "12-"]),
+        ({"structured_outputs": {"choice": ["yes", "no", 'may "be"']}}, ["yes", "no", 'may "be"'], ["ye", "yesno"]),
+        ({"structured_outputs": {"grammar": LARK}}, ["x", "aaxbb"], ["ax", ""]),
+        ({"structured_outputs": {"grammar": GBNF}}, ["x", "aaxbb"], ["ax", ""]),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, [GOOD.replace(" ", "")], [GOOD]),
+    ],
+)
+@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+async def test_what_a_text_has_to_look_like(
+    client: httpx.AsyncClient,
+    mesh: FakeMesh,
+    tokenizer: LLTokenizer,
+    path: str,
+    asked: dict[str, Any],
+    good: list[str],
+    bad: list[str],
+) -> None:
+    """Every choice's sequence has it as a grammar, at both endpoints."""
+    response = await client.post(path, json=(CHAT if path == CHATS else COMPLETION) | asked | {"n": 2})
+    assert response.status_code == 200, response.text
+    grammars = {spec.sampling.grammar for spec in mesh.specs.values()}
+    assert len(mesh.specs) == 2 and len(grammars) == 1
+    (grammar,) = grammars
+    assert [fits(tokenizer, grammar, each) for each in good] == [True] * len(good)
+    assert [fits(tokenizer, grammar, each) for each in bad] == [False] * len(bad)
+
+
+@pytest.mark.parametrize("asked", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
+async def test_any_text_has_no_grammar(client: httpx.AsyncClient, mesh: FakeMesh, asked: dict[str, Any]) -> None:
+    """As before there were any."""
+    assert (await client.post(CHATS, json=CHAT | asked)).status_code == 200
+    assert mesh.spec.sampling.grammar == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "foo"}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": {"type": "string", "format": "unheard-of"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "[" * 60_000}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "(a|b"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice.0"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"guided_regex": "a"}, "guided_regex"),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused(
+    client: httpx.AsyncClient, mesh: FakeMesh, asked: dict[str, Any], param: str
+) -> None:
+    """400, naming the parameter; nothing reaches the mesh."""
+    response = await client.post(CHATS, json=CHAT | asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert not mesh.specs
+
+
+HOSTILE = [
+    {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+    {"regex": "(.*a){1,400}" + "b?" * 3000},
+    {"regex": "|".join(f"(x{{{number}}}y*)+" for number in range(2000))},
+    {"grammar": "start: " + "a " * 20_000 + "\na: start | "},
+    {"json": {"anyOf": [{"type": "object", "properties": {f"p{n}": {"$ref": "#"}}} for n in range(1000)]}},
+    {"json": {"type": "array", "items": {"$ref": "#"}, "minItems": 1, "maxItems": 10**9}},
+    {"json": {"type": "string", "pattern": "(a+)+$", "maxLength": 10**9}},
+    {"choice": ["a" * 4000 + str(number) for number in range(1000)]},
+]
+
+
+@pytest.mark.parametrize("asked", HOSTILE, ids=lambda asked: str(asked)[:40])
+async def test_costly_grammars_hold_up_nobody(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """They are compiled, or refused, in a thread, however short their bodies are."""
+    threads: list[threading.Thread] = []
+    tried = GrammarCheck._problem
+
+    def problem(self: GrammarCheck, grammar: str) -> str:
+        threads.append(threading.current_thread())
+        return tried(self, grammar)
+
+    monkeypatch.setattr(GrammarCheck, "_problem", problem)
+    response = await client.post(CHATS, json=CHAT | {"structured_outputs": asked})
+    assert response.status_code in (200, 400), response.text
+    assert threading.main_thread() not in threads
+
+
+async def test_a_grammar_that_is_sent_again_is_not_tried_again(
+    client: httpx.AsyncClient, text: ChatText, mesh: FakeMesh
+) -> None:
+    """Requests with the same schema follow one another."""
+    before = text.grammar_check.problem.cache_info().hits
+    for _ in range(3):
+        await client.post(CHATS, json=CHAT | {"structured_outputs": {"regex": "[ab]+c"}})
+    assert text.grammar_check.problem.cache_info().hits == before + 2
