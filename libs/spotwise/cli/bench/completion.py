@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,14 +80,15 @@ async def stream_completion(
     prompt: list[int],
     output_tokens: int,
     arrived: Callable[[], Any] = lambda: None,
+    options: Mapping[str, object] | None = None,
 ) -> Answer:
-    """Stream one completion to its end; calls `arrived` at each chunk with output.
+    """Stream one completion, with further parameters, to its end; calls `arrived` at each chunk with output.
 
     Raises:
         CommandError: the stream carried an error, or not `output_tokens` tokens.
         httpx.HTTPError: the server did not answer, or answered with an error.
     """
-    body = completion_body(model, prompt, output_tokens, stream=True)
+    body = completion_body(model, prompt, output_tokens, stream=True) | dict(options or {})
     sent_s = time.perf_counter()
     arrivals_s: list[float] = []
     produced = 0

@@ -7,7 +7,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -87,9 +87,17 @@ def load(
 
 
 async def run_round(
-    url: str, shape: StreamShape, answered: Callable[[], Any], ca_file: Path | None = None
+    url: str,
+    shape: StreamShape,
+    answered: Callable[[], Any],
+    ca_file: Path | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> RoundMeasurements:
-    """Run one round: one uncounted request of each stream, then the load; raises `CommandError` where the gateway fails."""
+    """Run one round: one uncounted request of each stream, then the load, all with these further parameters.
+
+    Raises:
+        CommandError: the gateway fails.
+    """
     rng = random.Random(shape.seed)
     with http_errors_as_command_errors(url):
         async with open_client(url, ca_file) as client:
@@ -97,7 +105,7 @@ async def run_round(
 
             async def send(*_: int) -> Answer:
                 prompt = random_prompt(rng, shape.input_tokens)
-                return await stream_completion(client, model, prompt, shape.output_tokens)
+                return await stream_completion(client, model, prompt, shape.output_tokens, options=options)
 
             await run_closed_loop(shape.streams, range(1).__contains__, send)  # warms connections and caches
             started_s = time.perf_counter()
