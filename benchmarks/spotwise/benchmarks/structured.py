@@ -73,11 +73,11 @@ def structured(
             for side, options in in_order_of_round(number, _SIDES):
                 measured[side].append(asyncio.run(run_round(mesh.url, shape, answered, options=options)))
     schema, plain = measured["with"], measured["without"]
+    tpot_ms = [_medians_ms(each.tpot_s for each in side) for side in (schema, plain)]
+    ttft_ms = [_medians_ms(each.ttft_s for each in side) for side in (schema, plain)]
     rows = [
-        row_of_rounds(
-            "TPOT p50, ms", *(_medians_ms(each.tpot_s for each in side) for side in (schema, plain)), _TARGET
-        ),
-        row_of_rounds("TTFT p50, ms", *(_medians_ms(each.ttft_s for each in side) for side in (schema, plain))),
+        row_of_rounds("TPOT p50, ms", tpot_ms[0], tpot_ms[1], _TARGET),
+        row_of_rounds("TTFT p50, ms", ttft_ms[0], ttft_ms[1]),
     ]
     about = environment(streams=streams, input_tokens=input_tokens, output_tokens=output_tokens, rounds=rounds)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")

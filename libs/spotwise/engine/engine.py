@@ -246,8 +246,8 @@ class Engine:
         """Add a sequence: its prompt and the output tokens committed so far.
 
         Raises:
-            ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or it has
-                a grammar and the engine follows none.
+            ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or
+                the record has a grammar and this engine follows none.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
