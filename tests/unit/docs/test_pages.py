@@ -20,7 +20,7 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.members import MemberKind
 from spotwise.core.messages import RejectCode
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS, Endpoint, Ignored, Refused
+from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Ignored, Refused
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
@@ -135,7 +135,9 @@ def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
 
     in_code = {(rule.name, where(rule), *map(json.dumps, rule.off)) for rule in REFUSED}
     in_code |= {
-        (f"stream_options.{rule.name}", where(rule), *map(json.dumps, rule.off)) for rule in REFUSED_STREAM_OPTIONS
+        (f"{parameter}.{rule.name}", where(rule), *map(json.dumps, rule.off))
+        for parameter, rules in REFUSED_MEMBERS.items()
+        for rule in rules
     }
     refused, ignored = section(API.read_text(), "Parameters that are not honoured").split("are ignored", 1)
     assert in_code == {(name, at, *quoted(off)) for names, at, off in table(refused) for name in quoted(names)}
