@@ -15,7 +15,7 @@ from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.sse import event
-from spotwise.gateway.text import ChatTemplateError, ChatText, PromptTooLongError
+from spotwise.gateway.text import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError, ChatText, PromptTooLongError
 
 
 def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
@@ -44,9 +44,13 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         )
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
+    template_kwargs = request.chat_template_kwargs or {}
+    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES.intersection(template_kwargs)):
+        param = f"chat_template_kwargs.{reserved[0]}"
+        raise bad_request(f"'{param}' is no variable of a chat template.", param, "invalid_value")
     messages = [message.for_template() for message in request.messages]
     try:
-        token_ids = text.encode_chat(messages, add_generation_prompt, continue_final_message)
+        token_ids = text.encode_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
     except ChatTemplateError as error:
         raise bad_request(str(error), error.param, "chat_template_error") from error
     except PromptTooLongError as error:

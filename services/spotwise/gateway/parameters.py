@@ -87,7 +87,7 @@ REFUSED = (
     Refused("moderation"),
     # How the prompt is made.
     Refused("chat_template"),
-    Refused("chat_template_kwargs", ({},)),
+    Refused("chat_template_kwargs", ({},), _COMPLETIONS, _USE_CHAT),
     Refused("documents", ([],)),
     Refused("reasoning_effort"),
     Refused("verbosity", ("medium",)),

@@ -18,6 +18,8 @@ from spotwise.gateway.text import ChatMessage
 MAX_MESSAGES = 16_384
 #: Of one message.
 MAX_TOOL_CALLS = 1024
+#: Of `chat_template_kwargs`.
+MAX_TEMPLATE_VARIABLES = 64
 
 
 def _as_text(value: Any) -> Any:
@@ -111,3 +113,4 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)

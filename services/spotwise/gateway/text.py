@@ -10,6 +10,7 @@ template, which has written its own.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 _UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
 
 ChatMessage = dict[str, Any]
+#: What rendering takes besides the variables of a template.
+RESERVED_TEMPLATE_VARIABLES = frozenset(
+    name
+    for name, parameter in inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters.items()
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+) | {"messages"}
 
 
 class ModelTextError(Exception):
@@ -137,7 +144,11 @@ class ChatText:
         return self._encode(prompt, add_special_tokens)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Render the chat template and tokenize; work for a thread where there is much text.
 
@@ -145,16 +156,21 @@ class ChatText:
             messages: `role` and `content` (a string) and whatever else the template knows.
             add_generation_prompt: open the assistant's turn at the end.
             continue_final_message: leave the last message open instead.
+            template_kwargs: variables of the template, none of `RESERVED_TEMPLATE_VARIABLES`.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
             PromptTooLongError: they cannot fit into the context.
         """
-        rendered = self.render_chat(messages, add_generation_prompt, continue_final_message)
+        rendered = self.render_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
         return self.encode(rendered, add_special_tokens=False)
 
     def render_chat(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the chat template; see `encode_chat`."""
         if not self.has_chat_template:
@@ -169,6 +185,7 @@ class ChatText:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                **(template_kwargs or {}),
             )
             return cast(str, rendered)
 

@@ -81,6 +81,18 @@ def test_template_refusal_is_reported(text: ChatText) -> None:
         text.render_chat([{"role": "user", "content": "refuse"}], True, False)
 
 
+def test_variables_reach_the_template(model_dir: Path, tmp_path: Path) -> None:
+    """Those that it reads; it renders as transformers does."""
+    folder = shutil.copytree(model_dir, tmp_path / "thinking")
+    template = "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ also.deep if also else '' }}"
+    (folder / "chat_template.jinja").write_text(template)
+    thinking = ChatText.load(folder)
+    messages = [{"role": "user", "content": "Hi"}]
+    assert thinking.render_chat(messages, True, False) == "Hi"
+    assert thinking.render_chat(messages, True, False, {"enable_thinking": True, "unknown": 1}) == "Hi"
+    assert thinking.render_chat(messages, True, False, {"enable_thinking": False, "also": {"deep": "!"}}) == "Hi<no>!"
+
+
 def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
     """A base model's folder loads; a chat request gets an error with what to do instead."""
     folder = shutil.copytree(model_dir, tmp_path / "base")
