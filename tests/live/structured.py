@@ -18,7 +18,10 @@ SCHEMA = {
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": {"day": {"enum": ["Monday", "Tuesday", "Sunday"]}, "degrees": {"type": "integer"}},
+                "properties": {
+                    "day": {"enum": ["Monday", "Tuesday", "Sunday"]},
+                    "degrees": {"type": "integer", "minimum": -40, "maximum": 60},
+                },
                 "required": ["day", "degrees"],
                 "additionalProperties": False,
             },

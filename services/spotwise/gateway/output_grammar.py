@@ -22,6 +22,8 @@ MAX_GRAMMAR_BYTES = 128 << 10
 #: Verdicts on grammars that are remembered: requests with the same schema follow one another.
 _KEPT_VERDICTS = 256
 _ANY_OBJECT = {"type": "object"}
+#: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
+_WHITESPACE = "[ \\t\\n\\r]{1,32}"
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
@@ -85,11 +87,9 @@ def _of_format(response_format: OutputFormat | None) -> tuple[str, str]:
 
 
 def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
-    options: dict[str, Any] = {}
-    if given.disable_any_whitespace is not None:
-        options["whitespace_flexible"] = not given.disable_any_whitespace
-    if given.whitespace_pattern is not None:
-        options["whitespace_pattern"] = given.whitespace_pattern
+    options: dict[str, Any] = {"whitespace_pattern": given.whitespace_pattern or _WHITESPACE}
+    if given.disable_any_whitespace:
+        options = {"whitespace_flexible": False}
     if given.json_object:
         return _of_schema(_ANY_OBJECT, "structured_outputs.json_object", options)
     if given.json_ is not None:
@@ -106,9 +106,10 @@ def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
 
 
 def _of_schema(schema: Any, param: str, options: dict[str, Any] | None = None) -> tuple[str, str]:
+    options = options or {"whitespace_pattern": _WHITESPACE}
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=options or None), param  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(text, overrides=options), param  # type: ignore[arg-type]
     except ValueError as error:
         raise _refused(param, str(error)) from error
 

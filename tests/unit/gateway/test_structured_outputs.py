@@ -41,7 +41,11 @@ def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
 @pytest.mark.parametrize(
     ("asked", "good", "bad"),
     [
-        ({"response_format": {"type": "json_object"}}, ["{}", GOOD, '{"a": [1, {}]}'], ["[]", "x", '"a"']),
+        (
+            {"response_format": {"type": "json_object"}},
+            ["{}", GOOD, '{"a": [1, {}]}', "{\n\t" + 30 * " " + '"a":\r\n1}'],
+            ["[]", "x", '"a"', "{" + 33 * " " + "}"],
+        ),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}}, [GOOD], ["{}"]),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "w"}}}, ["{}", GOOD], ["1"]),
         ({"structured_outputs": {"json": SCHEMA}}, [GOOD], ["{}"]),
@@ -53,6 +57,7 @@ def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
         ({"structured_outputs": {"grammar": LARK}}, ["x", "aaxbb"], ["ax", ""]),
         ({"structured_outputs": {"grammar": GBNF}}, ["x", "aaxbb"], ["ax", ""]),
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, [GOOD.replace(" ", "")], [GOOD]),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "_"}}, [GOOD.replace(" ", "_")], [GOOD]),
     ],
 )
 @pytest.mark.parametrize("path", [CHATS, COMPLETIONS])

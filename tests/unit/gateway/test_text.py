@@ -84,7 +84,9 @@ def test_template_refusal_is_reported(text: ChatText) -> None:
 def test_variables_reach_the_template(model_dir: Path, tmp_path: Path) -> None:
     """Those that it reads; it renders as transformers does."""
     folder = shutil.copytree(model_dir, tmp_path / "thinking")
-    template = "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ also.deep if also else '' }}"
+    template = (
+        "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ also.deep if also else '' }}"
+    )
     (folder / "chat_template.jinja").write_text(template)
     thinking = ChatText.load(folder)
     messages = [{"role": "user", "content": "Hi"}]
