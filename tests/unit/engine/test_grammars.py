@@ -17,8 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.sampling import SamplingParams
+from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.engine import Engine
 from spotwise.engine.logit_changes import SamplingRow, change_logits
+from spotwise.engine.sketch_folder import sketch_of, write_sketch
 from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 from tests.unit.engine.tiny_models import Driver, llama_config, load_engine, record, save_model
 
@@ -213,3 +215,9 @@ def test_without_its_tokenizer_an_engine_says_so(tmp_path: Path) -> None:
     folder = save_model(llama_config(vocab_size=VOCAB), tmp_path / "llama")
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json" in (failure_of(load_engine(folder)) or "")
+
+
+def test_a_sketch_has_the_tokenizer(byte_folder: Path, tmp_path: Path) -> None:
+    """A worker that gets its weights from others, and has no folder, follows grammars as well."""
+    write_sketch(sketch_of(byte_folder, read_checkpoint(byte_folder), "bytes", "digest"), tmp_path / "sketch")
+    assert (tmp_path / "sketch" / "tokenizer.json").read_bytes() == (byte_folder / "tokenizer.json").read_bytes()
