@@ -69,8 +69,9 @@ def structured(
         task = progress.add_task("structured", total=rounds * len(_SIDES) * streams * requests)
         answered = functools.partial(progress.advance, task)
         for number in range(1, rounds + 1):
-            shape = StreamShape(streams, requests, input_tokens, output_tokens, seed + number)
-            for side, options in in_order_of_round(number, _SIDES):
+            for turn, (side, options) in enumerate(in_order_of_round(number, _SIDES)):
+                # prompts of its own, of which nothing is cached
+                shape = StreamShape(streams, requests, input_tokens, output_tokens, seed + 2 * number + turn)
                 measured[side].append(asyncio.run(run_round(mesh.url, shape, answered, options=options)))
     schema, plain = measured["with"], measured["without"]
     tpot_ms = [_medians_ms(each.tpot_s for each in side) for side in (schema, plain)]
