@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from spotwise.gateway.strict_body import StrictBody
 
@@ -20,8 +20,6 @@ _Schema = dict[str, Any] | bool
 
 class JsonSchema(StrictBody):
     """`response_format.json_schema`; all its schemas are followed strictly, whether `strict` or not."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     name: _Name
     description: str | None = None
@@ -44,8 +42,6 @@ class OutputFormat(StrictBody):
 
 class StructuredOutputs(StrictBody):
     """vLLM's `structured_outputs`: one of `json`, `json_object`, `regex`, `choice` and `grammar`; whitespace in JSON."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     json_: _Schema | Annotated[str, Field(max_length=MAX_GRAMMAR_CHARACTERS)] | None = Field(None, alias="json")
     json_object: bool | None = None
