@@ -22,8 +22,6 @@ REQUESTS: list[tuple[str, Any]] = [
     ("structural_tag", "{}"),
     ("guided_json", {}),
     ("guided_choice", []),
-    ("structured_outputs", {}),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}),
     ("reasoning_effort", "high"),
     ("return_tokens_as_token_ids", True),
     ("vllm_xargs", {"a": 1}),
@@ -56,6 +54,7 @@ def test_a_chat_refuses_what_only_completions_have(mesh: LiveMesh, name: str, va
 def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
     """Clients that send every parameter with its default get their answer."""
     defaults: dict[str, Any] = {name: None for name, _ in REQUESTS} | {
+        "structured_outputs": None,
         "bad_words": [],
         "allowed_token_ids": None,
         "echo": False,
