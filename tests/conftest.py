@@ -20,12 +20,16 @@ import docker
 import pytest
 import redis
 from docker.errors import DockerException, ImageNotFound
+from hypothesis import settings
 from testcontainers.core.container import DockerContainer
 
 from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
 from tests.example_budget import limit_examples
 
 pytest.register_assert_rewrite("tests.contracts")
+# An example may take as long as a busy machine lets it.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 NATS_COMMAND = "nats-server"
 REDIS_COMMAND = "redis-server --bind 0.0.0.0 --protected-mode no --save '' --appendonly no"

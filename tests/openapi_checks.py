@@ -20,7 +20,7 @@ def does_what_it_says(described: BaseSchema, label: str, mode: GenerationMode, m
     method, path = label.split()
     cases = described[path][method].as_strategy(generation_mode=mode)
 
-    @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=max_examples, suppress_health_check=list(HealthCheck))
     @given(cases)
     def does(case: Case[Any]) -> None:
         case.call_and_validate(excluded_checks=_NOT_SAID)

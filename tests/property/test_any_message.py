@@ -86,7 +86,7 @@ def run(world: MeshWorld, count: int) -> None:
             event("a forged message upset the processes of the test")  # a token of nobody's, a block that is not there
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 8) | meshes(1, 8, policies=SWAPPING), st.integers(1, 60), st.booleans())
 def test_no_message_makes_a_role_raise(case: MeshCase, count: int, plans: bool) -> None:
     """Gateway, scheduler, workers and planners, in the midst of requests."""

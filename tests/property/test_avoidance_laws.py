@@ -18,7 +18,7 @@ PAIRS = st.sets(st.tuples(WORKERS, WORKERS), max_size=12)
 NOW = 100.0
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES, st.sets(WORKERS, max_size=3), PAIRS, PAIRS)
 def test_what_failed_is_avoided_and_no_request_waits_for_it(
     members: list[Member],

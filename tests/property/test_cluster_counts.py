@@ -148,4 +148,4 @@ class Reconciliation(RuleBasedStateMachine):
 
 
 TestReconciliation = Reconciliation.TestCase
-TestReconciliation.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestReconciliation.settings = settings(max_examples=50, stateful_step_count=30)

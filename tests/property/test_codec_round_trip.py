@@ -336,7 +336,7 @@ def test_every_message_of_the_mesh_is_tried() -> None:
 def test_every_message_survives_the_wire(kind: type) -> None:
     """A decoded message equals the encoded one, to the bit of each number and with the types of core."""
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(MESSAGES[kind])
     def survives(message: m.Message) -> None:
         received = codec.decode(codec.encode(message))
@@ -346,7 +346,7 @@ def test_every_message_survives_the_wire(kind: type) -> None:
     survives()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(RECORDS)
 def test_every_record_survives_the_store(record: RequestRecord) -> None:
     """A worker that reads it computes what the gateway meant."""
@@ -355,7 +355,7 @@ def test_every_record_survives_the_store(record: RequestRecord) -> None:
     assert repr(read) == repr(record)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
     """Any bytes decode to a message or raise `MalformedMessageError`."""
@@ -366,7 +366,7 @@ def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
     assert isinstance(received, get_args(m.Message))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(*MESSAGES.values()), st.data())
 def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: st.DataObject) -> None:
     """One byte changed, or the end cut off."""

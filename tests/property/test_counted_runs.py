@@ -60,7 +60,7 @@ def played(
     return timeline
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     SCRIPTS,
     st.integers(15, 24),

@@ -75,7 +75,7 @@ def assert_ended(world: MeshWorld, *allowed: str) -> None:
     event(f"some gave up: {'deadline_exceeded' in world.ended.values()}")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(meshes(1, 24), PATIENCE_S, st.integers(0, 8))
 def test_nothing_is_computed_after_a_deadline(case: MeshCase, patience_s: float, moves: int) -> None:
     """Clients give up in every phase, and while their sequences move: each is told within a tick, and no iteration follows."""
@@ -91,7 +91,7 @@ def test_nothing_is_computed_after_a_deadline(case: MeshCase, patience_s: float,
     assert_nothing_held(world)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(meshes(8, 24, num_blocks=st.integers(11, 16), policies=SWAPPING), PATIENCE_S)
 def test_kv_on_hosts_is_freed_at_a_deadline(case: MeshCase, patience_s: float) -> None:
     """Where sequences are swapped out and in, those whose clients give up leave no block on either side."""
@@ -103,7 +103,7 @@ def test_kv_on_hosts_is_freed_at_a_deadline(case: MeshCase, patience_s: float) -
     assert_nothing_held(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     meshes(1, 16),
     PATIENCE_S,
@@ -138,7 +138,7 @@ def test_deadlines_hold_in_the_rain(
     assert_nothing_held(world)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(meshes(1, 16), PATIENCE_S, st.floats(0.5, 12.0))
 def test_workers_keep_deadlines_without_a_gateway(case: MeshCase, patience_s: float, seconds: float) -> None:
     """The gateway stands still: nobody closes its requests, and workers drop them at their deadlines all the same."""

@@ -77,7 +77,7 @@ class Watched:
         assert counts == sorted(counts, reverse=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, LIMITS, st.booleans(), st.integers(12, 30))
 def test_the_first_arrival_has_run_at_least_as_often(
     steps: list[tuple[int, int] | None], limits: BatchLimits, in_place: bool, blocks: int

@@ -294,5 +294,5 @@ class KeeperWorld(RuleBasedStateMachine):
         assert self.last.spent == pytest.approx(expected)
 
 
-KeeperWorld.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+KeeperWorld.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestKeeper = KeeperWorld.TestCase

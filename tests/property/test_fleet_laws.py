@@ -149,7 +149,7 @@ def happens(world: World, kind: str, number: int) -> None:
         cloud.interrupt(staying[number % len(staying)].id)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(worlds(), EVENTS)
 def test_whatever_happens_limits_are_kept_and_the_fleet_settles(world: World, events: list[tuple[str, int]]) -> None:
     """Never more than can be had, nothing bought above the budget, each token once; then nothing is ordered any more."""
@@ -180,7 +180,7 @@ def runs_all(world: World, decided: Decided) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(worlds((None,)), st.lists(st.floats(-0.04, 0.04), min_size=4, max_size=4))
 def test_prices_that_wobble_by_less_than_the_gain_change_nothing(world: World, shares: list[float]) -> None:
     """After the fleet has settled, no instance is bought or given back. (At the edge of a budget they do change something: what
@@ -196,7 +196,7 @@ def test_prices_that_wobble_by_less_than_the_gain_change_nothing(world: World, s
     assert world.is_quiet(wobble)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(worlds((None,)), st.sets(st.sampled_from(MARKETS), max_size=3))
 def test_what_is_refused_is_had_elsewhere(world: World, refusing: set[tuple[str, Market]]) -> None:
     """While a market that sells remains the model is served, and the floor is held where on-demand instances are sold."""

@@ -58,7 +58,6 @@ def fits_forward(copies: Sequence[Copy], window: Window, slack_s: float = ROUNDI
 class TestShare:
     """The knapsack of the link's seconds."""
 
-    @settings(deadline=None)
     @given(st.lists(COPIES, max_size=5).map(by_size), windows(90))
     def test_no_set_in_no_order_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, every order, tried from the front."""
@@ -76,7 +75,7 @@ class TestShare:
         assert least <= saved_s(copies, chosen) <= most
         assert not chosen or fits_forward([copies[index] for index in chosen], window)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(COPIES, min_size=9, max_size=13).map(by_size), windows(150))
     def test_no_set_of_many_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, in the order of size."""
@@ -92,7 +91,7 @@ class TestShare:
         )
         assert least <= saved_s(copies, choose(copies, window)) <= most
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(
         st.lists(st.builds(Copy, st.floats(0.01, 3), st.floats(0.01, 9)), min_size=20, max_size=80).map(by_size),
         windows(60),
@@ -104,7 +103,6 @@ class TestShare:
         assert saved_s(copies, chosen) >= saved_s(copies, greedily(copies, window))
         assert not chosen or fits_forward([copies[index] for index in chosen], window)
 
-    @settings(deadline=None)
     @given(st.lists(COPIES, min_size=3, max_size=12).map(by_size), windows(90), st.integers(3, 6))
     def test_a_frontier_of_a_few_points_saves_no_less_either(
         self, copies: list[Copy], window: Window, points: int
@@ -170,7 +168,6 @@ def check(
     assert all(end <= start for (_, end), (start, _) in pairwise(copies))
 
 
-@settings(deadline=None)
 @given(NOTICES, REQUESTS)
 def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: list[RunningRequest]) -> None:
     """Whatever the notice, the link and the requests."""
@@ -182,7 +179,6 @@ def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: lis
         assert all(each.disposition is Disposition.RECOMPUTE for each in arranged)
 
 
-@settings(deadline=None)
 @given(NOTICES, REQUESTS)
 def test_a_moved_request_gains_by_it_and_one_that_can_end_ends(notice: Notice, requests: list[RunningRequest]) -> None:
     """No move is longer than the computation it saves, and no request is moved that could have finished in time."""
@@ -195,7 +191,6 @@ def test_a_moved_request_gains_by_it_and_one_that_can_end_ends(notice: Notice, r
             assert ends_s > left_s - 1e-5
 
 
-@settings(deadline=None)
 @given(NOTICES, REQUESTS, st.floats(0, 40), st.floats(-20, 20))
 def test_arranged_again_no_request_is_dropped(
     notice: Notice, requests: list[RunningRequest], later_s: float, shift_s: float

@@ -121,4 +121,4 @@ class BlockAccounting(RuleBasedStateMachine):
 
 
 TestBlockAccounting = BlockAccounting.TestCase
-TestBlockAccounting.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestBlockAccounting.settings = settings(max_examples=120, stateful_step_count=40)

@@ -45,7 +45,7 @@ def placer(members: list[Member], ends: Mapping[str, float], policy: PoolPolicy)
     return pools, Placer(pools, policy)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES, ENDS)
 def test_where_an_interruption_costs_nothing_lives_change_nothing(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy, ends: dict[str, float]
@@ -62,7 +62,7 @@ def test_where_an_interruption_costs_nothing_lives_change_nothing(
     assert outcome(with_lives.place(demand)) == outcome(without.place(demand))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES, ENDS)
 def test_lives_decide_which_worker_and_never_whether(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy, ends: dict[str, float]
@@ -76,7 +76,7 @@ def test_lives_decide_which_worker_and_never_whether(
         assert found.token_worker.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.none() | RATES), min_size=1, max_size=9),
     st.integers(1, 4000),
@@ -108,7 +108,7 @@ def test_a_token_worker_costs_at_most_twice_the_cheapest(
     assert found.by_life is (chosen is not shortest)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 1000), st.sampled_from([0.1, 10.0]), st.booleans())
 def test_a_token_worker_is_the_one_that_a_scan_of_each_class_finds(
     seed: int, workers: int, new_tokens: int, interruption_s: float, are_measured: bool
@@ -145,7 +145,7 @@ def test_a_token_worker_is_the_one_that_a_scan_of_each_class_finds(
     assert found.token_worker is min(firsts.values(), key=cost_s)  # the firsts are in order of their queues
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(st.integers(0, 2**32), st.integers(1, 14), st.sampled_from([0.0, 0.1, 10.0, 1e6]), st.integers(1, 8))
 def test_bounds_of_chances_change_no_choice(seed: int, workers: int, interruption_s: float, spans: int) -> None:
     """Any hazards, ages, lengths and loads, near ones too: as by the exact cost of each."""
@@ -164,7 +164,7 @@ def test_bounds_of_chances_change_no_choice(seed: int, workers: int, interruptio
     assert cheapest_worker(by_load, AnswerLengths.of(seconds), interruption_s).id == exact.name
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(0, 12 * RUN_LENGTH), st.lists(NEEDS, min_size=1, max_size=4))
 def test_a_ranking_by_life_answers_like_a_scan_of_each_class(seed: int, changes: int, needs: list[Need]) -> None:
     """After any entries, changes of queue, memory or life, and departures, whatever searches came before."""
@@ -206,7 +206,7 @@ def check_against_a_scan(ranking: Ranking, here: Mapping[str, WorkerView], need:
 _HAZARD = PiecewiseHazard((0.0, 20.0), (0.01, 0.001))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_lives_are_those_of_the_last_report_and_the_members_present(data: st.DataObject) -> None:
     """Whatever came before: late, repeated and lost reports, workers and devices that come, move, and go."""
@@ -256,7 +256,7 @@ def test_lives_are_those_of_the_last_report_and_the_members_present(data: st.Dat
             assert abs(known - rate_now) <= 0.009 * (now - newest_s) * len(instances) + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_fleet_that_stays_is_served_as_one_that_is_not_reported(data: st.DataObject) -> None:
     """Any sequence of events: the same commands with reports of machines on demand, of unknown lives, or of no worker's."""

@@ -92,7 +92,7 @@ def is_untouched(deployment: Deployment, pipeline: int) -> bool:
     return len(devices) == deployment.config.pipeline_devices and all(device in there for device in devices)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_every_position_has_one_device_that_stays_and_what_is_kept_is_what_it_holds_of_it(
     change: tuple[Deployment, ParallelConfig],
@@ -106,7 +106,7 @@ def test_every_position_has_one_device_that_stays_and_what_is_kept_is_what_it_ho
     assert mapped.kept_kv_bytes == sum(kv_bytes for _, kv_bytes in kept)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor_groups(
     change: tuple[Deployment, ParallelConfig],
@@ -124,7 +124,7 @@ def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor
         assert kept == flat
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, ParallelConfig]) -> None:
     """A tensor group lies on one instance where every group can, pipelines that continue unchanged apart."""
@@ -144,7 +144,7 @@ def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, Para
     assert all(len(instances) == 1 for instances in owners.values())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_the_most_decoded_requests_continue(change: tuple[Deployment, ParallelConfig]) -> None:
     """As many requests continue as fit, of each kind; those that wait have decoded less, or have lost KV."""
@@ -177,7 +177,7 @@ def test_the_most_decoded_requests_continue(change: tuple[Deployment, ParallelCo
             assert min(one.decoded for one in kept) >= max(one.decoded for one in left)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_a_pipeline_that_runs_on_has_the_same_devices_and_requests(change: tuple[Deployment, ParallelConfig]) -> None:
     """None leaves, and P and M are what they were."""
@@ -192,7 +192,7 @@ def test_a_pipeline_that_runs_on_has_the_same_devices_and_requests(change: tuple
         assert mapped.running.get(new, ()) == before.running.get(old, ())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes(), st.integers(0, 2))
 def test_untouched_pipelines_run_on_where_there_are_as_many_and_as_large(
     change: tuple[Deployment, ParallelConfig], added: int
@@ -207,7 +207,7 @@ def test_untouched_pipelines_run_on_where_there_are_as_many_and_as_large(
     assert sorted(mapped.running_on.values()) == untouched
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes())
 def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
     change: tuple[Deployment, ParallelConfig],
@@ -225,7 +225,7 @@ def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
     assert all(len(numbers) == 1 for numbers in went.values())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(changes(), st.randoms(use_true_random=False))
 def test_the_order_of_mappings_changes_nothing(change: tuple[Deployment, ParallelConfig], random: object) -> None:
     """The same deployment in another order gets the same map."""

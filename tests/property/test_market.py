@@ -204,7 +204,7 @@ def cases(every_s: st.SearchStrategy[float]) -> st.SearchStrategy[MarketCase]:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases(st.sampled_from([0.4, 1.0, 3.0])))
 def test_a_mesh_buys_what_its_load_needs(case: MarketCase) -> None:
     """From nothing or from little, undisturbed: no request waits for ever, and no token is computed twice for a release."""
@@ -220,7 +220,7 @@ def test_a_mesh_buys_what_its_load_needs(case: MarketCase) -> None:
     assert_nothing_held(world.mesh)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases(st.sampled_from([0.7, 1.5])), st.sampled_from([0.0, 0.05, 0.3]))
 def test_a_market_in_the_rain_costs_no_token(case: MarketCase, loss: float) -> None:
     """Instances are reclaimed, refused, late and dearer; planners and keepers die, stand still and are replaced; messages get

@@ -24,7 +24,7 @@ def whole(world: MeshWorld, but: set[str]) -> None:
             assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 16), st.floats(0.0, 1.0))
 def test_bad_pairs_cost_a_request_two_attempts_at_most(case: MeshCase, share: float) -> None:
     """Some pairs of workers, or all, cannot hand KV over."""
@@ -39,7 +39,7 @@ def test_bad_pairs_cost_a_request_two_attempts_at_most(case: MeshCase, share: fl
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 16), st.integers(1, 2))
 def test_requests_that_fail_their_iterations_harm_no_others(case: MeshCase, culprits: int) -> None:
     """All others get all tokens in one attempt, however often the batches fail that they share with those."""
@@ -56,7 +56,7 @@ def test_requests_that_fail_their_iterations_harm_no_others(case: MeshCase, culp
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(3, 16), st.integers(1, 3))
 def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     """A worker whose engine fails for every request ends, and its successor does not; its requests resume on other workers."""
@@ -82,7 +82,7 @@ def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     assert_nothing_held(world)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(meshes(3, 16), st.integers(1, 6))
 def test_engines_that_are_lost_and_come_back_cost_no_token(case: MeshCase, losses: int) -> None:
     """A worker that loses a process of its engine gives its requests back, and takes new ones once it is whole."""
@@ -95,7 +95,7 @@ def test_engines_that_are_lost_and_come_back_cost_no_token(case: MeshCase, losse
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
 @example(MeshCase(572, [Pool.TOKEN], 11, (0.02, 0.05), WorkerPolicy(BatchLimits(4, 12)), PoolPolicy(), 1))
 def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:

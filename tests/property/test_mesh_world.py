@@ -198,7 +198,7 @@ def assert_served(world: MeshWorld, *allowed: str) -> None:
             assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(meshes(1, 24))
 def test_undisturbed_requests_all_finish_with_every_token(case: MeshCase) -> None:
     """Without failures every request ends by length, with exactly its tokens, in one attempt."""
@@ -211,7 +211,7 @@ def test_undisturbed_requests_all_finish_with_every_token(case: MeshCase) -> Non
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 24))
 def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -> None:
     """Half of the clients leave, in every phase of their requests; the others get every token."""
@@ -226,7 +226,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(2, 24), st.sampled_from([0.3, 0.7, 1.0]), st.sampled_from([0.0, 2.0]), st.integers(0, 1))
 def test_requests_that_are_over_live_on_nowhere(
     case: MeshCase, loss: float, submissions_wait_s: float, restarts: int
@@ -247,7 +247,7 @@ def test_requests_that_are_over_live_on_nowhere(
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 16), st.integers(0, 4), st.integers(0, 1))
 def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, drains: int) -> None:
     """Workers die without a word and come back, or leave by order; every request still gets every token."""
@@ -275,7 +275,7 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
     assert_nothing_held(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(meshes(1, 16), st.floats(0.1, 25.0))
 def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -> None:
     """All workers go at once, and come back within the bound: nobody is rejected, and no token is lost."""
@@ -294,7 +294,7 @@ def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
 def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, loss: float) -> None:
     """Workers pause for up to 4 s and resume; one message in three at most is lost, for 10 s; no token is lost."""
@@ -310,7 +310,7 @@ def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, los
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 24), st.integers(1, 3))
 def test_a_scheduler_that_restarts_costs_no_token(case: MeshCase, restarts: int) -> None:
     """A restarted scheduler knows only the members' reports.
@@ -325,7 +325,7 @@ def test_a_scheduler_that_restarts_costs_no_token(case: MeshCase, restarts: int)
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 16), st.sampled_from(["gateway", "scheduler", "broker"]), st.floats(0.1, 3.0))
 def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> None:
     """Gateway, scheduler or broker pause for up to 3 s: no attempt is lost and no token is computed again."""
@@ -339,7 +339,7 @@ def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> N
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(meshes(1, 24), st.integers(1, 3), st.sampled_from([0.0, 0.1]), st.booleans())
 def test_a_gateway_that_restarts_mixes_no_tokens(
     case: MeshCase, restarts: int, loss: float, scheduler_too: bool
@@ -361,7 +361,7 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
     assert_nothing_held(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     meshes(2, 16),
     st.lists(st.sampled_from([None, 0.5, 3.0, 12.0]), min_size=1, max_size=3),
@@ -400,7 +400,7 @@ def test_another_gateway_goes_on_token_for_token(
     assert_nothing_held(world)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     meshes(
         8,
@@ -418,7 +418,7 @@ def test_workers_return_to_their_home_pool_when_the_off_pool_work_is_done(case: 
     assert_nothing_held(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     meshes(
         8,
@@ -450,7 +450,7 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int
     event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes(1, 16), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.1]), st.sampled_from(["", *FAILING]))
 def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, loss: float, failing: str) -> None:
     """Clients stop to read and read on, again and again; their requests hold nothing meanwhile, and get every token once,

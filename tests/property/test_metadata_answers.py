@@ -114,7 +114,7 @@ def check_request(request: HttpRequest) -> None:
 
 @pytest.mark.parametrize("name", CLOUDS)
 @given(answers=st.lists(SERVICES, min_size=1, max_size=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnswer]]) -> None:
     """Dialogues end whatever the service answers, one after the other.
 
@@ -133,7 +133,7 @@ def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnsw
 
 @pytest.mark.parametrize("name", CLOUDS)
 @given(failing=st.sampled_from([None, 400, 403, 410, 429, 500, 503]), body=BODIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_service_that_fails_has_neither_signs_nor_silence(name: str, failing: int | None, body: bytes) -> None:
     """A failure is a problem, so that nothing is withdrawn by it."""
     cloud: Cloud = CLOUDS[name]()
@@ -144,7 +144,7 @@ def test_a_service_that_fails_has_neither_signs_nor_silence(name: str, failing: 
 
 @pytest.mark.parametrize("name", CLOUDS)
 @given(answers=SERVICES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
     """Detection answers yes or no for any service."""
     dialogue = CLOUDS[name]().detect()
@@ -156,7 +156,7 @@ def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
 
 
 @given(st.text(max_size=30) | SCALARS | WORDS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_date_is_a_finite_time_or_none(text: object) -> None:
     """Parsing a date gives a finite time or none, and never raises."""
     at_s = unix_s(text)

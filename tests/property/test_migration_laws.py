@@ -14,7 +14,7 @@ from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, pap
 from spotwise.core.migration.planning.planner import plan_migration
 from tests.unit.core.migration.plan_cases import NOW_S, Byte, Case, Replay, cases, ports_of, reordered
 
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 LIMITS = st.sampled_from([None, 200, 60, 25])
 
 

@@ -35,7 +35,7 @@ def outcomes(world: MeshWorld) -> set[m.MoveOutcome]:
     return {ended.outcome for ended in world.moves_ended}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(meshes(1, 16), st.integers(1, 30))
 def test_moves_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
     """Undisturbed moves lose nothing, compute nothing again, and leave nothing behind on either side; each is answered once."""
@@ -44,7 +44,7 @@ def test_moves_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
     _assert_undisturbed(world, count)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(meshes(4, 24, policies=SWAPPING), st.integers(5, 40))
 def test_moves_of_swapped_kv_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
     """Where sequences are swapped out often, before, during and after their moves."""
@@ -62,7 +62,7 @@ def _assert_undisturbed(world: MeshWorld, count: int) -> None:
     assert_nothing_held(world)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     meshes(1, 16) | meshes(1, 16, policies=SWAPPING),
     st.integers(1, 20),

@@ -85,7 +85,7 @@ def latency_of(choice: ConfigChoice, policy: Policy) -> float:
     return choice.request_s if policy.latency is Latency.REQUEST else choice.execution_s
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(demands, supplies(), memories, policies, LOADS)
 def test_the_choice_is_as_good_as_trying_everything(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
@@ -110,7 +110,7 @@ def test_the_choice_is_as_good_as_trying_everything(
         assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(demands, supplies(2, 4), policies)
 def test_among_many_mixes_the_fastest_is_found(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
     """The search beyond `MOST_TRIED` mixes, forced here for few, finds the same optimum as trying each."""
@@ -129,7 +129,7 @@ def test_among_many_mixes_the_fastest_is_found(demand: ServiceDemand, had: list[
         assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(demands, supplies(3), policies)
 def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
     """A mix skipped for its bounds could not have won; with phases together the greatest throughput is the bound."""
@@ -142,7 +142,7 @@ def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list
             assert mixes.execution_s.min() >= shape.least_execution_s(is_split=is_split) * (1 - 1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(demands, supplies(3), memories, policies)
 def test_a_choice_is_consistent_with_its_figures(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
@@ -169,7 +169,7 @@ def test_a_choice_is_consistent_with_its_figures(
         assert math.isclose(choice.throughput, phi, rel_tol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(demands, supplies(), policies, st.integers(0, 1))
 def test_more_to_be_had_is_never_worse(demand: ServiceDemand, had: list[Supply], policy: Policy, which: int) -> None:
     """With more supply the choice meets what it met before at no longer latency, or has no less throughput."""
@@ -187,7 +187,7 @@ def test_more_to_be_had_is_never_worse(demand: ServiceDemand, had: list[Supply],
         assert more_choice.throughput >= less_choice.throughput * (1 - 1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(demands, supplies(), policies, st.floats(1.0, 3.0))
 def test_a_higher_load_is_never_served_faster(
     demand: ServiceDemand, had: list[Supply], policy: Policy, times: float
@@ -204,7 +204,7 @@ def test_a_higher_load_is_never_served_faster(
         assert latency_of(high_choice, policy) >= latency_of(low_choice, policy) * (1 - 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(demands, supplies(), memories, policies, st.floats(0.0, 40.0))
 def test_a_choice_within_a_budget_is_the_best_of_those_within_it(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, budget: float
@@ -222,7 +222,7 @@ def test_a_choice_within_a_budget_is_the_best_of_those_within_it(
     assert ranked(choice.instances, choice.price_per_h, policy) == best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(demands, supplies(3), memories, policies)
 def test_a_budget_without_bounds_changes_nothing(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
@@ -231,7 +231,7 @@ def test_a_budget_without_bounds_changes_nothing(
     assert choose(demand, had, memory, replace(policy, budget_per_h=math.inf)) == choose(demand, had, memory, policy)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(demands, supplies(3), memories, policies, st.sampled_from([0.0, 0.5, 1.0, 3.0]))
 def test_a_choice_again_has_the_same_figures(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, times: float
@@ -262,7 +262,7 @@ def test_a_choice_again_has_the_same_figures(
     assert chosen_again(choice, demand, fewer, memory, policy) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.floats(0.0, 50.0),
     st.floats(0.0, 4.0),
@@ -312,7 +312,6 @@ def test_memory_follows_from_what_a_device_holds(
     assert not memory.allows(config, replace(fits, device_memory_bytes=int(held_bytes * 0.99 / memory.usable_share)))
 
 
-@settings(deadline=None)
 @given(costs(), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 4]), st.integers(1, 600))
 def test_an_execution_is_its_prompts_and_its_steps(
     cost: ExecutionCost, stages: int, shards: int, batch: int, tokens: int

@@ -79,7 +79,7 @@ def placed(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> 
     return pools, Placer(pools, policy).place(demand)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES)
 def test_a_chosen_worker_can_serve(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> None:
     """A chosen worker is READY, has memory now, and could hold the whole request; KV flows from the prompt pool only."""
@@ -96,7 +96,7 @@ def test_a_chosen_worker_can_serve(members: list[Member], demand: RequestDemand,
         assert token_worker.home_pool in (Pool.TOKEN, Pool.MIXED)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES)
 def test_a_request_waits_only_while_no_worker_has_memory(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
@@ -107,7 +107,7 @@ def test_a_request_waits_only_while_no_worker_has_memory(
     assert (found is not None) == anybody
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES)
 def test_the_order_in_which_workers_report_changes_nothing(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
@@ -121,7 +121,7 @@ def test_the_order_in_which_workers_report_changes_nothing(
     assert outcome(members) == outcome(members[::-1])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES)
 def test_pools_that_are_within_their_thresholds_do_their_own_work(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
@@ -166,7 +166,7 @@ def owes_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> 
     return view.is_ready and is_short and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_work_of_the_other_pool_makes_a_worker_mixed_and_its_end_brings_it_home(data: st.DataObject) -> None:
     """Whatever is ordered and reported, in any order; nothing but the last report and unseen orders counts."""
@@ -198,7 +198,7 @@ NEEDS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(0, 12 * RUN_LENGTH), NEEDS)
 def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> None:
     """After any entries, changes and departures, over many runs."""

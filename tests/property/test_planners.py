@@ -51,7 +51,7 @@ def moved(planners: Planners) -> int:
     return sum(isinstance(order.message, m.MoveRequest) for order in planners.orders)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(meshes(4, 16, pools=SEVERAL, paces=PACES), st.integers(1, 6))
 def test_workers_that_leave_cost_no_token(case: MeshCase, drains: int) -> None:
     """Every request gets every token, however many workers leave at once, and nothing is left behind on either side."""
@@ -64,7 +64,7 @@ def test_workers_that_leave_cost_no_token(case: MeshCase, drains: int) -> None:
     assert_nothing_held(world)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     meshes(4, 16, pools=SEVERAL, paces=PACES), st.integers(1, 5), st.integers(0, 3), st.sampled_from([0.0, 0.05, 0.3])
 )

@@ -70,7 +70,7 @@ class Play:
         return int(name[1:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
 def test_a_never_preempted_sequence_is_passed_only_for_want_of_a_block(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
@@ -97,7 +97,7 @@ def test_a_never_preempted_sequence_is_passed_only_for_want_of_a_block(
                 assert runs[earlier] >= runs[later]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SCRIPTS, st.integers(15, 24), POLICIES)
 def test_blocks_are_lost_to_an_earlier_arrival_or_to_a_prompt_that_waited(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
@@ -119,7 +119,7 @@ def test_blocks_are_lost_to_an_earlier_arrival_or_to_a_prompt_that_waited(
     assert max(counts.values(), default=0) <= policy.max_preemptions
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(15, 24), POLICIES, st.sampled_from([1, 1000]))
 def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, policy: WorkerPolicy, counted_steps: int

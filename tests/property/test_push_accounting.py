@@ -233,7 +233,7 @@ async def story(seed: int, damage: float, ends: str, chunk_bytes: int, least_byt
         assert np.array_equal(receiver.cells[:, others], before[:, others])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(25451, 0.1, "cut", 16, 0, 2 * LAYERS)  # never cut, and refused for its damages: an ABORT is still on its way
 @given(
     st.integers(0, 10**6),

@@ -116,7 +116,7 @@ def assert_over(world: MeshWorld, planners: Planners) -> None:
     event(f"ends: {'never began' if planners.deployment is None else planners.deployment.stage.value}")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
     st.integers(0, 3),
@@ -138,7 +138,7 @@ def test_re_shapes_cost_no_token(case: MeshCase, spare: int, configs: list[Paral
     assert_nothing_held(world)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
     st.integers(0, 3),
@@ -200,7 +200,7 @@ def _notice_one(world: MeshWorld, planners: Planners, seconds: float) -> None:
         planners.notice(world.rng.choice(sorted(world.workers)), seconds)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES), st.integers(1, 3))
 def test_devices_that_leave_cost_no_token(case: MeshCase, count: int) -> None:
     """With as many spare devices as leave, the groups are those of before, on devices that stay."""
@@ -221,7 +221,7 @@ def test_devices_that_leave_cost_no_token(case: MeshCase, count: int) -> None:
     assert_nothing_held(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     meshes(4, 16, pools=st.sampled_from(POOLS), paces=PACES),
     st.integers(0, 3),

@@ -98,7 +98,7 @@ def play(seed: int, queue: Queue) -> None:
                 queue.report(f"w{rng.randrange(3)}", rng.choice(list(m.Pool)), rng.choice(states), free)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32))
 def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> None:
     """A request offered to a worker is the first in the queue, by priority, then by arrival."""
@@ -107,7 +107,7 @@ def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> No
     play(seed, queue)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.tuples(*[st.integers(1, BLOCKS)] * 3))
 def test_requests_that_pass_take_nothing_from_more_important_ones(
     seed: int, max_passes: int, blocks: tuple[int, int, int]
@@ -118,7 +118,7 @@ def test_requests_that_pass_take_nothing_from_more_important_ones(
     play(seed, queue)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 60))
 def test_a_large_request_is_passed_on_its_worker_a_bounded_number_of_times(
     max_passes: int, workers: int, small_tokens: int

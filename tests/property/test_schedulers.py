@@ -21,7 +21,7 @@ def settle_with(world: MeshWorld, schedulers: Schedulers, count: int) -> None:
     event("orders of earlier terms came" if schedulers.refused else "no order of an earlier term came")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(meshes(1, 16))
 def test_undisturbed_schedulers_need_one_attempt(case: MeshCase) -> None:
     """A standby changes nothing: one scheduler acts for good."""
@@ -32,7 +32,7 @@ def test_undisturbed_schedulers_need_one_attempt(case: MeshCase) -> None:
     assert set(world.ended.values()) == {"length"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(meshes(1, 16), st.integers(1, 4), st.integers(0, 4), st.sampled_from([0.0, 0.0, 3600.0]))
 def test_schedulers_that_die_or_stand_still_cost_no_request(
     case: MeshCase, kills: int, pauses: int, set_back_s: float
@@ -55,7 +55,7 @@ def test_schedulers_that_die_or_stand_still_cost_no_request(
     assert set(world.ended.values()) == {"length"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(meshes(4, 12), st.floats(2.0, 4.0))
 def test_a_scheduler_that_believes_to_act_still_is_refused(case: MeshCase, seconds: float) -> None:
     """It stood still for longer than its lease, and its clock was set back: it answers what was submitted meanwhile."""
@@ -69,7 +69,7 @@ def test_a_scheduler_that_believes_to_act_still_is_refused(case: MeshCase, secon
     assert set(world.ended.values()) == {"length"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes(1, 16), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_a_store_that_is_away_or_forgets_costs_no_request(
     case: MeshCase, outages: int, forgets: bool, pauses: int
@@ -92,7 +92,7 @@ def test_a_store_that_is_away_or_forgets_costs_no_request(
     assert set(world.ended.values()) == {"length"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(meshes(1, 16), st.sampled_from([0.05, 0.3]), st.sampled_from([0.0, 0.5]), st.integers(1, 3))
 def test_lost_messages_and_clients_that_leave_hold_nothing(
     case: MeshCase, loss: float, ending_loss: float, kills: int

@@ -127,7 +127,7 @@ def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[A
 
 
 @given(TRACES, CLUSTERS, SETTINGS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_request_ends_once_with_its_requested_tokens(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
@@ -143,7 +143,7 @@ def test_every_request_ends_once_with_its_requested_tokens(
 
 
 @given(CROWDED, CLUSTERS, RANKED, HOSTED, st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_kv_that_moves_is_left_on_neither_side(
     arrivals: list[Arrival], counts: tuple[int, int, int], policy: WorkerPolicy, kind: MachineType, direct: bool
 ) -> None:
@@ -161,7 +161,7 @@ def test_kv_that_moves_is_left_on_neither_side(
 
 
 @given(TRACES, CLUSTERS, SETTINGS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_same_world_is_the_same_run(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
@@ -173,7 +173,7 @@ def test_the_same_world_is_the_same_run(
 
 
 @given(TRACES, CLUSTERS, SETTINGS, st.integers(2, 40))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_orders_of_several_iterations_change_no_decision(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
 ) -> None:

@@ -172,14 +172,14 @@ def run(events: list[tuple[float, object]]) -> World:
 
 
 @given(EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_notices_questions_and_leave_keep_the_law(events: list[tuple[float, object]]) -> None:
     """Deadlines only fall, no worker is left out, nothing is released too early, and there is one query at a time."""
     run(events)
 
 
 @given(EVENTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_same_events_give_the_same_commands(events: list[tuple[float, object]]) -> None:
     """The same events give the same commands, so that a journal can be replayed."""
     world = run(events)
@@ -188,7 +188,7 @@ def test_the_same_events_give_the_same_commands(events: list[tuple[float, object
 
 
 @given(EVENTS, ANSWERS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_repeated_answer_sends_nothing(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
     """The same answer at the same moment produces no message to workers, only the next query."""
     world = run(events)
@@ -201,7 +201,7 @@ def test_a_repeated_answer_sends_nothing(events: list[tuple[float, object]], ans
 
 
 @given(EVENTS, st.sampled_from(WORKERS), st.floats(START_S, START_S + 100))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_operator_is_always_answered(events: list[tuple[float, object]], worker_id: str, deadline_s: float) -> None:
     """Once; and the notice is the order, where the worker is known."""
     world = run(events)

@@ -72,7 +72,7 @@ def fastest_s(outcome: SpotOutcome, system: SpotSystem) -> float:
 
 
 @given(traces(), TIMES, SYSTEMS, SURROUNDINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
     trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, surroundings: SpotSurroundings
 ) -> None:
@@ -92,7 +92,7 @@ def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
 
 
 @given(traces(), TIMES, SYSTEMS, SURROUNDINGS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_same_run_is_the_same_outcome(
     trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, surroundings: SpotSurroundings
 ) -> None:
@@ -111,7 +111,7 @@ def test_the_same_run_is_the_same_outcome(
     st.sampled_from([None, 0.5]),
     st.integers(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_trace_ends_and_each_request_is_answered_or_reported_as_unfinished(
     trace: SpotTrace,
     times_s: tuple[float, ...],
@@ -144,7 +144,7 @@ def test_any_trace_ends_and_each_request_is_answered_or_reported_as_unfinished(
 @example(
     (32.0, 35.0, 44.0, 47.0), [0, 1, 2], BatchFormation.BOUND
 )  # one of two runs on, and takes over what the other has
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_is_computed_twice_where_notice_suffices(
     times_s: tuple[float, ...], leaving: list[int], batching: BatchFormation
 ) -> None:

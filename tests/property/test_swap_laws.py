@@ -128,7 +128,7 @@ def _content(name: str, prompt: tuple[int, ...], position: int) -> object:
     return prompt[: position + 1] if position < len(prompt) else (name, position)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     SCRIPTS, st.integers(15, 20), st.integers(1, 60), POLICIES, st.integers(0, 2**32), st.sampled_from([0.0, 0.0, 0.2])
 )
@@ -162,7 +162,7 @@ def test_a_running_sequence_has_its_own_kv_and_all_end(
     event(f"fetched: {'prefix_fetched' in stages}")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(8, 12), st.integers(1, 40), FAIR)
 def test_no_sequence_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, host_blocks: int, policy: WorkerPolicy

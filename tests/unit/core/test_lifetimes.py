@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.lifetimes import Place, cheapest, expected_cost_s, interruption_chance
@@ -66,7 +66,6 @@ def test_a_request_of_no_length_is_refused() -> None:
         cheapest([], [1.0], 1.0)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5_000), st.floats(0, 30)), min_size=1, max_size=8),
     st.floats(0, 2_000),
@@ -81,7 +80,6 @@ def test_where_all_go_alike_the_order_is_by_load(
     assert cheapest(places, [remaining_s], interruption_s).load_s == min(place.load_s for place in places)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 2_000), st.sampled_from([None, HAZARD]), st.floats(0, 30)), min_size=1, max_size=8),
     st.lists(st.floats(0, 2_000), min_size=1, max_size=4),

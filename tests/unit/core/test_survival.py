@@ -53,14 +53,12 @@ class TestProductLimit:
         assert kaplan_meier([Life(10, True), Life(20, False), Life(20, False)]).median_s is None
         assert kaplan_meier([]) == StepSurvival((), ())
 
-    @settings(deadline=None)
     @given(st.lists(AGES, min_size=1, max_size=30), AGES)
     def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
         """Without censoring the estimate is the share of longer lives."""
         curve = kaplan_meier([Life(age, True) for age in ages])
         assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
 
-    @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans(), st.floats(0, 1)), max_size=30))
     def test_it_never_rises(self, seen: list[tuple[float, bool, float]]) -> None:
         """The estimated survival never rises, and lies between 0 and 1."""
@@ -91,7 +89,7 @@ class TestHazard:
         """With a last hazard of 0 the expected life is infinite."""
         assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(HAZARDS, st.floats(0, 600))
     def test_what_is_expected_is_the_area_under_survival(self, hazard: PiecewiseHazard, age: float) -> None:
         """The expected life equals the area under the survival curve, summed by slices."""
@@ -103,7 +101,6 @@ class TestHazard:
             at += slice_s
         assert hazard.expected_s(age) == pytest.approx(total, rel=2e-3)
 
-    @settings(deadline=None)
     @given(HAZARDS, st.floats(0, 600), st.floats(0, 300), st.floats(0, 300))
     def test_to_live_two_spans_is_to_live_one_and_then_the_other(
         self, hazard: PiecewiseHazard, age: float, one: float, other: float
@@ -113,7 +110,6 @@ class TestHazard:
         assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
         assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
 
-    @settings(deadline=None)
     @given(HAZARDS, st.floats(0, 600), st.lists(st.floats(0, 300), min_size=1, max_size=5))
     def test_the_mean_chance_is_that_of_each_span(
         self, hazard: PiecewiseHazard, age: float, spans: list[float]
@@ -175,7 +171,6 @@ class TestFit:
         with pytest.raises(ValueError, match="pieces"):
             fit_hazard([Life(1, True)], pieces=0)
 
-    @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans()), min_size=1, max_size=40), st.integers(1, 8))
     def test_without_a_prior_it_counts_every_end_once(self, seen: list[tuple[float, bool]], pieces: int) -> None:
         """Ends expected of the lives seen are the ends seen."""
@@ -195,7 +190,6 @@ class TestFirstEnd:
         assert found.from_s == (0.0, 60.0)
         assert found.per_s == pytest.approx((0.512, 0.504))
 
-    @settings(deadline=None)
     @given(
         st.lists(st.tuples(HAZARDS, st.floats(0, 600)), min_size=1, max_size=5), st.floats(0, 300), st.floats(0, 800)
     )

@@ -185,7 +185,7 @@ def test_a_query_is_the_same_bit_for_bit_in_a_prompt_a_chunk_and_a_decode(
             assert torch.equal(pieces.natively(kernels, layer)[0], expected[first:end])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows_are_attended(kernels: Kernels, data: st.DataObject) -> None:
     """Any number of rows of any lengths in any blocks, any window, on any threads."""

@@ -54,7 +54,7 @@ def test_products_are_torchs_for_any_number_of_rows(kernels: Kernels, dtype: tor
                 assert torch.equal(linear(x), out)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_is_multiplied(kernels: Kernels, data: st.DataObject) -> None:
     """Whatever `can_pack` allows, in any number of leading dimensions, of any strides."""

@@ -74,7 +74,7 @@ sampling_parameters = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), kind=LOGITS_KINDS)
 def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, kind: str) -> None:
     """Whether the likeliest tokens decide or the whole vocabulary is sorted, the token is that of the plain definition."""
@@ -83,7 +83,7 @@ def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: 
     assert drawn == [reference_draw(logits[0], parameters, 3)]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     vocab=st.sampled_from([1, 5, 16, 17, 511, 512, 513, 1600]),
     temperatures=st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.9]), min_size=1, max_size=5),
@@ -119,7 +119,7 @@ filtered_parameters = st.builds(
 ).filter(lambda sampling: sampling.top_p < 1 or sampling.top_k is not None or sampling.min_p > 0)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parameters=st.lists(filtered_parameters, min_size=1, max_size=5),
     vocab=st.sampled_from([1, 5, 16, 17, 63, 64, 65, 255, 256, 257, 600, 3001]),
@@ -163,7 +163,7 @@ def test_logits_that_are_no_numbers_give_some_token(best_kernels: Kernels) -> No
             assert 0 <= token < VOCAB
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_a_row_is_drawn_alike_alone_and_beside_others(seeds: list[int]) -> None:
     """Greedy and random rows of one batch do not influence each other, and the logits stay as they were."""
@@ -218,7 +218,7 @@ def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
     assert sample(logits, [row(prompt=[1, 12], output=output[:1], temperature=0.0, **penalties)]) == [5]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
     output=st.lists(st.integers(0, VOCAB - 1), max_size=30),
@@ -241,7 +241,7 @@ def test_logit_bias_adds_and_bans() -> None:
     assert sample(logits, [banned]) == [int(logits[0].topk(2).indices[1])]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     output=st.lists(st.integers(0, 5), max_size=6),
     words=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=6),

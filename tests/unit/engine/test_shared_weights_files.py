@@ -207,7 +207,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(weights=placed_weights)
 def test_every_weight_has_its_place(weights: list[tuple[str, int, torch.dtype, bool]], places: Path) -> None:
     """Whatever sizes and types follow one another, and whatever is taken back: bits are kept, and begin at a cache line."""

@@ -107,9 +107,7 @@ async def check(app: FastAPI, method: str, path: str, content: bytes, headers: d
         assert error["message"]
 
 
-QUICK = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)

@@ -144,7 +144,7 @@ def some_loads(draw: st.DrawFn) -> list[tuple[dict[int, int], dict[int, int]]]:
     return draw(st.lists(st.tuples(regions, regions), min_size=1, max_size=5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_loads(), st.integers(16, 40))
 def test_where_some_order_of_whole_loads_keeps_the_limit_so_does_ours(
     loads: list[tuple[dict[int, int], dict[int, int]]], limit_bytes: int
@@ -161,7 +161,7 @@ def test_where_some_order_of_whole_loads_keeps_the_limit_so_does_ours(
         assert sum(sum(flows_of(loads)(cut).received.values()) for cut in cuts) == sum(loads[load][0].values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(some_loads())
 def test_with_the_least_limit_that_any_order_keeps_loads_are_moved_within_it(
     loads: list[tuple[dict[int, int], dict[int, int]]],

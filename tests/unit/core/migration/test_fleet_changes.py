@@ -337,7 +337,7 @@ NEWS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.floats(0, 100), NEWS), max_size=25),
     st.lists(st.tuples(st.floats(0.1, 25), st.sampled_from([True, True, True, False])), min_size=1, max_size=8),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.migration.interruption.just_in_time import (
@@ -49,7 +49,6 @@ class TestPreemption:
         """A batch that ends in time finishes and migrates nothing, however long a migration would take."""
         assert before_preemption(SECOND, 3, 30.0, 20.0) == StopAfter(Stop.FINISH, 3, 3.0)
 
-    @settings(deadline=None)
     @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
     def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, left: float, migration: float) -> None:
         """The stop equals that of an exhaustive search over the steps."""
@@ -93,7 +92,6 @@ class TestAcquisition:
         """A batch that ends before the start is let end, since no S is long enough."""
         assert before_acquisition(SECOND, 7, 40.0, 2.0) == StopAfter(Stop.FINISH, 7, 7.0)
 
-    @settings(deadline=None)
     @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
     def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, start: float, migration: float) -> None:
         """The stop equals that of an exhaustive search over the steps."""

@@ -35,7 +35,7 @@ def best_by_trying(gains: Gains) -> int:
 class TestFlat:
     """Rows for columns."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(tables())
     def test_no_other_choice_gains_more(self, gains: Gains) -> None:
         """All are tried; no row is used twice."""
@@ -49,7 +49,7 @@ class TestFlat:
         assert fill_columns(table([5, 0], [0, 7], [5, 0], [0, 7])) == [0, 1]
         assert fill_columns(table([2, 0, 1], [0, 0, 3], [2, 0, 3], [3, 1, 0])) == [3, 0, 1]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(tables())
     def test_no_idle_row_is_as_good_as_a_later_one_that_is_used(self, gains: Gains) -> None:
         """No idle row has an equal later row that is used, in any column."""
@@ -80,7 +80,7 @@ def grouped(draw: st.DrawFn) -> tuple[Gains, list[list[int]], list[list[int]]]:
 class TestTwoLevels:
     """Instances for groups, and devices for positions."""
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(grouped())
     def test_no_other_choice_for_these_groups_gains_more(
         self, case: tuple[Gains, list[list[int]], list[list[int]]]

@@ -70,7 +70,7 @@ class TestShares:
         """The middle third and the first half have a sixth in common."""
         assert overlap(share_of(1, 3), share_of(0, 2)) == Share(Fraction(1, 3), Fraction(1, 2))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         st.integers(0, 10**6),
         st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 100)), max_size=3),

@@ -78,7 +78,7 @@ class TestWays:
             groupings(positions("1,4,1"), slots(2, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

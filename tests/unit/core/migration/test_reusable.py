@@ -23,7 +23,7 @@ degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.sampled_from([1, 2,
 
 
 @pytest.mark.parametrize("model", [MODEL, CUT_BY_THE_ENGINE])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(degrees, degrees, st.data())
 def test_the_tables_have_what_two_positions_share(
     model: ModelShape, before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject

@@ -19,7 +19,7 @@ def needs(split: Split, prompts: float, tokens: float) -> bool:
     return split.token >= tokens and split.prompt + spare / 2 >= prompts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 20), st.integers(1, 12), st.sampled_from(Objective))
 def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objective: Objective) -> None:
     """The search finds the cheapest split of an exhaustive search, with less than a quarter of its runs."""

@@ -94,7 +94,7 @@ def traces(draw: st.DrawFn) -> SpotTrace:
 
 
 @given(traces(), st.integers(0, 1), st.sampled_from([1, 3]), st.integers(1, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_laws_of_any_trace(trace: SpotTrace, on_demand: int, limit: int, requests: int) -> None:
     """A spot instance lives within a stay of its node, alone; no more than the limit are held; each request is answered once,
     or open at the bound; the same run gives the same outcome.
