@@ -77,6 +77,7 @@ class SubmitRequest(OfAttempt):
         priority: among queued requests the lower number comes first.
         avoid: suspects of its earlier attempts, the latest last.
         deadline_unix_s: Unix time at which its client gives up; the same in every attempt; `None` without one.
+        recovering: an earlier attempt was accepted: no bound of the queue rejects it any more.
     """
 
     stream: StreamRef
@@ -86,6 +87,7 @@ class SubmitRequest(OfAttempt):
     priority: int = 0
     avoid: tuple[Suspects, ...] = ()
     deadline_unix_s: float | None = None
+    recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,11 @@ _OVERDUE = "no worker had free capacity before the request's deadline"
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of waiting; one request more than `max_queued` is rejected.
+    """Bounds of waiting.
 
     Attributes:
+        max_queued: one new request more is rejected; recovering ones are queued all the same.
+        max_queue_s: how long a new request waits for free capacity; a recovering one waits without bound.
         max_unready_s: how long requests wait for a worker while none is ready, in the midst of a change of the fleet; 0 rejects
             them at once.
         reservation_timeout_s: after which an unanswered reservation, or order for both phases, is given up.
@@ -231,7 +233,7 @@ class SchedulerRole:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
         if never_fits := self._never_fits(order):
             return RejectCode.NEVER_FITS, never_fits, None
-        if self.queued >= self.limits.max_queued:
+        if self.queued >= self.limits.max_queued and not order.recovering:
             return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
         return None
 
@@ -366,7 +368,7 @@ class SchedulerRole:
             if self._unready_since_s is not None and unready_s >= self.limits.max_unready_s:
                 message = f"{self._no_workers()}, for {unready_s:.0f} s"
                 self._give_up(entry, RejectCode.NO_WORKERS, message, 5.0)
-            elif now - entry.accepted_s > self.limits.max_queue_s:
+            elif now - entry.accepted_s > self.limits.max_queue_s and not entry.order.recovering:
                 message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
                 self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)

@@ -13,9 +13,14 @@ from spotwise.mesh.settings import ServiceSettings
 class SchedulerSettings(ServiceSettings):
     """Limits of requests, and how workers are chosen."""
 
-    max_queued: int = Field(1024, ge=0, description="queued requests at most")
+    max_queued: int = Field(
+        1024, ge=0, description="queued requests at most; a new one more is rejected, one whose attempt was lost is not"
+    )
     max_queue_s: float = Field(
-        60.0, gt=0, description="seconds that a request waits for a worker with free capacity, at most"
+        60.0,
+        gt=0,
+        description="seconds that a new request waits for a worker with free capacity, at most; one whose attempt was lost "
+        "waits without bound",
     )
     max_passes: int = Field(
         16,

@@ -153,6 +153,7 @@ class AttemptOrders:
             priority=stream.spec.priority,
             avoid=command.avoid,
             deadline_unix_s=stream.spec.deadline_unix_s,
+            recovering=command.recovering,
         )
 
     async def _delete_record(self, stream: TokenStream) -> None:

@@ -125,9 +125,16 @@ class GatewaySettings(ModelServiceSettings):
         "above it the client receives 429",
     )
     recovery_s: float = Field(
-        30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
+        30.0,
+        ge=0,
+        description="how long a lost attempt is retried before the client receives an error; time in which a scheduler or a "
+        "worker holds the next one does not count",
     )
-    stall_s: float = Field(120.0, gt=0, description="time without tokens after which an attempt counts as lost")
+    stall_s: float = Field(
+        600.0,
+        gt=0,
+        description="time without tokens after which an attempt counts as lost; more than requests wait in a mesh that is full",
+    )
 
     @field_validator("cors_origins")
     @classmethod

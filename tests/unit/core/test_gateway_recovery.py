@@ -42,7 +42,7 @@ class TestNextAttempt:
         bench.tokens((0, 50))
         bench.tokens((1, 51))
         commands = bench.error(index=2)
-        assert spoken(commands) == [g.SubmitAttempt("r", 2, 2, (50, 51))]
+        assert spoken(commands) == [g.SubmitAttempt("r", 2, 2, (50, 51), recovering=True)]
         assert ledger(commands, "attempt_lost") == [{"reason": "broken", "tokens": 2}]
         assert delivered(bench.tokens((2, 52), stream=2)) == [52]
 
@@ -118,6 +118,52 @@ class TestRetries:
         bench.error()
         assert only(bench.feed(g.SubmitFailed("r", 2, "nobody"), after_s=0.1), g.Fail) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 3, ())]
+
+    def test_time_in_which_an_attempt_is_held_is_no_recovery_time(self) -> None:
+        """Two losses far apart are two pauses: in between, a scheduler or workers had the attempt."""
+        bench = bench_with_members()
+        bench.role.membership.timeout_s = 1e9  # this test lets minutes pass between heartbeats
+        bench.error()
+        bench.feed(m.RequestAccepted("r", 2), after_s=4.0)
+        assert submitted(bench.error(stream=2, after_s=40.0)) == []
+        assert submitted(bench.tick(after_s=0.5)) == [(3, 3, ())]
+        assert only(bench.rejected(epoch=3, after_s=5.4), g.Fail) == []
+        bench.tick(after_s=0.5)
+        assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
+
+    def test_a_scheduler_that_takes_over_does_not_start_the_recovery_time_anew(self) -> None:
+        """Nor does the time count in which the one before it had the attempt."""
+        bench = bench_with_members()
+        bench.role.membership.timeout_s = 1e9
+        bench.error()
+        bench.feed(m.RequestAccepted("r", 2), after_s=4.0)
+        bench.feed(replace(SCHEDULER, term=1))
+        assert submitted(bench.feed(replace(SCHEDULER, id="s2", term=2), after_s=40.0)) == [(3, 3, ())]
+        assert only(bench.rejected(epoch=3, after_s=5.9), g.Fail) == []
+        bench.tick(after_s=0.5)
+        assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
+
+    def test_an_attempt_that_nobody_held_counts_until_its_last_holder(self) -> None:
+        """Its holder may have lost it long before that is noticed."""
+        bench = GatewayBench(replace(LIMITS, unheld_s=8.0))
+        bench.open()
+        bench.error()
+        bench.feed(m.RequestAccepted("r", 2), after_s=1.0)
+        bench.feed(m.ConfirmAttempts("s", (("r", 2),)), after_s=30.0)
+        assert submitted(bench.tick(after_s=8.5)) == []
+        assert submitted(bench.tick(after_s=0.4)) == []
+        assert submitted(bench.tick(after_s=0.1)) == [(3, 3, ())]
+        assert only(bench.rejected(epoch=3), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
+
+    def test_only_attempts_of_accepted_requests_are_recoveries(self) -> None:
+        """The others wait within the scheduler's bounds, in however many attempts."""
+        bench = GatewayBench(replace(LIMITS, submit_s=5.0))
+        (first,) = only(bench.open(workers=None), g.SubmitAttempt)
+        bench.feed(g.SubmitFailed("r", 1, "nobody"), after_s=1.0)
+        (second,) = only(bench.tick(after_s=0.5), g.SubmitAttempt)
+        bench.feed(m.RequestAccepted("r", 2))
+        (third,) = only(bench.error(stream=2), g.SubmitAttempt)
+        assert [each.recovering for each in (first, second, third)] == [False, False, True]
 
     def test_what_will_never_fit_fails_at_once(self) -> None:
         """The worker that held it is gone, and no other is large enough."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotwise.core import messages as m
@@ -46,6 +48,23 @@ def test_a_request_that_was_queued_before_waits_from_the_moment_when_the_last_wo
     bench.feed(GONE, after_s=30.0)
     assert bench.feed(Tick(), after_s=9.9) == []
     assert bench.rejection(Tick(), after_s=0.1).code is RejectCode.NO_WORKERS
+
+
+def test_a_recovering_request_waits_for_room_without_bound() -> None:
+    """Its client has tokens, or the promise of them: what a lost worker costs it is a pause. New ones wait within bounds."""
+    bench = SchedulerBench(worker_member("t", blocks=9, free=0), limits=LIMITS)
+    bench.feed(submission("a"))
+    bench.feed(submission("b"))
+    recovering = [replace(submission(choice_id, 2), recovering=True) for choice_id in ("c", "d")]
+    assert all(len(only(bench.feed(order), m.RequestAccepted)) == 1 for order in recovering)
+    assert bench.rejection(submission("e")).code is RejectCode.MESH_FULL
+    rejected = only(bench.feed(Tick(), after_s=60.1), m.RequestRejected)
+    assert [(each.choice_id, each.code) for each in rejected] == [
+        ("a", RejectCode.QUEUE_TIMEOUT),
+        ("b", RejectCode.QUEUE_TIMEOUT),
+    ]
+    assert only(bench.feed(Tick(), after_s=3600.0), m.RequestRejected) == []
+    assert bench.placements(worker_member("t", blocks=9, free=9)) == [("c", "t"), ("d", "t")]
 
 
 def test_a_scheduler_that_was_cut_off_does_not_count_that_time(bench: SchedulerBench) -> None:

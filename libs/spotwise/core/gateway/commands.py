@@ -100,7 +100,9 @@ GatewayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitAttempt:
-    """Write the record with these output tokens, then submit it; `model_digest` is of the weights that drew them."""
+    """Write the record with these output tokens, then submit it; `model_digest` is of the weights that drew them, `recovering`
+    as in `SubmitRequest`.
+    """
 
     choice_id: str
     epoch: int
@@ -108,6 +110,7 @@ class SubmitAttempt:
     output_token_ids: tuple[int, ...]
     model_digest: str | None = None
     avoid: tuple[m.Suspects, ...] = ()
+    recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class OpenRequest:
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
         held_s: when a scheduler or a worker last named the attempt as held.
-        lost_since_s: when the first attempt since the last token was lost.
+        accepted_s: when a scheduler or a worker took the attempt; `None` while none has.
+        lost_since_s: when the first attempt since the last token was lost, later by as long as others were held since.
         retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
     """
 
@@ -67,6 +68,7 @@ class OpenRequest:
     submitted_s: float = 0.0
     progress_s: float = 0.0
     held_s: float = 0.0
+    accepted_s: float | None = None
     lost_since_s: float | None = None
     retry_at_s: float | None = None
     history: AttemptHistory = field(default_factory=AttemptHistory)
@@ -85,7 +87,7 @@ class OpenRequest:
         self.source_tokens.clear()
         self.doubted_s.clear()
         self.gap_since_s = None
-        self.submitted_s, self.held_s, self.retry_at_s = now, now, None
+        self.submitted_s, self.held_s, self.accepted_s, self.retry_at_s = now, now, None, None
         self.history.began()
 
     @property
@@ -102,18 +104,25 @@ class OpenRequest:
         """Whether no earlier attempt was accepted by a scheduler: its rejection is the client's to know."""
         return self.first_accepted is None or self.first_accepted == self.epoch
 
-    def accepted(self) -> None:
+    def accepted(self, now: float) -> None:
         """Note that a scheduler has the attempt, or workers have."""
         if self.first_accepted is None:
             self.first_accepted = self.epoch
+        if self.accepted_s is None:
+            self.accepted_s = now
+
+    def was_held(self, until_s: float) -> None:
+        """Leave the time in which the attempt was held out of its request's recovery."""
+        if self.accepted_s is not None and self.lost_since_s is not None:
+            self.lost_since_s += max(0.0, until_s - self.accepted_s)
 
     def is_overdue(self, now: float) -> bool:
         """Tell whether its client has given up; time in which the gateway was cut off counts."""
         return self.deadline_unix_s is not None and now >= self.deadline_unix_s
 
-    def assign(self, prompt_worker: str, token_worker: str) -> None:
+    def assign(self, prompt_worker: str, token_worker: str, now: float) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
-        self.accepted()
+        self.accepted(now)
         if self.hop:
             self.assigned, self.senders = True, tuple(dict.fromkeys((*self.senders, prompt_worker, token_worker)))
             return
@@ -187,7 +196,7 @@ class OpenRequest:
 
     def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
         """Append the next token and the early ones that follow it, and return them."""
-        self.accepted()
+        self.accepted(now)
         ready: list[m.TokenDelta] = []
         following: m.TokenDelta | None = delta
         while following is not None and following.token_id is not None:

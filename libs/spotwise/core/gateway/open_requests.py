@@ -2,7 +2,8 @@
 
 Law: a request has one attempt at a time, or waits for the next one, or for its client to read (`park`). A lost attempt is
 repeated from the committed tokens, at once the first time, then after a pause each; one that may fell workers waits until no
-other such request runs. A request fails where its recovery takes `recovery_s`, or its attempts are fruitless.
+other such request runs. A request fails where its recovery takes `recovery_s`, or its attempts are fruitless; time in which a
+scheduler or a worker held an attempt is no time of recovery, unless it stalled there.
 """
 
 from __future__ import annotations
@@ -74,15 +75,25 @@ class OpenRequests:
         self._next_attempt_id = self._next_attempt_id % 0xFFFFFFFF + 1
         self._attempts[request.attempt_id] = request
         ids = request.choice_id, request.epoch, request.attempt_id
-        token_ids, avoid = tuple(request.token_ids), request.history.avoid
-        self.commands.append(g.SubmitAttempt(*ids, token_ids, request.model_digest, avoid))
+        token_ids, avoid, recovering = tuple(request.token_ids), request.history.avoid, not request.is_first_attempt
+        self.commands.append(g.SubmitAttempt(*ids, token_ids, request.model_digest, avoid, recovering))
 
     def attempt_lost(
-        self, request: OpenRequest, reason: str, now: float, suspects: m.Suspects = (), felled: m.Member | None = None
+        self,
+        request: OpenRequest,
+        reason: str,
+        now: float,
+        suspects: m.Suspects = (),
+        felled: m.Member | None = None,
+        held_until_s: float | None = None,
     ) -> None:
-        """Retry, or fail the request when recovery is too long or fruitless; `felled`: the worker that ended with it."""
+        """Retry, or fail the request when recovery is too long or fruitless.
+
+        `felled`: the worker that ended with it; `held_until_s`: until when it was held and not stalled, `None` for `now`.
+        """
         if request.retry_at_s is not None:
             return  # lost already, and the next attempt is scheduled
+        request.was_held(now if held_until_s is None else held_until_s)
         self.record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
         if suspects:
             request.history.given_back(suspects)
@@ -143,9 +154,12 @@ class OpenRequests:
                 self._limits.unheld_s is not None
                 and now - max(request.held_s, request.progress_s) > self._limits.unheld_s
             ):
-                self.attempt_lost(request, "neither a scheduler nor a worker holds it", now)
+                self.attempt_lost(
+                    request, "neither a scheduler nor a worker holds it", now, held_until_s=request.held_s
+                )
             elif now - max(request.progress_s, request.submitted_s) > self._limits.stall_s:
-                self.attempt_lost(request, f"nothing came for {self._limits.stall_s:g} s", now)
+                reason = f"nothing came for {self._limits.stall_s:g} s"
+                self.attempt_lost(request, reason, now, held_until_s=request.submitted_s)
 
     def end_overdue(self, request: OpenRequest, now: float) -> bool:
         """End a request whose deadline has come; tell whether that is so."""

@@ -124,13 +124,13 @@ class GatewayRole:
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._requests.current(event.choice_id, event.epoch)) is not None:
             request.queued = True
-            request.accepted()
+            request.accepted(now)
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
         request = self._requests.current(event.choice_id, event.epoch)
         if request is None:
             return
-        request.assign(event.prompt_worker, event.token_worker)
+        request.assign(event.prompt_worker, event.token_worker, now)
         if not request.announced and request.first_token_s is None:
             request.announced = True
             self._requests.commands.append(g.Accept(request.choice_id))
@@ -171,6 +171,7 @@ class GatewayRole:
             if request.workers or request.is_parked or waits_for_suspect or (is_first and request.queued):
                 continue
             self._requests.record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
+            request.was_held(now)
             self._requests.submit(request, now)
 
     def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
