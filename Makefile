@@ -83,7 +83,7 @@ CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
 SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
   tests/compose/test_deployment_files.py \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
-    lost_tokens own_profile simulated simulated_groups store_unavailable)
+    lost_tokens simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
     closed_requests clusters disconnects unsupported_parameters readme drains groups reshapes standbys gateway_loss \
     some_faults) $(UCX)
@@ -109,8 +109,8 @@ endif
 test-properties: setup ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
 	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
 
-test-long: setup ## Every change between two shapes, under requests, and groups that lose devices; an hour, a choice of them in ARGS
-	$(BIN)/pytest -m long tests/long $(ARGS)
+test-long: setup ## Every change between two shapes, under requests, groups that lose devices, and more; an hour, a choice of them in ARGS
+	$(BIN)/pytest -m long tests/integration tests/live tests/long $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
 test-faults: setup ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS

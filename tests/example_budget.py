@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from hypothesis.strategies import DataObject
 
-BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "3"))
+BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "2"))
 #: So many are tried however long they take.
-FEWEST = 10
+FEWEST = 5
 #: Hypothesis looks for the smallest failing example for up to five minutes: a time-out before that would hide it.
 FAILURE_TIMEOUT_S = 900
 

@@ -122,8 +122,15 @@ def wide_model(name: str, folder: Path) -> Path:
     return save_model(transformers.AutoConfig.for_model("qwen3", **changes), folder)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("llama", "float32"),
+        ("qwen3", "bfloat16"),
+        pytest.param("qwen3", "float32", marks=pytest.mark.long),
+        pytest.param("llama", "bfloat16", marks=pytest.mark.long),
+    ],
+)
 def test_no_bit_of_the_logits_depends_on_the_shape(
     name: str, dtype: str, members: list[Member], tmp_path: Path
 ) -> None:
@@ -198,11 +205,12 @@ def test_without_native_kernels_only_the_last_bits_differ(members: list[Member],
 @pytest.mark.parametrize(
     ("victim", "through", "sign"),
     [
-        *((victim, MEMORY, signal.SIGKILL) for victim in range(4)),
-        (0, MEMORY, signal.SIGSTOP),
+        (0, MEMORY, signal.SIGKILL),
         (3, MEMORY, signal.SIGSTOP),
         (0, TCP, signal.SIGKILL),
         (3, TCP, signal.SIGSTOP),
+        *(pytest.param(victim, MEMORY, signal.SIGKILL, marks=pytest.mark.long) for victim in (1, 2, 3)),
+        pytest.param(0, MEMORY, signal.SIGSTOP, marks=pytest.mark.long),
     ],
 )
 def test_a_lost_member_frees_the_others_and_they_form_another_group(

@@ -9,6 +9,8 @@ import pytest
 
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 
+pytestmark = pytest.mark.long  # a minute and a half; tests/integration/test_own_profile.py is its short form
+
 OPTIONS = ("--policy", "mlfq", *ONE_MIXED)
 
 
