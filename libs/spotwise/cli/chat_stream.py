@@ -106,4 +106,4 @@ class ChatClient:
             )
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
-        return CommandError(f"{self._url} broke off ({error or type(error).__name__}); look at `spotwise status`")
+        return CommandError(f"{self._url} broke off ({str(error) or type(error).__name__}); look at `spotwise status`")

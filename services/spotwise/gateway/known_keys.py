@@ -133,7 +133,7 @@ class KnownKeys:
                 await self._take_changes(self._store)
         except (MeshError, TimeoutError) as error:
             self._is_away = True
-            raise MeshError(f"the API keys cannot be read: {error or 'the store is slow'}") from error
+            raise MeshError(f"the API keys cannot be read: {str(error) or 'the store is slow'}") from error
         self._is_away, self._looked_s = False, began_s
 
     async def _take_changes(self, store: KeyStore) -> None:

@@ -1,7 +1,8 @@
 """CPU-bound work in bounded threads, off the event loop.
 
-The loop feeds every stream, so no work that grows with a request's size runs on it. Running and waiting work is bounded by
-number; large work never blocks small work. A thread continues when its client leaves, so its place frees when it has ended.
+The loop feeds every stream, so no work that grows with a request's size runs on it, and of small work a few in each iteration.
+Running and waiting work is bounded by number; large work never blocks small work. A thread continues when its client leaves, so
+its place frees when it has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from spotwise.gateway.body import overloaded
+from spotwise.gateway.loop_turns import LoopTurns
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -23,7 +25,7 @@ LARGE_BYTES = 256 << 10
 
 
 def is_small(size_bytes: int) -> bool:
-    """Whether work on so much is done at once."""
+    """Whether work on so much is done on the loop."""
     return size_bytes <= INLINE_BYTES
 
 
@@ -52,9 +54,10 @@ class _ThreadLane:
 
 
 class OffLoop:
-    """Runs functions by the size of what they look at: at once, in one of a few threads, or in the thread for large ones."""
+    """Runs functions by the size of what they look at: on the loop, in one of a few threads, or in that for large ones."""
 
     def __init__(self) -> None:
+        self._turns = LoopTurns()
         self._small = _ThreadLane(threads=2, max_waiting=512)
         self._large = _ThreadLane(threads=1, max_waiting=16)
 
@@ -68,6 +71,7 @@ class OffLoop:
             Exception: what `work` raised.
         """
         if is_small(size_bytes):
+            await self._turns.turn()
             return work(*arguments, **named)
         lane = self._small if size_bytes <= LARGE_BYTES else self._large
         return await lane.run(lambda: work(*arguments, **named))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 
 import pytest
 
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.loop_turns import AT_ONCE
 from spotwise.gateway.off_loop import INLINE_BYTES, LARGE_BYTES, OffLoop
 from tests.contracts.waiting import PATIENCE_S
 
@@ -19,6 +21,32 @@ async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
     assert await off_loop.run(INLINE_BYTES, threading.get_ident) == here
     assert await off_loop.run(INLINE_BYTES + 1, threading.get_ident) != here
     assert await off_loop.run(LARGE_BYTES + 1, threading.get_ident) != here
+
+
+async def test_a_crowd_of_small_work_leaves_the_loop_to_others() -> None:
+    """Of a thousand that come at once, in order of arrival, a few are done in each iteration; who left has no turn."""
+    off_loop = OffLoop()
+    iteration = 0
+    done: list[tuple[int, int]] = []
+
+    async def count() -> None:
+        nonlocal iteration
+        while True:
+            iteration += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    crowd = [
+        asyncio.create_task(off_loop.run(1, lambda number=number: done.append((iteration, number))))
+        for number in range(1000)
+    ]
+    for left in crowd[500:510]:
+        asyncio.get_running_loop().call_soon(left.cancel)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*crowd, return_exceptions=True)
+    counting.cancel()
+    assert [number for _, number in done] == [*range(500), *range(510, 1000)]
+    assert max(Counter(each for each, _ in done).values()) <= AT_ONCE
 
 
 async def test_errors_come_through() -> None:

@@ -135,4 +135,4 @@ def http_errors_as_command_errors(url: str) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
     except httpx.HTTPError as error:
-        raise CommandError(f"{url} does not answer: {error or type(error).__name__}") from error
+        raise CommandError(f"{url} does not answer: {str(error) or type(error).__name__}") from error
