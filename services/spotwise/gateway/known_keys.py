@@ -18,6 +18,7 @@ import structlog
 from spotwise.core.access.keys import KeyRecord, digest_of, is_secret, requires_key
 from spotwise.gateway.auth import ApiKey, Caller
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.patience import patience
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.key_file import read_key_file
 from spotwise.mesh.key_ports import KeyRing, KeyStore
@@ -129,7 +130,7 @@ class KnownKeys:
             return
         began_s = self._clock.now()
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT_S):
+            async with patience(LOOK_TIMEOUT_S):
                 await self._take_changes(self._store)
         except (MeshError, TimeoutError) as error:
             self._is_away = True

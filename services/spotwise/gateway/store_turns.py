@@ -1,8 +1,8 @@
 """Operations on the store that requests wait for: so many at once, and each for so long.
 
-Law: an operation fails after `limit_s`, which begins with its turn: a crowd of requests must not take its own length for the
-store's silence. Once an operation has taken too long, all that wait for a turn fail at once, and so does what comes while
-another one is tried; the first that succeeds ends that.
+Law: an operation fails after `limit_s`, which begins with its turn, and not while the answer may lie unread (`patience.py`): a
+crowd of requests must not take its own length for the store's silence. Once an operation has taken too long, all that wait for
+a turn fail at once, and so does what comes while another one is tried; the first that succeeds ends that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from spotwise.gateway.patience import patience
 
 #: Operations at once; a request whose client leaves before its record's turn is never written.
 MOST_AT_ONCE = 32
@@ -32,7 +34,7 @@ class StoreTurns:
             self._require_answers()
             self._under_way += 1
             try:
-                async with asyncio.timeout(self._limit_s):
+                async with patience(self._limit_s):
                     yield
                 self._is_silent = False
             except TimeoutError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -43,6 +44,28 @@ async def test_a_crowd_waits_for_longer_than_one_operation_may_take() -> None:
     await asyncio.gather(*(write(turns, store) for _ in range(15 * MOST_AT_ONCE)))
     assert asyncio.get_running_loop().time() - began_s > LIMIT_S
     assert store.most_at_once == MOST_AT_ONCE
+
+
+async def test_a_busy_loop_is_not_taken_for_a_silent_store() -> None:
+    """The answer, which takes a few iterations to be read, is there long before the loop gets to it."""
+    turns, store = StoreTurns(0.02), Store()
+
+    loop, is_over = asyncio.get_running_loop(), False
+
+    def hold_up() -> None:
+        time.sleep(0.01)
+        if not is_over:
+            loop.call_soon(hold_up)
+
+    async def read() -> None:
+        async with turns.turn():
+            await store.write()
+            for _ in range(8):
+                await asyncio.sleep(0)
+
+    hold_up()
+    await asyncio.gather(*(read() for _ in range(3)))
+    is_over = True
 
 
 async def test_all_fail_together_where_the_store_is_silent() -> None:
