@@ -65,6 +65,9 @@ class ServiceSettings(BaseSettings):
         description="seconds without progress of a process's event loop, or four times as many of its messages and periodic "
         "work, after which it ends itself with status 70, to be started anew; 0: never",
     )
+    pulse_file: Path | None = Field(
+        None, description="file to touch twice a second while the event loop goes round; unset touches none"
+    )
     journal: Path | None = Field(
         None, description="folder for journals: the events that a member received and its decisions; unset writes none"
     )

@@ -2,9 +2,9 @@
 restart policy.
 
 A part is stuck where it has work under way and neither begins nor ends any for the limit of that work. The event loop is a
-part as well. Only time in which the watchdog's own thread ran counts, so that a suspended process or machine is not stuck.
-The process of a stuck part logs the stacks of all threads, stops being healthy, lets parts on a live event loop say goodbye,
-and exits with `EXIT_STUCK`.
+part as well, and while it answers the process has a pulse (`pulse.py`). Only time in which the watchdog's own thread ran
+counts, so that a suspended process or machine is not stuck. The process of a stuck part logs the stacks of all threads, stops
+being healthy, lets parts on a live event loop say goodbye, and exits with `EXIT_STUCK`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
+
+from spotwise.mesh.pulse import Pulse
 
 _log = structlog.get_logger(__name__)
 
@@ -116,6 +118,7 @@ class Watchdog:
         limit_s: of parts that name none, and of the event loop; `None` ends nothing.
         end: ends the process with a status, at once.
         monotonic: seconds.
+        pulse: for the supervisor of the process.
     """
 
     def __init__(
@@ -123,8 +126,10 @@ class Watchdog:
         limit_s: float | None,
         end: Callable[[int], object] = os._exit,
         monotonic: Callable[[], float] = time.monotonic,
+        pulse: Pulse | None = None,
     ) -> None:
         self.limit_s = limit_s
+        self._pulse = pulse or Pulse(None)
         self._end = end
         self._monotonic = monotonic
         self._parts: list[WatchedPart] = []
@@ -201,6 +206,7 @@ class Watchdog:
         """Let the event loop call back, unless it still owes an earlier call."""
         if not self._loop_is_watched or not self._echoed.is_set() or self._loop is None:
             return
+        self._pulse.beat()
         self._echoed.clear()
         self._loop_part.begin()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from spotwise.mesh.pulse import FRESH_S, Pulse, has_pulse
 from spotwise.mesh.watchdog import EXIT_STUCK, LOOK_S, Watchdog, WatchedExecutor, WatchedPart
+from tests.contracts.waiting import until
 
 LIMIT_S = 10.0
 
@@ -168,3 +172,42 @@ class TestThread:
     def test_a_live_loop_without_work_is_left_alone(self) -> None:
         """As long as it calls back."""
         assert self.ended("nothing")[:2] == ([], [])
+
+
+class TestPulse:
+    """A file that is touched while the loop goes round."""
+
+    async def test_a_loop_that_goes_round_has_a_pulse_and_a_blocked_one_has_none(self, tmp_path: Path) -> None:
+        """Not before the process watches its loop: a start may block it."""
+        path = tmp_path / "pulse"
+        watchdog = Watchdog(1e9, pulse=Pulse(path))
+        async with watchdog.watching():
+            await asyncio.sleep(2 * LOOK_S)
+            assert not path.exists()
+            watchdog.watch_loop()
+            await until(lambda: has_pulse(path))
+            assert path.stat().st_mode & 0o777 == 0o600
+            time.sleep(3 * LOOK_S)  # noqa: ASYNC251
+            touched_s = path.stat().st_mtime
+            time.sleep(3 * LOOK_S)  # noqa: ASYNC251
+            assert path.stat().st_mtime == touched_s
+            await until(lambda: path.stat().st_mtime > touched_s)
+
+    def test_an_old_touch_is_no_sign_of_life(self, tmp_path: Path) -> None:
+        """Nor one of the future, by which the clock was set back."""
+        path = tmp_path / "pulse"
+        assert not has_pulse(path)
+        Pulse(path).beat()
+        assert has_pulse(path)
+        for seconds in (-2 * FRESH_S, 2 * FRESH_S):
+            os.utime(path, (0, time.time() + seconds))
+            assert not has_pulse(path)
+            Pulse(path).beat()
+            assert has_pulse(path)
+
+    def test_a_pulse_that_cannot_be_written_breaks_nothing(self, tmp_path: Path) -> None:
+        """The other signs of life remain."""
+        path = tmp_path / "missing" / "pulse"
+        Pulse(path).beat()
+        Pulse(None).beat()
+        assert not has_pulse(path)

@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def pulses_folder(self) -> Path:
+        """The folder of the services' pulses (`mesh/pulse.py`)."""
+        return self.path / "pulses"
+
+    @property
     def supervisor_log_path(self) -> Path:
         """The log of a detached supervisor."""
         return self.logs_folder / "supervisor.log"
@@ -53,6 +58,10 @@ class RunFolder:
     def log_path(self, service_id: str) -> Path:
         """The log of one service."""
         return self.logs_folder / f"{service_id}.log"
+
+    def pulse_path(self, service_id: str) -> Path:
+        """The pulse of one service."""
+        return self.pulses_folder / service_id
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -39,6 +39,7 @@ from spotwise.mesh.embedded import (
 )
 from spotwise.mesh.mesh_secret import read_mesh_secret, write_mesh_secret
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.pulse import has_pulse
 from spotwise.wire.permissions import Principal
 
 
@@ -86,7 +87,7 @@ def supervise(
                 return supervisor.run(on_ready)
             finally:
                 end_instances(options)
-                shutil.rmtree(folder.store_folder, ignore_errors=True)
+                _remove_leftovers(folder)
 
 
 def _clear(folder: RunFolder) -> None:
@@ -95,10 +96,16 @@ def _clear(folder: RunFolder) -> None:
     if left is not None:
         end_recorded(left)
     folder.state_path.unlink(missing_ok=True)
-    shutil.rmtree(folder.store_folder, ignore_errors=True)
+    _remove_leftovers(folder)
+    folder.pulses_folder.mkdir(mode=0o700, exist_ok=True)
     for log_path in [*folder.logs_folder.glob("*.log"), *folder.logs_folder.glob("*.log.[0-9]")]:
         if log_path != folder.supervisor_log_path:
             log_path.unlink()
+
+
+def _remove_leftovers(folder: RunFolder) -> None:
+    for path in (folder.store_folder, folder.pulses_folder):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _mesh_secret(folder: RunFolder) -> Path:
@@ -166,8 +173,9 @@ def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
 
 
 def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
-    log_path = folder.log_path(service.service_id)
-    start = partial(start_child, service.argv, log_path=log_path, env=service.environment(os.environ))
+    log_path, pulse_path = folder.log_path(service.service_id), folder.pulse_path(service.service_id)
+    env = {**service.environment(os.environ), "SPOTWISE_PULSE_FILE": str(pulse_path)}
+    start = partial(start_child, service.argv, log_path=log_path, env=env)
     is_healthy = partial(readiness.is_healthy, service.members)
     return SupervisedProcess(
         service.service_id,
@@ -175,7 +183,7 @@ def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: R
         log_path,
         start,
         is_healthy,
-        partial(readiness.shows_life, service.members),
+        lambda pid: has_pulse(pulse_path) or readiness.shows_life(service.members, pid),
         is_essential=service.is_essential,
         service=service.service,
     )
