@@ -89,6 +89,21 @@ def test_a_pause_of_three_seconds_is_no_hang(mesh: SimulatedMesh) -> None:
     assert {service_id: mesh.pid(service_id) for service_id in mesh.state.services} == before
 
 
+def test_a_process_with_a_pulse_is_not_replaced(mesh: SimulatedMesh) -> None:
+    """Its registration ends and no health check is answered: so it is where a loop is busy with thousands of streams."""
+    pid = mesh.pid(TOKEN_WORKERS)
+    pulse = mesh.home / "run" / "default" / "pulses" / TOKEN_WORKERS
+    os.kill(pid, signal.SIGSTOP)
+    until_s = time.monotonic() + 3 * float(HANG_S)
+    while time.monotonic() < until_s:
+        os.utime(pulse)
+        time.sleep(0.5)
+    assert mesh.pid(TOKEN_WORKERS) == pid
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh", LONG_S)
+    assert mesh.pid(TOKEN_WORKERS) == pid
+
+
 @pytest.mark.parametrize("server", ["nats-server", "redis-server"])
 def test_a_broker_or_store_that_hangs_is_replaced(mesh: SimulatedMesh, server: str) -> None:
     """Only the broker or the store is replaced: the services, which receive nothing meanwhile, are no worse than it."""
