@@ -36,10 +36,11 @@ async def test_a_crowd_of_small_work_leaves_the_loop_to_others() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    crowd = [
-        asyncio.create_task(off_loop.run(1, lambda number=number: done.append((iteration, number))))
-        for number in range(1000)
-    ]
+
+    def note(number: int) -> None:
+        done.append((iteration, number))
+
+    crowd = [asyncio.create_task(off_loop.run(1, note, number)) for number in range(1000)]
     for left in crowd[500:510]:
         asyncio.get_running_loop().call_soon(left.cancel)
     async with asyncio.timeout(PATIENCE_S):
