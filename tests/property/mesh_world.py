@@ -199,7 +199,7 @@ class MeshWorld(FakeNetwork):
 
     def new_gateway(self, incarnation: int) -> GatewayRole:
         limits = RecoveryLimits(
-            recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, submit_s=self.submit_s, unheld_s=10.0
+            recovery_s=30.0, retry_pause_s=0.3, stall_s=500.0, submit_s=self.submit_s, unheld_s=10.0
         )
         return GatewayRole(self.gateway_id, limits, incarnation, load_report_s=self.load_report_s)
 
