@@ -28,12 +28,13 @@ from spotwise.cli.bench.closed_loop import StreamShape
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
+from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import running_state
 from spotwise.core.percentile import percentile
 
 #: Tokens of a prompt and of an answer; a token takes some 1.5 s, so that an answer takes longer than all streams to begin, and
 #: a gateway on two cores shared with everything else is not busy with tokens.
-_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 80
+_INPUT_TOKENS, _OUTPUT_TOKENS = 64, 160
 _SLOW = "0.02"
 #: So many prompt workers that all streams begin before the first ends. More token workers than one process simulates: one of
 #: their processes is killed.
@@ -134,7 +135,14 @@ async def _run(
     killing = asyncio.create_task(kill()) if situation is _killed else None
     try:
         async with situation(endpoint):
-            return await run_streams(endpoint, shape, answered, now_open)
+            result = await run_streams(endpoint, shape, answered, now_open)
+        if killing is not None:
+            if not killing.done():
+                raise CommandError(
+                    f"no worker was killed: {result.most_open} of {shape.streams} streams were open at once"
+                )
+            killing.result()
+        return result
     finally:
         if killing is not None:
             killing.cancel()

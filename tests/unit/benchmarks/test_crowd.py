@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from spotwise.benchmarks import crowd
 from spotwise.benchmarks.crowd import result_rows
 from spotwise.benchmarks.stream_client import StreamOutcome
 from spotwise.benchmarks.stream_load import StreamResult
+from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.errors import CommandError
 
 MIB = 2**20
 
@@ -43,3 +52,19 @@ def test_a_situation_in_which_no_stream_ended_has_no_rows() -> None:
     ]
     assert any(name.startswith("alone") for name in names)
     assert not any(name.startswith(("slow clients", "worker killed")) for name in names)
+
+
+def test_a_run_in_which_no_worker_was_killed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would say of a dead worker that it costs nothing."""
+
+    async def too_few(
+        endpoint: MeshEndpoint, shape: StreamShape, answered: object, now_open: Callable[[int], Any]
+    ) -> StreamResult:
+        now_open(94)
+        await asyncio.sleep(0)
+        return result(0.3, *[0.4] * 94)
+
+    monkeypatch.setattr(crowd, "run_streams", too_few)
+    endpoint = MeshEndpoint("http://localhost", "model", "redis://localhost", "crowd")
+    with pytest.raises(CommandError, match="no worker was killed: 94 of 100 streams"):
+        asyncio.run(crowd._run(endpoint, StreamShape(100, 1, 64, 80, 1), crowd._killed, lambda: None))
