@@ -183,14 +183,19 @@ def test_a_client_that_stops_to_read_holds_nothing_until_it_reads_on(mesh: Closi
 
 
 async def submit_and_leave(mesh: LiveMesh, count: int, seed: int) -> None:
-    """Many clients, each of which leaves within half a second, whatever it has by then."""
+    """Many clients; most leave within half a second, whatever they have by then, and one in five with its first line."""
     rng = random.Random(seed)
     body = {"model": MODEL, "max_tokens": LONG, "ignore_eos": True, "stream": True}
     turn = asyncio.Semaphore(STORM_WIDTH)
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
+        asks = {**body, "prompt": f"{number} Once"}
         async with turn:
-            asked = asyncio.create_task(client.post("/v1/completions", json={**body, "prompt": f"{number} Once"}))
+            if number % 5 == 0:
+                async with client.stream("POST", "/v1/completions", json=asks) as response:
+                    await anext(response.aiter_lines())
+                return
+            asked = asyncio.create_task(client.post("/v1/completions", json=asks))
             await asyncio.sleep(rng.random() / 2)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
