@@ -143,6 +143,19 @@ class TestRetries:
         bench.tick(after_s=0.5)
         assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
 
+    def test_a_scheduler_that_takes_over_during_a_pause_adds_nothing(self) -> None:
+        """The attempt was lost before: for how long it was held counts once."""
+        bench = bench_with_members()
+        bench.role.membership.timeout_s = 1e9
+        bench.feed(replace(SCHEDULER, term=1))
+        bench.error()
+        bench.feed(m.RequestAccepted("r", 2), after_s=4.0)
+        bench.error(stream=2, after_s=40.0)
+        assert submitted(bench.feed(replace(SCHEDULER, id="s2", term=2))) == [(3, 3, ())]
+        assert only(bench.rejected(epoch=3, after_s=5.9), g.Fail) == []
+        bench.tick(after_s=0.5)
+        assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
+
     def test_an_attempt_that_nobody_held_counts_until_its_last_holder(self) -> None:
         """Its holder may have lost it long before that is noticed."""
         bench = GatewayBench(replace(LIMITS, unheld_s=8.0))

@@ -37,7 +37,7 @@ class OpenRequest:
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
         held_s: when a scheduler or a worker last named the attempt as held.
-        accepted_s: when a scheduler or a worker took the attempt; `None` while none has.
+        accepted_s: since when a scheduler or a worker has the attempt; `None` while none has.
         lost_since_s: when the first attempt since the last token was lost, later by as long as others were held since.
         retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
     """
@@ -112,9 +112,10 @@ class OpenRequest:
             self.accepted_s = now
 
     def was_held(self, until_s: float) -> None:
-        """Leave the time in which the attempt was held out of its request's recovery."""
+        """Note that the attempt is held no more; the time in which it was is left out of its request's recovery."""
         if self.accepted_s is not None and self.lost_since_s is not None:
             self.lost_since_s += max(0.0, until_s - self.accepted_s)
+        self.accepted_s = None
 
     def is_overdue(self, now: float) -> bool:
         """Tell whether its client has given up; time in which the gateway was cut off counts."""
