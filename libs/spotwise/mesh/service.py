@@ -26,7 +26,6 @@ from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.metrics_server import served_metrics
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
-from spotwise.mesh.pulse import Pulse
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.repeated_messages import RepeatedMessages
 from spotwise.mesh.same_id import wait_until_free
@@ -101,7 +100,7 @@ class ServiceHost:
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
         store do not answer, the port is taken, or the id is in use."""
-        watchdog = Watchdog(settings.stuck_after_s or None, pulse=Pulse(settings.pulse_file))
+        watchdog = Watchdog(settings.stuck_after_s or None, pulse_file=settings.pulse_file)
         async with watchdog.watching(), bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
             access = control_access(settings)

@@ -16,7 +16,6 @@ from spotwise.core.members import MemberKind
 from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
-from spotwise.mesh.pulse import Pulse
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.service import ServiceHost
@@ -51,7 +50,7 @@ class ServiceGroup:
         """Connect to broker and store, and listen for health checks, and for orders to a device; raises `MeshError` where
         broker or store do not answer, or the port is taken.
         """
-        watchdog = Watchdog(settings.stuck_after_s or None, pulse=Pulse(settings.pulse_file))
+        watchdog = Watchdog(settings.stuck_after_s or None, pulse_file=settings.pulse_file)
         async with (
             watchdog.watching(),
             bus_and_store(settings) as (bus, store),

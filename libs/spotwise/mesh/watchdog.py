@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -118,7 +119,7 @@ class Watchdog:
         limit_s: of parts that name none, and of the event loop; `None` ends nothing.
         end: ends the process with a status, at once.
         monotonic: seconds.
-        pulse: for the supervisor of the process.
+        pulse_file: for the supervisor of the process (`pulse.py`).
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class Watchdog:
         limit_s: float | None,
         end: Callable[[int], object] = os._exit,
         monotonic: Callable[[], float] = time.monotonic,
-        pulse: Pulse | None = None,
+        pulse_file: Path | None = None,
     ) -> None:
         self.limit_s = limit_s
-        self._pulse = pulse or Pulse(None)
+        self._pulse = Pulse(pulse_file)
         self._end = end
         self._monotonic = monotonic
         self._parts: list[WatchedPart] = []

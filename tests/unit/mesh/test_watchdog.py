@@ -180,7 +180,7 @@ class TestPulse:
     async def test_a_loop_that_goes_round_has_a_pulse_and_a_blocked_one_has_none(self, tmp_path: Path) -> None:
         """Not before the process watches its loop: a start may block it."""
         path = tmp_path / "pulse"
-        watchdog = Watchdog(1e9, pulse=Pulse(path))
+        watchdog = Watchdog(1e9, pulse_file=path)
         async with watchdog.watching():
             await asyncio.sleep(2 * LOOK_S)
             assert not path.exists()
