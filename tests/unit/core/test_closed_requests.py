@@ -41,6 +41,7 @@ class TestGateway:
         for assigned, lost in ((True, True), (False, False)):
             bench = GatewayBench(limits)
             bench.open(workers=None)
+            bench.feed(m.RequestAccepted("r", 1))
             for _ in range(12):
                 bench.feed(m.ConfirmAttempts("s", (("r", 1),), assigned=assigned), after_s=1.0)
                 bench.tick()

@@ -168,6 +168,19 @@ class TestRetries:
         assert submitted(bench.tick(after_s=0.1)) == [(3, 3, ())]
         assert only(bench.rejected(epoch=3), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
 
+    def test_an_attempt_that_is_still_to_be_submitted_is_not_unheld(self) -> None:
+        """Of a crowd that lost its worker some wait here for long; begun anew, they would wait behind all others again."""
+        bench = GatewayBench(replace(LIMITS, unheld_s=8.0))
+        bench.open()
+        bench.error()
+        bench.tick(after_s=30.0)
+        assert bench.role.is_open("r", 2)
+        bench.feed(m.RequestAccepted("r", 2))
+        bench.tick(after_s=8.0)
+        assert bench.role.is_open("r", 2)
+        bench.tick(after_s=0.1)
+        assert not bench.role.is_open("r", 2)
+
     def test_only_attempts_of_accepted_requests_are_recoveries(self) -> None:
         """The others wait within the scheduler's bounds, in however many attempts."""
         bench = GatewayBench(replace(LIMITS, submit_s=5.0))

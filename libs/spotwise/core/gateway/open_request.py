@@ -36,7 +36,7 @@ class OpenRequest:
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
-        held_s: when a scheduler or a worker last named the attempt as held.
+        held_s: when a scheduler or a worker last named the attempt as held; counts once one has it.
         accepted_s: since when a scheduler or a worker has the attempt; `None` while none has.
         lost_since_s: when the first attempt since the last token was lost, later by as long as others were held since.
         retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
@@ -87,7 +87,7 @@ class OpenRequest:
         self.source_tokens.clear()
         self.doubted_s.clear()
         self.gap_since_s = None
-        self.submitted_s, self.held_s, self.accepted_s, self.retry_at_s = now, now, None, None
+        self.submitted_s, self.accepted_s, self.retry_at_s = now, None, None
         self.history.began()
 
     @property
@@ -109,7 +109,7 @@ class OpenRequest:
         if self.first_accepted is None:
             self.first_accepted = self.epoch
         if self.accepted_s is None:
-            self.accepted_s = now
+            self.accepted_s = self.held_s = now
 
     def was_held(self, until_s: float) -> None:
         """Note that the attempt is held no more; the time in which it was is left out of its request's recovery."""
@@ -227,6 +227,14 @@ class OpenRequest:
             if tokens > 1:
                 facts["tpot_s"] = (self.progress_s - self.first_token_s) / (tokens - 1)
         return facts
+
+    def is_unheld(self, now: float, unheld_s: float | None) -> bool:
+        """Tell whether nobody has shown for longer than `unheld_s` that it holds the attempt. One that is still to be submitted
+        is held here; its submission ends by itself, in an answer or a failure.
+        """
+        if unheld_s is None or self.accepted_s is None:
+            return False
+        return now - max(self.held_s, self.progress_s) > unheld_s
 
     def was_away(self, seconds: float) -> None:
         """Extend all timeouts by a time in which the gateway was cut off."""

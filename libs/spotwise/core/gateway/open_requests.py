@@ -150,10 +150,7 @@ class OpenRequests:
                 self.submit(request, now)
             elif request.lacks_tokens(now, self._limits.gap_s):
                 self.attempt_lost(request, "tokens were lost on their way", now)
-            elif (
-                self._limits.unheld_s is not None
-                and now - max(request.held_s, request.progress_s) > self._limits.unheld_s
-            ):
+            elif request.is_unheld(now, self._limits.unheld_s):
                 self.attempt_lost(
                     request, "neither a scheduler nor a worker holds it", now, held_until_s=request.held_s
                 )
