@@ -24,6 +24,7 @@ from spotwise.gateway.auth import BearerAuth
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.late_answers import LateAnswer, LateAnswers
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import require_model
@@ -58,6 +59,7 @@ def create_app(
     app.add_exception_handler(HTTPException, answer_http_exception)
     # Added last is outermost: ErrorEdge answers what BearerAuth raises, too.
     app.add_middleware(BearerAuth, keys=access.keys, open_paths=access.open_paths, origins=options.cors_origins)
+    app.add_middleware(LateAnswers)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
     app.add_middleware(TrailingSlashes)
     if options.cors_origins:
@@ -95,9 +97,11 @@ def create_app(
         arrived_s = time.monotonic()
         planned = await planning.plan(request, endpoint)
         if kept is not None:
-            return await kept.respond(request, planned, arrived_s)
+            return LateAnswer(await kept.respond(request, planned, arrived_s))
         reservation = await planning.reserve(request, planned.plan)
-        return planning.response(endpoint, planned.plan, generation.generate, arrived_s, reservation=reservation)
+        return LateAnswer(
+            planning.response(endpoint, planned.plan, generation.generate, arrived_s, reservation=reservation)
+        )
 
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:

@@ -55,8 +55,9 @@ class AttemptOrders:
     def submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         """Record an attempt, and submit it."""
         stream.attempts += 1
-        stream.submission = asyncio.ensure_future(self._submit(stream, command))
-        self._host.spawn(stream.submission, "submit")
+        work = asyncio.create_task(self._submit(stream, command))
+        stream.submitting(work)
+        self._host.spawn(work, "submit")
 
     def end(self, stream: TokenStream, order: CloseRequest) -> None:
         """Let schedulers and workers end a request's attempts; its record stays."""

@@ -19,6 +19,7 @@ from spotwise.gateway.choice import Choice
 from spotwise.gateway.generation import EarlierTokens, GenerationError
 from spotwise.gateway.kept_plan import restored
 from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.late_answers import LateAnswer
 from spotwise.gateway.plan import PlannedSequence
 from spotwise.gateway.planning import Planning
 from spotwise.gateway.response_format import WholeChoice
@@ -32,7 +33,7 @@ def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> 
     @app.get("/v1/requests/{request_id}")
     async def get_request(request: Request, request_id: str) -> Response:
         if "text/event-stream" in request.headers.get("accept", ""):
-            return await kept.resume(request, request_id, time.monotonic())
+            return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
         return _json(await _described(kept, planning, await kept.state(request, request_id)))
 
     @app.delete("/v1/requests/{request_id}")

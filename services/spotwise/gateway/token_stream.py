@@ -18,7 +18,7 @@ class TokenStream:
     Attributes:
         record_turn: held while the request's record is written or deleted, so that a deletion comes after a write that the
             store takes its time for.
-        submission: the work of submitting the current attempt.
+        submission: the work of submitting the current attempt, while it lasts.
         has_record: a write has begun.
         submitted_epoch: of the last attempt that a scheduler may know of; 0 where it may know of none.
         num_tokens: tokens that its client has not taken.
@@ -39,6 +39,15 @@ class TokenStream:
         self.is_parked = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
+
+    def submitting(self, work: asyncio.Task[None]) -> None:
+        """Note the work of submitting the next attempt."""
+        self.submission = work
+        work.add_done_callback(self._submitted)
+
+    def _submitted(self, work: asyncio.Task[None]) -> None:
+        if self.submission is work:
+            self.submission = None
 
     def put(self, item: GeneratedTokens | GenerationError) -> None:
         """Let the call have an item."""
