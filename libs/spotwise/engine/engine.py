@@ -41,7 +41,7 @@ from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.stage import PipelineStage
 from spotwise.engine.stage_loading import load_stage
 from spotwise.engine.weight_flow import WeightFlow
-from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
+from spotwise.engine.weight_memory import PRIVATE, WeightMemory
 from spotwise.engine.weight_store import WeightStore
 
 __all__ = ["Engine", "EngineConfig"]
@@ -140,9 +140,7 @@ class Engine:
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
-            engine = cls(model, facts, cache, kernels, memory=memory, grammars=grammars)
-        give_back_freed_memory()
-        return engine
+            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars)
 
     @classmethod
     def load_part(
@@ -173,9 +171,7 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        engine = cls(model, facts, cache, structure.kernels, part=part, grammars=_grammars_of(store.config, facts))
-        give_back_freed_memory()
-        return engine
+        return cls(model, facts, cache, structure.kernels, part=part, grammars=_grammars_of(store.config, facts))
 
     @property
     def is_native(self) -> bool:

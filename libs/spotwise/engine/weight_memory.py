@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -39,10 +38,3 @@ class WeightMemory:
 
 #: The one instance of private memory, which has no state.
 PRIVATE = WeightMemory()
-
-
-def give_back_freed_memory() -> None:
-    """Return freed memory to the operating system, which the C library would keep."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # it is glibc
-        trim(0)

@@ -29,6 +29,7 @@ from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
+from spotwise.mesh.garbage import give_back_freed_memory
 from spotwise.mesh.grpc_control import IterationTime
 from spotwise.worker.engine_watch import EngineWatch
 
@@ -98,6 +99,7 @@ class EngineThread:
 
         def load() -> tuple[Engine, HostSwap | None]:
             engine = Engine.load(config)
+            give_back_freed_memory()
             return engine, HostSwap.within(engine.kv, kv_host_bytes) if kv_host_bytes else None
 
         try:
@@ -123,6 +125,7 @@ class EngineThread:
 
         def load() -> tuple[Engine, HostSwap | None]:
             engine = Engine.load_part(store, place, num_blocks, flow)
+            give_back_freed_memory()
             return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
 
         try:

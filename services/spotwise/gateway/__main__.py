@@ -21,6 +21,7 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
+from spotwise.mesh.garbage import give_back_freed_memory
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
@@ -39,6 +40,7 @@ async def serve(settings: GatewaySettings) -> None:
         text = ChatText.load(settings.model_dir)
     except ModelTextError as error:
         raise MeshError(str(error)) from error
+    give_back_freed_memory()  # a tokenizer's file takes more to read than to have
     metrics = GatewayMetrics(CollectorRegistry(), settings.served_name, text.context_length)
     options = ApiOptions(
         settings.served_name,

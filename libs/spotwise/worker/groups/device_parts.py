@@ -15,9 +15,9 @@ from spotwise.core.group_messages import GroupOrder
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.errors import ModelError
 from spotwise.engine.part_sizes import model_shape
-from spotwise.engine.weight_memory import give_back_freed_memory
 from spotwise.engine.weight_store import WeightStore
 from spotwise.mesh.device_control import Report
+from spotwise.mesh.garbage import give_back_freed_memory
 from spotwise.mesh.group_sockets import GroupSockets
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
