@@ -18,6 +18,7 @@ from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
@@ -34,6 +35,15 @@ def _tls(certificate: Path, key: Path, client_ca: Path | None) -> ServerTls:
         raise MeshError(f"SPOTWISE_TLS_CERT, SPOTWISE_TLS_KEY or SPOTWISE_TLS_CLIENT_CA: {error}") from error
 
 
+def _sampling_defaults(settings: GatewaySettings) -> SamplingDefaults:
+    if settings.generation_config == "none":
+        return OPENAIS
+    try:
+        return published_defaults(settings.model_dir)
+    except ValueError as error:
+        raise MeshError(f"SPOTWISE_GENERATION_CONFIG=model: {error}") from error
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     try:
@@ -48,6 +58,7 @@ async def serve(settings: GatewaySettings) -> None:
         max_held_bytes=settings.max_held_body_bytes,
         cors_origins=settings.browser_origins,
         default_max_tokens=settings.default_max_tokens,
+        sampling=_sampling_defaults(settings),
         least_priority=settings.least_priority,
         shares_prefixes=settings.prefix_sharing == "mesh",
     )

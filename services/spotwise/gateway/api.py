@@ -21,6 +21,7 @@ from starlette.responses import Response
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import BearerAuth
+from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
@@ -33,6 +34,7 @@ from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
 from spotwise.gateway.request_routes import add_request_routes
 from spotwise.gateway.text import ChatText
+from spotwise.gateway.token_routes import add_token_routes
 
 
 def create_app(
@@ -72,7 +74,8 @@ def create_app(
             expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
-    planning = Planning(text, options, metrics, access.quotas, now)
+    bodies = BodyWork(options.max_body_bytes, options.max_held_bytes)
+    planning = Planning(text, options, metrics, access.quotas, bodies, now)
     kept = None if keep is None else keep(planning)
     model_card = {
         "id": options.model_name,
@@ -111,6 +114,7 @@ def create_app(
     async def create_completion(request: Request) -> Response:
         return await respond(request, COMPLETIONS)
 
+    add_token_routes(app, text, options, bodies)
     if kept is not None:
         add_request_routes(app, kept, planning)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults
 from spotwise.gateway.schema import LEAST_PRIORITY
 
 
@@ -18,6 +19,7 @@ class ApiOptions:
         cors_origins: origins whose pages may use the API from a browser; `*` is every one.
         default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
         shares_prefixes: prompts of different keys share the KV of equal beginnings.
+        sampling: of requests that do not say.
         least_priority: below which no client may ask for.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
@@ -30,6 +32,7 @@ class ApiOptions:
     cors_origins: tuple[str, ...] = ()
     default_max_tokens: int | None = None
     shares_prefixes: bool = False
+    sampling: SamplingDefaults = OPENAIS
     least_priority: int = LEAST_PRIORITY
     max_n: int = 16
     max_sequences: int = 256

@@ -13,7 +13,7 @@ from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation,
 from spotwise.gateway.prompt_limits import prompt_too_long
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
 from spotwise.gateway.sse import event
 from spotwise.gateway.text import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError, ChatText, PromptTooLongError
 
@@ -34,29 +34,7 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         raise bad_request(
             f"Invalid value for '{max_tokens_param}': must be at least 1.", max_tokens_param, "invalid_value"
         )
-    continue_final_message = request.continue_final_message or False
-    add_generation_prompt = request.add_generation_prompt
-    if continue_final_message and add_generation_prompt:
-        raise bad_request(
-            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-            "continue_final_message",
-            "invalid_value",
-        )
-    if add_generation_prompt is None:
-        add_generation_prompt = not continue_final_message
-    template_kwargs = request.chat_template_kwargs or {}
-    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES.intersection(template_kwargs)):
-        param = f"chat_template_kwargs.{reserved[0]}"
-        raise bad_request(f"'{param}' is no variable of a chat template.", param, "invalid_value")
-    messages = [message.for_template() for message in request.messages]
-    try:
-        token_ids = text.encode_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
-    except ChatTemplateError as error:
-        raise bad_request(str(error), error.param, "chat_template_error") from error
-    except PromptTooLongError as error:
-        raise prompt_too_long("messages", text.context_length, error.at_least_tokens) from error
-    if not token_ids:
-        raise bad_request("Invalid value for 'messages': they render to nothing.", "messages", "invalid_value")
+    token_ids = chat_token_ids(request, text)
     return plan_generation(
         request,
         [PromptTokens(token_ids)],
@@ -69,6 +47,45 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         default_max_tokens=options.default_max_tokens,
         logprobs=logprobs,
     )
+
+
+def chat_token_ids(prompt: ChatPrompt, text: ChatText, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+    """Render a chat and tokenize it.
+
+    Args:
+        prompt: the chat.
+        text: the model's template and tokenizer.
+        add_special_tokens: as a prompt of completions has them; templates write their own.
+
+    Raises:
+        ApiError: 400, with the parameter at fault.
+    """
+    continue_final_message = prompt.continue_final_message or False
+    add_generation_prompt = prompt.add_generation_prompt
+    if continue_final_message and add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    template_kwargs = prompt.chat_template_kwargs or {}
+    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES.intersection(template_kwargs)):
+        param = f"chat_template_kwargs.{reserved[0]}"
+        raise bad_request(f"'{param}' is no variable of a chat template.", param, "invalid_value")
+    messages = [message.for_template() for message in prompt.messages]
+    try:
+        token_ids = text.encode_chat(
+            messages, add_generation_prompt, continue_final_message, template_kwargs, add_special_tokens
+        )
+    except ChatTemplateError as error:
+        raise bad_request(str(error), error.param, "chat_template_error") from error
+    except PromptTooLongError as error:
+        raise prompt_too_long("messages", text.context_length, error.at_least_tokens) from error
+    if not token_ids:
+        raise bad_request("Invalid value for 'messages': they render to nothing.", "messages", "invalid_value")
+    return token_ids
 
 
 def _logprobs(request: ChatRequest, options: ApiOptions) -> int | None:

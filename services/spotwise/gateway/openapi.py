@@ -12,13 +12,17 @@ from pydantic.json_schema import models_json_schema
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import ChatFormat
 from spotwise.gateway.completions import CompletionFormat
-from spotwise.gateway.parameters import REFUSED, Endpoint
+from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
+from spotwise.gateway.strict_body import StrictBody
 
 Schema = dict[str, Any]
 
+_TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, DetokenizeRequest)
+_BODIES: tuple[type[StrictBody], ...] = (ChatRequest, CompletionRequest, *_TOKEN_BODIES)
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _FINISH: Schema = {"enum": ["stop", "length"]}
@@ -35,11 +39,12 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
         keeps_requests: the paths of kept requests are there.
     """
     _, defined = models_json_schema(
-        [(ChatRequest, "validation"), (CompletionRequest, "validation")], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in _BODIES], ref_template="#/components/schemas/{model}"
     )
     schemas: Schema = defined["$defs"]
     for request in (ChatRequest, CompletionRequest):
         _limit(schemas[request.__name__]["properties"], request, options)
+    _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
     headers = [_TIMEOUT, *(_KEEPING if keeps_requests else ())]
     schemas |= {"Error": _ERROR, "ModelCard": _MODEL_CARD}
     return {
@@ -56,6 +61,8 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/v1/completions": {
                 "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": _TEXT}, headers)
             },
+            "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], _TOKENS)},
+            "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], _object(prompt=_TEXT))},
             "/v1/models": {"get": _operation("The model that is served.", _json_of(_MODELS))},
             "/v1/models/{model_id}": {
                 "get": _operation("A model.", _json_of(_ref("ModelCard"))) | {"parameters": [_path_part("model_id")]}
@@ -78,7 +85,27 @@ def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOpt
         properties["logprobs"]["anyOf"][0]["maximum"] = options.max_logprobs
     for refused in REFUSED:
         if request.endpoint in refused.at:
-            properties[refused.name] = {"enum": [None, *refused.off], "description": f"Not supported: {refused.hint}."}
+            properties[refused.name] = _refused(refused)
+
+
+def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
+    for of_body in properties.values():
+        of_body["model"] = {"enum": [None, options.model_name]}
+    properties["TokenizePrompt"]["messages"] = properties["TokenizeChat"]["prompt"] = {"type": "null"}
+    for refused in REFUSED:
+        if refused.name in TEMPLATE_PARAMETERS:
+            properties["TokenizeChat"][refused.name] = _refused(refused)
+
+
+def _refused(refused: Refused) -> Schema:
+    return {"enum": [None, *refused.off], "description": f"Not supported: {refused.hint}."}
+
+
+def _tokens(summary: str, bodies: list[type[StrictBody]], answer: Schema) -> Schema:
+    content = {"anyOf": [_ref(each.__name__) for each in bodies]}
+    return _operation(summary, _json_of(answer), errors=(*_ERRORS, 413, 415)) | {
+        "requestBody": {"required": True, "content": _json_of(content)}
+    }
 
 
 def _generation(request: type[GenerationRequest], object_name: str, text: Schema, headers: list[Schema]) -> Schema:
@@ -135,6 +162,12 @@ _ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_OR_NULL, code=_
 _MODEL_CARD = _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT)
 _MODELS = _object(object={"const": "list"}, data=_list(_ref("ModelCard")))
 _HEALTH = _object(status=_TEXT, detail=_TEXT, workers={"type": "object"})
+_TOKENS = _object(
+    count=_COUNT,
+    max_model_len=_COUNT,
+    tokens=_list(_COUNT),
+    token_strs={"type": ["array", "null"], "items": _TEXT},
+)
 _MESSAGE: Schema = {"message": _object(role={"const": "assistant"}, content=_OR_NULL)}
 _REQUEST = _object(
     id=_TEXT,

@@ -173,7 +173,7 @@ def plan_generation(
     choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
-    sampling = sampling_of(request, text, stop_token_ids, logprobs)
+    sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs)
     priority = _require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import TypeVar
 
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.output_grammar import grammar_of
+from spotwise.gateway.sampling_defaults import SamplingDefaults
 from spotwise.gateway.schema import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.gateway.text import ChatText
+
+Number = TypeVar("Number", int, float)
 
 #: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
 _SEED_MASK = (1 << 63) - 1
@@ -17,13 +21,18 @@ _MAX_ID_DIGITS = 10
 
 
 def sampling_of(
-    request: GenerationRequest, text: ChatText, stop_token_ids: Sequence[int], logprobs: int | None
+    request: GenerationRequest,
+    text: ChatText,
+    defaults: SamplingDefaults,
+    stop_token_ids: Sequence[int],
+    logprobs: int | None,
 ) -> SamplingParams:
     """Return what all choices of a request have in common.
 
     Args:
         request: the checked parameters.
         text: the model's facts.
+        defaults: of parameters that the request does not have.
         stop_token_ids: that end the text.
         logprobs: alternatives a token; `None` for no log-probabilities.
 
@@ -39,21 +48,25 @@ def sampling_of(
         raise bad_request(
             "'allowed_token_ids' and a structured output exclude each other.", "allowed_token_ids", "invalid_value"
         )
-    top_k = request.top_k or 0
+    top_k = _or(request.top_k, defaults.top_k)
     return SamplingParams(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
         top_k=top_k if 0 < top_k < text.vocab_size else None,  # more than there are keeps them all
-        min_p=request.min_p or 0.0,
+        min_p=_or(request.min_p, defaults.min_p),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(request, text.vocab_size),
         allowed_token_ids=allowed_token_ids,
         bad_words=bad_words,
         grammar=grammar,
         logprobs=logprobs,
     )
+
+
+def _or(given: Number | None, default: Number) -> Number:
+    return default if given is None else given
 
 
 def seed_of(request: GenerationRequest, choice: int) -> int:

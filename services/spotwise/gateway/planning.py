@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,19 +13,19 @@ from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import caller_of, key_name
-from spotwise.gateway.body import BodyReader, parse_json_object
+from spotwise.gateway.body import parse_json_object
+from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import INLINE_BYTES, OffLoop, is_small
+from spotwise.gateway.off_loop import INLINE_BYTES
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.response_format import ResponseFormat
-from spotwise.gateway.sse import run_unless_left
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
@@ -61,6 +62,7 @@ class Planning:
         options: ApiOptions,
         metrics: GatewayMetrics,
         quotas: Quotas,
+        bodies: BodyWork,
         now: Callable[[], float],
     ) -> None:
         self._text = text
@@ -68,19 +70,14 @@ class Planning:
         self._metrics = metrics
         self._quotas = quotas
         self._now = now
-        self._bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
-        self._off_loop = OffLoop()
+        self._bodies = bodies
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = deadline_of(request.headers, self._now())  # before the body: its time counts
         self._quotas.require_room(caller_of(request))
-        async with self._bodies.body(request) as body:
-            effort_bytes = _effort_bytes(body)
-            planning = self._off_loop.run(effort_bytes, self._planned, endpoint, body, key_name(request))
-            plan, body_bytes, body_hash = await (
-                planning if is_small(effort_bytes) else run_unless_left(request.receive, planning)
-            )
+        planned = partial(self._planned, endpoint, key_name(request))
+        plan, body_bytes, body_hash = await self._bodies.of(request, planned, _effort_bytes)
         name_request(request, plan.request_id)
         plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
         return PlannedBody(plan, endpoint, body_bytes, body_hash)
@@ -92,7 +89,8 @@ class Planning:
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""
         body = bytearray(form.body.encode())
-        plan, _, _ = await self._off_loop.run(_effort_bytes(body), self._planned, form.endpoint, body, form.key_name)
+        planned = partial(self._planned, form.endpoint, form.key_name)
+        plan, _, _ = await self._bodies.off_loop.run(_effort_bytes(body), planned, body)
         return plan
 
     def response(
@@ -132,7 +130,7 @@ class Planning:
         """Return the choices of a plan, before their first tokens."""
         return choices_of(plan, self._text)
 
-    def _planned(self, endpoint: str, body: bytearray, key: str) -> tuple[GenerationPlan, bytes, str]:
+    def _planned(self, endpoint: str, key: str, body: bytearray) -> tuple[GenerationPlan, bytes, str]:
         plan_body, _ = _ENDPOINTS[endpoint]
         parsed = parse_json_object(body)
         plan = plan_body(parsed, self._text, self._options, key)

@@ -102,15 +102,20 @@ class ChatRequestMessage(StrictBody):
         return message
 
 
-class ChatRequest(GenerationRequest):
-    """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
-
-    endpoint: ClassVar = Endpoint.CHAT
+class ChatPrompt(StrictBody):
+    """A chat, and how its template renders it: OpenAI's `messages`, and what vLLM adds."""
 
     messages: Annotated[list[ChatRequestMessage], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=0)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)
+
+
+class ChatRequest(ChatPrompt, GenerationRequest):
+    """OpenAI's chat completion parameters."""
+
+    endpoint: ClassVar = Endpoint.CHAT
+
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)

@@ -90,6 +90,11 @@ class GatewaySettings(ModelServiceSettings):
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
     )
+    generation_config: Literal["none", "model"] = Field(
+        "none",
+        description="sampling parameters of requests that give none: none (OpenAI's), or model (temperature, top_p, top_k, "
+        "min_p and repetition_penalty of the model's generation_config.json)",
+    )
     least_priority: int = Field(
         LEAST_PRIORITY,
         ge=LEAST_PRIORITY,

@@ -149,6 +149,7 @@ class ChatText:
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> tuple[int, ...]:
         """Render the chat template and tokenize; work for a thread where there is much text.
 
@@ -157,13 +158,14 @@ class ChatText:
             add_generation_prompt: open the assistant's turn at the end.
             continue_final_message: leave the last message open instead.
             template_kwargs: variables of the template, none of `RESERVED_TEMPLATE_VARIABLES`.
+            add_special_tokens: add the tokenizer's to those of the template.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
             PromptTooLongError: they cannot fit into the context.
         """
         rendered = self.render_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
-        return self.encode(rendered, add_special_tokens=False)
+        return self.encode(rendered, add_special_tokens)
 
     def render_chat(
         self,
@@ -200,9 +202,13 @@ class ChatText:
         """Start the text of one sequence."""
         return Detokenizer(self._backend, self._special_ids if skip_special_tokens else frozenset())
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones left out."""
-        return self._backend.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def spelled(self, token_ids: Sequence[int]) -> list[str]:
+        """Return tokens as the vocabulary spells them; empty for ids that only the model has."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def _refuse_overlong(self, prompt: str) -> None:
         """Refuse by characters, then by counting parts until the context is full.

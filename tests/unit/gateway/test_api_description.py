@@ -17,6 +17,7 @@ from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
 
 GENERATING = ["POST /v1/chat/completions", "POST /v1/completions"]
+TOKENS = ["POST /tokenize", "POST /detokenize"]
 READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
 
 
@@ -34,16 +35,16 @@ def _described(text: ChatText, options: ApiOptions) -> BaseSchema:
 def test_all_paths_are_described(described: BaseSchema) -> None:
     """In valid OpenAPI."""
     described.validate()
-    assert [operation.ok().label for operation in described.get_all_operations()] == [*GENERATING, *READING]
+    assert [operation.ok().label for operation in described.get_all_operations()] == [*GENERATING, *TOKENS, *READING]
 
 
-@pytest.mark.parametrize("label", [*GENERATING, *READING])
+@pytest.mark.parametrize("label", [*GENERATING, *TOKENS, *READING])
 def test_what_the_description_allows_is_answered(described: BaseSchema, label: str) -> None:
     """No 5xx, and no status, type or content that is not described."""
     does_what_it_says(described, label, GenerationMode.POSITIVE, max_examples=60)
 
 
-@pytest.mark.parametrize("label", GENERATING)
+@pytest.mark.parametrize("label", [*GENERATING, *TOKENS])
 def test_what_the_description_forbids_is_refused(described: BaseSchema, label: str) -> None:
     """With a 4xx; other paths take nothing that could be wrong."""
     does_what_it_says(described, label, GenerationMode.NEGATIVE, max_examples=100)
@@ -53,5 +54,5 @@ def test_what_the_description_forbids_is_refused(described: BaseSchema, label: s
 def test_a_body_above_the_limit_is_refused_as_described(text: ChatText, mode: GenerationMode) -> None:
     """With 413, whether it is right or wrong otherwise."""
     described = _described(text, ApiOptions(MODEL, max_body_bytes=40))
-    for label in GENERATING:
+    for label in (*GENERATING, *TOKENS):
         does_what_it_says(described, label, mode, max_examples=30)

@@ -1,0 +1,48 @@
+"""What is done with a request's body: read within bounds, understood on the loop or off it, as its size says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from spotwise.gateway.body import BodyReader
+from spotwise.gateway.off_loop import OffLoop, is_small
+from spotwise.gateway.sse import run_unless_left
+
+Result = TypeVar("Result")
+
+
+class BodyWork:
+    """Reads and understands bodies, of all endpoints within the same bounds.
+
+    Args:
+        max_body_bytes: largest body.
+        max_held_bytes: most bytes of bodies at the same time.
+
+    Attributes:
+        off_loop: does the work.
+    """
+
+    def __init__(self, max_body_bytes: int, max_held_bytes: int) -> None:
+        self._bodies = BodyReader(max_body_bytes, max_held_bytes)
+        self.off_loop = OffLoop()
+
+    async def of(
+        self,
+        request: Request,
+        work: Callable[[bytearray], Result],
+        effort_bytes: Callable[[bytearray], int] = len,
+    ) -> Result:
+        """Return what `work` makes of a request's body, which takes as long as a body of `effort_bytes`.
+
+        Raises:
+            ApiError: the body is beyond the bounds.
+            ClientDisconnect: the client left before.
+            Exception: what `work` raised.
+        """
+        async with self._bodies.body(request) as body:
+            effort = effort_bytes(body)
+            working = self.off_loop.run(effort, work, body)
+            return await (working if is_small(effort) else run_unless_left(request.receive, working))
