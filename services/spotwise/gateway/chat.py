@@ -10,12 +10,13 @@ from spotwise.gateway.choice import ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
-from spotwise.gateway.prompt_limits import prompt_too_long
+from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
 from spotwise.gateway.sse import event
 from spotwise.gateway.text import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError, ChatText, PromptTooLongError
+from spotwise.gateway.truncation import Truncation
 
 
 def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
@@ -34,7 +35,9 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         raise bad_request(
             f"Invalid value for '{max_tokens_param}': must be at least 1.", max_tokens_param, "invalid_value"
         )
-    token_ids = chat_token_ids(request, text)
+    most_new_tokens = options.default_max_tokens if max_tokens is None else max_tokens
+    truncation = truncation_of(request, most_new_tokens, text.context_length)
+    token_ids = chat_token_ids(request, text, truncation=truncation)
     return plan_generation(
         request,
         [PromptTokens(token_ids)],
@@ -49,13 +52,16 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
     )
 
 
-def chat_token_ids(prompt: ChatPrompt, text: ChatText, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+def chat_token_ids(
+    prompt: ChatPrompt, text: ChatText, *, add_special_tokens: bool = False, truncation: Truncation | None = None
+) -> tuple[int, ...]:
     """Render a chat and tokenize it.
 
     Args:
         prompt: the chat.
         text: the model's template and tokenizer.
         add_special_tokens: as a prompt of completions has them; templates write their own.
+        truncation: cuts the rendered chat.
 
     Raises:
         ApiError: 400, with the parameter at fault.
@@ -77,7 +83,7 @@ def chat_token_ids(prompt: ChatPrompt, text: ChatText, *, add_special_tokens: bo
     messages = [message.for_template() for message in prompt.messages]
     try:
         token_ids = text.encode_chat(
-            messages, add_generation_prompt, continue_final_message, template_kwargs, add_special_tokens
+            messages, add_generation_prompt, continue_final_message, template_kwargs, add_special_tokens, truncation
         )
     except ChatTemplateError as error:
         raise bad_request(str(error), error.param, "chat_template_error") from error

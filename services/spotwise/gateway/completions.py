@@ -17,11 +17,12 @@ from spotwise.gateway.plan import (
     require_model,
 )
 from spotwise.gateway.plan_sampling import check_token_ids
-from spotwise.gateway.prompt_limits import prompt_too_long, require_choices
+from spotwise.gateway.prompt_limits import prompt_too_long, require_choices, truncation_of
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_completions import CompletionRequest, Prompt
 from spotwise.gateway.text import ChatText, PromptTooLongError
+from spotwise.gateway.truncation import Truncation
 
 #: OpenAI's documented default of this endpoint, and vLLM's.
 DEFAULT_MAX_TOKENS = 16
@@ -46,7 +47,9 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
     require_choices(request.n, request.num_prompts, options.max_n, options.max_sequences)
     given = request.prompts()
     params = ["prompt"] if given == [request.prompt] else [f"prompt.{index}" for index in range(len(given))]
-    prompts = [_tokenize(*pair, text, echo) for pair in zip(given, params, strict=True)]
+    most_new_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    truncation = truncation_of(request, most_new_tokens, text.context_length)
+    prompts = [_tokenize(*pair, text, echo, truncation) for pair in zip(given, params, strict=True)]
     return plan_generation(
         request,
         prompts,
@@ -60,17 +63,21 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
     )
 
 
-def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool) -> PromptTokens:
+def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: Truncation | None) -> PromptTokens:
     if isinstance(prompt, str):
         try:
-            token_ids = text.encode(prompt)
+            token_ids = text.encode(prompt, truncation=truncation)
         except PromptTooLongError as error:
             raise prompt_too_long(param, text.context_length, error.at_least_tokens) from error
-        return PromptTokens(token_ids, prompt if echo else None, param)
-    check_token_ids(param, prompt, text.vocab_size)
-    if len(prompt) >= text.context_length:
-        raise prompt_too_long(param, text.context_length, len(prompt))
-    return PromptTokens(tuple(prompt), text.decode(prompt) if echo else None, param)
+    else:
+        check_token_ids(param, prompt, text.vocab_size)
+        token_ids = tuple(prompt) if truncation is None else truncation.of_ids(prompt)
+        if len(token_ids) >= text.context_length:
+            raise prompt_too_long(param, text.context_length, len(token_ids))
+    if not echo:
+        return PromptTokens(token_ids, None, param)
+    words = prompt if isinstance(prompt, str) and truncation is None else text.decode(token_ids)
+    return PromptTokens(token_ids, words, param)
 
 
 class CompletionFormat(ResponseFormat):

@@ -91,7 +91,6 @@ REFUSED = (
     Refused("documents", ([],)),
     Refused("reasoning_effort"),
     Refused("verbosity", ("medium",)),
-    Refused("truncate_prompt_tokens", hint="cut the prompt before you send it"),
     Refused("add_special_tokens", (False,), _CHAT),
     Refused("add_special_tokens", (True,), _COMPLETIONS),
     Refused("suffix", ("",)),
@@ -128,7 +127,7 @@ IGNORED = (
     *map(Ignored, ("metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
     *map(Ignored, ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval")),
     # Details of what is refused, or of what no model here has.
-    *map(Ignored, ("parallel_tool_calls", "guided_decoding_backend", "guided_whitespace_pattern", "truncation_side")),
+    *map(Ignored, ("parallel_tool_calls", "guided_decoding_backend", "guided_whitespace_pattern")),
     *map(Ignored, ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
     *map(Ignored, ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "return_token_offsets")),
     Ignored("add_generation_prompt", _COMPLETIONS),

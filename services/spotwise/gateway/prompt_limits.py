@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.truncation import Truncation
 
 
 def require_choices(n: int | None, num_prompts: int, max_n: int, max_sequences: int) -> int:
@@ -36,3 +38,28 @@ def prompt_too_long(param: str, context_length: int, at_least_tokens: int) -> Ap
         f"{at_least_tokens} tokens in the {param}. Please reduce them."
     )
     return bad_request(message, param.split(".")[0], "context_length_exceeded")
+
+
+def truncation_of(request: GenerationRequest, max_tokens: int | None, context_length: int) -> Truncation | None:
+    """Return how a request's prompts are cut; `None` where they are not.
+
+    Args:
+        request: the checked parameters.
+        max_tokens: output tokens that the prompt has to leave room for; `None` for one.
+        context_length: tokens that prompt and output may have together.
+
+    Raises:
+        ApiError: 400, more than the context.
+    """
+    most_tokens = request.truncate_prompt_tokens
+    if most_tokens is None:
+        return None
+    if most_tokens > context_length:
+        raise bad_request(
+            f"Invalid value for 'truncate_prompt_tokens': this model's context has {context_length} tokens.",
+            "truncate_prompt_tokens",
+            "invalid_value",
+        )
+    if most_tokens < 0:
+        most_tokens = max(1, context_length - max(1, max_tokens or 1))
+    return Truncation(most_tokens, keeps_end=request.truncation_side != "right")

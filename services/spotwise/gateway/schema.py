@@ -7,9 +7,9 @@ vocabulary are in `plan.py`, refused and ignored parameters in `parameters.py`. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from spotwise.gateway.errors import bad_request, from_validation
 from spotwise.gateway.parameters import Endpoint, refuse_unsupported
@@ -46,6 +46,12 @@ def _as_stop_strings(value: Any) -> Any:
     if "" in stops:
         raise ValueError("a stop string must not be empty")
     return stops
+
+
+def _some_tokens(truncate_prompt_tokens: int) -> int:
+    if truncate_prompt_tokens == 0:
+        raise ValueError("must be at least 1, or -1 for as many as fit")
+    return truncate_prompt_tokens
 
 
 _BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
@@ -105,6 +111,8 @@ class GenerationRequest(StrictBody):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     priority: int | None = Field(None, ge=LEAST_PRIORITY, le=2**31 - 1)
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_some_tokens)] | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
 
 

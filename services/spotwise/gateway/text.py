@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 from spotwise.gateway.output_grammar import GrammarCheck
 from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, DroppedCallError, render_with_calls
+from spotwise.gateway.truncation import Truncation
 
 #: A longer prompt is counted in parts of so many characters first: tokenizing takes hundreds of bytes a character.
 _PART_CHARACTERS = 1 << 16
@@ -134,12 +135,16 @@ class ChatText:
         """Whether chats can be rendered."""
         return bool(self._tokenizer.chat_template)
 
-    def encode(self, prompt: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(
+        self, prompt: str, add_special_tokens: bool = True, truncation: Truncation | None = None
+    ) -> tuple[int, ...]:
         """Tokenize; work for a thread where the text is long.
 
         Raises:
-            PromptTooLongError: it cannot fit into the context; found before all of it is tokenized.
+            PromptTooLongError: it cannot fit into the context, and is not cut; found before all of it is tokenized.
         """
+        if truncation is not None:
+            return truncation.of_text(prompt, self._backend, add_special_tokens=add_special_tokens)
         self._refuse_overlong(prompt)
         return self._encode(prompt, add_special_tokens)
 
@@ -150,6 +155,7 @@ class ChatText:
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
     ) -> tuple[int, ...]:
         """Render the chat template and tokenize; work for a thread where there is much text.
 
@@ -159,13 +165,14 @@ class ChatText:
             continue_final_message: leave the last message open instead.
             template_kwargs: variables of the template, none of `RESERVED_TEMPLATE_VARIABLES`.
             add_special_tokens: add the tokenizer's to those of the template.
+            truncation: cuts the rendered chat.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
             PromptTooLongError: they cannot fit into the context.
         """
         rendered = self.render_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
-        return self.encode(rendered, add_special_tokens)
+        return self.encode(rendered, add_special_tokens, truncation)
 
     def render_chat(
         self,
