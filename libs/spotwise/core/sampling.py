@@ -84,6 +84,10 @@ class TokenLogprobs:
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
 
+    def first(self, alternatives: int) -> TokenLogprobs:
+        """Return these with so many alternatives at most."""
+        return TokenLogprobs(self.logprob, self.top_token_ids[:alternatives], self.top_logprobs[:alternatives])
+
 
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first

@@ -109,7 +109,7 @@ class ChatFormat(ResponseFormat):
     CHUNK_OBJECT = "chat.completion.chunk"
     TEXT_FRONT = b'"delta":{"content":'
     TEXT_TAIL = b'},"logprobs":null,"finish_reason":null}'
-    PROMPT_IDS_IN_CHOICES = False
+    PROMPT_IN_CHOICES = False
 
     def openings(self) -> list[bytes]:
         """Return a role delta for every choice."""

@@ -42,6 +42,7 @@ class ChoiceText:
         finish_reason: `stop` or `length` with the last piece.
         stop_reason: the stop string or stop token id of the client that ended it; `None` for the model's own end.
         is_first: the first piece with tokens.
+        prompt_logprobs: with that, of each token of the prompt, where they were requested; `None` for its first.
     """
 
     text: str
@@ -50,6 +51,7 @@ class ChoiceText:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     is_first: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -64,7 +66,6 @@ class Choice:
         text: the model's text.
         rules: how tokens become text.
         prompt: what it answers.
-        with_logprobs: collect log-probabilities.
 
     Attributes:
         output_tokens: counted so far.
@@ -80,18 +81,16 @@ class Choice:
         "_scanner",
         "_started",
         "_text",
-        "_with_logprobs",
         "cached_tokens",
         "output_tokens",
         "prompt",
     )
 
-    def __init__(self, text: ChatText, rules: TextRules, prompt: PromptTokens, with_logprobs: bool) -> None:
+    def __init__(self, text: ChatText, rules: TextRules, prompt: PromptTokens) -> None:
         self.output_tokens = self.cached_tokens = 0
         self.prompt = prompt
         self._text = text
         self._rules = rules
-        self._with_logprobs = with_logprobs
         self._detokenizer = text.detokenizer(rules.skip_special_tokens)
         self._scanner = StopStringScanner(rules.stop_tables, rules.include_stop)
         self._eos_token_ids = text.eos_token_ids
@@ -107,7 +106,7 @@ class Choice:
         reason = batch.finish_reason
         if reason is FinishReason.ERROR or reason is FinishReason.ABORT:
             raise GenerationError(500, "generation_failed", f"The mesh ended this sequence early ({reason.value}).")
-        piece = ChoiceText("", scored=[] if self._with_logprobs else None)
+        piece = ChoiceText("", scored=None if self._rules.logprobs is None else [])
         if batch.tokens and not self._started:
             self._begin(piece, batch)
         if self._rules.score_only:
@@ -119,18 +118,24 @@ class Choice:
     def _begin(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
         self._started = piece.is_first = True
         self.cached_tokens = batch.cached_tokens
+        if self._rules.prompt_logprobs is not None:
+            piece.prompt_logprobs = self._prompt_logprobs(batch, self._rules.prompt_logprobs)
         if self.prompt.echo is None:
             return
         piece.text = self.prompt.echo
-        if piece.scored is not None:
-            logprobs = batch.tokens[0].prompt_logprobs
-            if logprobs is None or len(logprobs) != len(self.prompt.token_ids):
-                raise GenerationError(500, "prompt_logprobs_missing", "The mesh returned no scores of the prompt.")
+        if piece.scored is not None and self._rules.logprobs is not None:
+            logprobs = self._prompt_logprobs(batch, self._rules.logprobs)
             decoder, offset = self._text.detokenizer(self._rules.skip_special_tokens), 0
             for token_id, at_token in zip(self.prompt.token_ids, logprobs, strict=True):
                 piece.scored.append(ScoredToken(token_id, offset, at_token))
                 offset += len(decoder.push(token_id))
         self._decoded_characters = len(self.prompt.echo)
+
+    def _prompt_logprobs(self, batch: GeneratedTokens, alternatives: int) -> list[TokenLogprobs | None]:
+        logprobs = batch.tokens[0].prompt_logprobs
+        if logprobs is None or len(logprobs) != len(self.prompt.token_ids):
+            raise GenerationError(500, "prompt_logprobs_missing", "The mesh returned no scores of the prompt.")
+        return [at_token and at_token.first(alternatives) for at_token in logprobs]
 
     def _add_output(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
         rules, scanner = self._rules, self._scanner

@@ -86,7 +86,7 @@ class CompletionFormat(ResponseFormat):
     WHOLE_OBJECT = CHUNK_OBJECT = "text_completion"
     TEXT_FRONT = b'"text":'
     TEXT_TAIL = b',"logprobs":null,"finish_reason":null}'
-    PROMPT_IDS_IN_CHOICES = True
+    PROMPT_IN_CHOICES = True
 
     def openings(self) -> list[bytes]:
         """Return nothing: a completion's stream begins with text."""

@@ -103,7 +103,6 @@ REFUSED = (
     Refused("watermarking", (False,)),
     Refused("vllm_xargs", ({},)),
     # What the answer holds besides its text.
-    Refused("prompt_logprobs", hint="on /v1/completions 'echo' with 'logprobs' scores the prompt"),
     Refused("logprob_token_ids"),
     Refused("return_tokens_as_token_ids", (False,), hint="'return_token_ids' gives the ids beside the text"),
     Refused("return_prompt_text", (False,)),

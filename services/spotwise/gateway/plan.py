@@ -48,6 +48,8 @@ class TextRules:
         min_tokens: stop strings count from this token on.
         skip_special_tokens: special tokens give no text.
         score_only: the output is dropped; only the prompt's log-probabilities are returned.
+        prompt_logprobs: alternatives of each token of the prompt, beside the answer's text; `None` for none of it.
+        logprobs: alternatives of each token of the text, an echo's included; `None` for no log-probabilities.
     """
 
     stop_tables: StopTables
@@ -55,6 +57,8 @@ class TextRules:
     min_tokens: int
     skip_special_tokens: bool
     score_only: bool
+    prompt_logprobs: int | None
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,8 @@ def plan_generation(
     Raises:
         ApiError: 400, with the parameter at fault.
     """
+    if request.prompt_logprobs is not None:
+        require_logprobs("prompt_logprobs", request.prompt_logprobs, options)
     choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
@@ -191,7 +197,7 @@ def plan_generation(
             drawn = replace(
                 sampling,
                 seed=seed_of(request, choice),
-                prompt_logprobs=logprobs if prompt.echo is not None else None,
+                prompt_logprobs=_prompt_logprobs(request, prompt, logprobs),
             )
             spec = SequenceSpec(prompt.token_ids, drawn, stop, unbounded, priority, tenant, prefix_salt=salt)
             sequences.append(PlannedSequence(choice_id, spec, prompt))
@@ -201,6 +207,8 @@ def plan_generation(
         min_tokens=request.min_tokens or 0,
         skip_special_tokens=request.skip_special_tokens is not False,
         score_only=score_only,
+        prompt_logprobs=request.prompt_logprobs,
+        logprobs=logprobs,
     )
     return GenerationPlan(
         request_id=request_id,
@@ -211,6 +219,12 @@ def plan_generation(
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         return_token_ids=request.return_token_ids or False,
     )
+
+
+def _prompt_logprobs(request: GenerationRequest, prompt: PromptTokens, logprobs: int | None) -> int | None:
+    """Return how many alternatives a token of a prompt is scored with, for its echo and by itself."""
+    wanted = (logprobs if prompt.echo is not None else None, request.prompt_logprobs)
+    return max((each for each in wanted if each is not None), default=None)
 
 
 def _stop_token_ids(request: GenerationRequest, text: ChatText) -> tuple[int, ...]:

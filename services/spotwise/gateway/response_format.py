@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import orjson
 
+from spotwise.core.sampling import TokenLogprobs
 from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.detokenize import TokenBytes
+from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.sse import event
 
@@ -28,6 +29,7 @@ class WholeChoice:
     scored: list[ScoredToken] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def add(self, piece: ChoiceText) -> None:
         """Append the next piece."""
@@ -35,6 +37,8 @@ class WholeChoice:
         self.token_ids.extend(piece.token_ids)
         if piece.scored is not None:
             self.scored = [*(self.scored or ()), *piece.scored]
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
 
     @property
@@ -57,8 +61,8 @@ class ResponseFormat(abc.ABC):
     #: JSON before and after the text of a streamed choice that has nothing but text.
     TEXT_FRONT: ClassVar[bytes]
     TEXT_TAIL: ClassVar[bytes]
-    #: Whether each choice holds the ids of its prompt (the prompts of a completion may differ), or the answer does.
-    PROMPT_IDS_IN_CHOICES: ClassVar[bool]
+    #: Whether each choice holds what belongs to its prompt (the prompts of a completion may differ), or the answer does.
+    PROMPT_IN_CHOICES: ClassVar[bool]
 
     def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
         self._plan = plan
@@ -97,7 +101,7 @@ class ResponseFormat(abc.ABC):
             del choice["stop_reason"]
         if self._plan.return_token_ids:
             choice["token_ids"] = piece.token_ids
-            if self.PROMPT_IDS_IN_CHOICES and piece.is_first:
+            if self.PROMPT_IN_CHOICES and piece.is_first:
                 choice["prompt_token_ids"] = self._prompt_ids(index)
         return event(self._chunk([choice]))
 
@@ -112,13 +116,36 @@ class ResponseFormat(abc.ABC):
             fields = {"index": index, **self._message(choice.text), **self._end(choice)}
             if self._plan.return_token_ids:
                 fields["token_ids"] = choice.token_ids
-                if self.PROMPT_IDS_IN_CHOICES:
-                    fields["prompt_token_ids"] = self._prompt_ids(index)
+            if self.PROMPT_IN_CHOICES:
+                fields |= self._of_prompt(index, choice)
             written.append(fields)
         body: dict[str, Any] = {**self._names, "object": self.WHOLE_OBJECT, "choices": written, "usage": usage}
-        if self._plan.return_token_ids and not self.PROMPT_IDS_IN_CHOICES:
-            body["prompt_token_ids"] = self._prompt_ids(0)
+        if not self.PROMPT_IN_CHOICES:
+            body |= self._of_prompt(0, choices[0])
         return orjson.dumps(body)
+
+    def _of_prompt(self, index: int, choice: WholeChoice) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._plan.return_token_ids:
+            fields["prompt_token_ids"] = self._prompt_ids(index)
+        if choice.prompt_logprobs is not None:
+            pairs = zip(self._prompt_ids(index), choice.prompt_logprobs, strict=True)
+            fields["prompt_logprobs"] = [at_token and self._scores(token_id, at_token) for token_id, at_token in pairs]
+        return fields
+
+    def _scores(self, token_id: int, at_token: TokenLogprobs) -> dict[str, Any]:
+        """Return vLLM's scores at one position: of the token itself, then of its alternatives, which have a rank."""
+        alternatives = zip(at_token.top_token_ids, at_token.top_logprobs, strict=True)
+        ranked: dict[int, tuple[float, int | None]] = {token_id: (at_token.logprob, None)}
+        ranked |= {each: (logprob, rank) for rank, (each, logprob) in enumerate(alternatives, 1)}
+        return {
+            str(each): {
+                "logprob": max(logprob, LEAST_LOGPROB),
+                "rank": rank,
+                "decoded_token": self._token_bytes.text_of(each),
+            }
+            for each, (logprob, rank) in ranked.items()
+        }
 
     def _end(self, choice: WholeChoice | ChoiceText) -> dict[str, Any]:
         return {

@@ -111,6 +111,7 @@ class GenerationRequest(StrictBody):
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
     priority: int | None = Field(None, ge=LEAST_PRIORITY, le=2**31 - 1)
+    prompt_logprobs: int | None = Field(None, ge=0)
     truncate_prompt_tokens: Annotated[int, AfterValidator(_some_tokens)] | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
@@ -132,4 +133,7 @@ def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
         raise from_validation(error) from None
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' is allowed only when 'stream' is true.", "stream_options", "invalid_value")
+    if request.prompt_logprobs is not None and request.stream:
+        message = "'prompt_logprobs' is in no stream; leave out 'stream', or use 'echo' with 'logprobs'."
+        raise bad_request(message, "prompt_logprobs", "invalid_value")
     return request
