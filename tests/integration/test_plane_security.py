@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -112,6 +113,31 @@ async def test_a_device_takes_orders_from_workers_certificates_only(certificates
         assert await ordered.obeys(ControlAccess(stranger)) != ""
         assert await ordered.obeys(ControlAccess()) != ""
         assert len(ordered.orders) == count == 1
+
+
+async def test_no_order_goes_to_a_device_that_has_not_admitted_its_leader() -> None:
+    """Whatever is written while it refuses would take the place of its reason."""
+    early: list[bool] = []
+
+    async def refuse(orders: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        order = asyncio.ensure_future(anext(orders))
+        await asyncio.sleep(0.2)
+        early.append(order.done())
+        order.cancel()
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not for you")
+        yield b""
+
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(refuse)
+    service = grpc.method_handlers_generic_handler("spotwise.v1.DeviceControl", {"Follow": handler})
+    server.add_generic_rpc_handlers((service,))
+    refusing = Device(f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}")
+    await server.start()
+    try:
+        assert await refusing.obeys(ControlAccess()) == "not for you"
+        assert early == [False]
+    finally:
+        await server.stop(None)
 
 
 async def test_a_leader_trusts_workers_endpoints_only(certificates: Path, stranger: PlaneTls) -> None:

@@ -26,6 +26,8 @@ _SERVICE = "spotwise.v1.DeviceControl"
 _METHOD = "Follow"
 #: Metadata of a call: the ids of the leader and of the device.
 _LEADER, _DEVICE = "spotwise-leader", "spotwise-device"
+#: A device's metadata once it has admitted a leader.
+_ADMITTED = ("spotwise-admitted", "yes")
 # A dead peer's host is noticed by pings; a dead process at once.
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
@@ -56,6 +58,7 @@ def device_handler(follow: Follower, access: ControlAccess = OPEN_ACCESS) -> grp
         metadata = dict(context.invocation_metadata())
         ends = metadata.get(_DEVICE, ""), metadata.get(_LEADER, "")
         await access.admit(context, MeshRole.WORKER, _METHOD, *ends)
+        await context.send_initial_metadata((_ADMITTED,))
         reports: asyncio.Queue[GroupReport | None] = asyncio.Queue()
         while (older := current.get(ends)) is not None:  # of the leader before its restart
             older.cancel()
@@ -144,6 +147,9 @@ class DeviceLink:
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds out why
+            # What is written as a device refuses would take the place of its reason (github.com/grpc/grpc, issue 36066).
+            if _ADMITTED not in tuple(await self._call.initial_metadata() or ()):
+                return
             while True:
                 await self._call.write(await self._orders.get())
 
