@@ -92,11 +92,11 @@ async def test_the_loop_runs_while_a_body_is_parsed(
     method = "render_chat" if path == CHATS else "encode"
     original = getattr(ChatText, method)
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **named: Any) -> Any:
         if len(str(arguments)) > 4096:
             begun.set()
             assert go_on.wait(PATIENCE_S), "the loop did not go on"
-        return original(*arguments)
+        return original(*arguments, **named)
 
     monkeypatch.setattr(ChatText, method, slowly)
     long = "the quick brown fox " * 300
