@@ -13,7 +13,7 @@ import pytest
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 DEVICES = ("mixed-0-device-1", "mixed-0-device-2")
 
 
@@ -74,7 +74,7 @@ def disturbed(mesh: LiveMesh, service_id: str, sign: signal.Signals) -> Any:
 
 def test_three_shards_answer_as_one_process(shards: LiveMesh) -> None:
     """Side by side; a part of the model each, which status shows."""
-    greedy_at_once(shards, 6)
+    greedy_at_once(shards, 4)
     places = {status.member.id: status.member_now.place for status in shards.members()}
     parts = [places[name] for name in ("mixed-0", *DEVICES)]
     assert [(part.kv_heads, part.layers) for part in parts if part] == [((n, n + 1), (0, 30)) for n in range(3)]
@@ -127,5 +127,4 @@ def test_two_stages_answer_as_one_process(tmp_path_factory: pytest.TempPathFacto
         load = next(s.member_now.load for s in mesh.members() if s.member.id == "mixed-0")
         assert load is not None and load.preemptions + load.kv_blocks_swapped_out > 0
         assert "activations from stage to stage of 2 (TCP)" in mesh.command("status").stdout
-        survives_loss(mesh, "mixed-0-device-1", signal.SIGSTOP, processes=2)
         survives_loss(mesh, "mixed-0-device-1", signal.SIGKILL, processes=2)
