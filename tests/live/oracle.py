@@ -77,6 +77,13 @@ def greedy_with(prompt: tuple[int, ...], new_tokens: int, **options: Any) -> tup
     return tuple(output[0, len(prompt) :].tolist())
 
 
+def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:
+    """The log-probability of each token of a prompt but the first."""
+    with torch.inference_mode():
+        logprobs = _model()(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    return [float(logprobs[place, token_id]) for place, token_id in enumerate(prompt[1:])]
+
+
 def greedy_with_penalties(
     prompt: tuple[int, ...], new_tokens: int, presence: float, frequency: float, repetition: float
 ) -> tuple[int, ...]:

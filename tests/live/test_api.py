@@ -8,10 +8,11 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from tests.live.mesh import MODEL, LiveMesh
-from tests.live.oracle import greedy, greedy_with_penalties, tokenizer
+from tests.live.oracle import greedy, greedy_with_penalties, prompt_logprobs, tokenizer
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 COUNTING = "One, two, three, four, five, six,"
@@ -211,6 +212,19 @@ def test_logprobs_and_echo(mesh: LiveMesh) -> None:
     assert len(scored) == 4
     assert all(len(token.top_logprobs) == 3 and token.logprob == token.top_logprobs[0].logprob for token in scored)
     assert "".join(token.token for token in scored) == chat.choices[0].message.content
+
+
+def test_a_prompts_tokens_and_their_scores_are_the_models(mesh: LiveMesh) -> None:
+    """Of a chat, by `/tokenize` and with `prompt_logprobs`; of a prompt that is cut, those of what is left of it."""
+    rendered = tokenizer().apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert httpx.post(f"{mesh.url}/tokenize", json={"messages": QUESTION}).json()["tokens"] == rendered
+    chat: Any = mesh.client().chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=1, extra_body={"prompt_logprobs": 0}
+    )
+    cut = complete(mesh, prompt=rendered, extra={"prompt_logprobs": 1, "truncate_prompt_tokens": 9}, max_tokens=1)
+    for ids, scores in ((rendered, chat.prompt_logprobs), (rendered[-9:], cut.choices[0].prompt_logprobs)):
+        found = [at_token[str(token_id)]["logprob"] for token_id, at_token in zip(ids[1:], scores[1:], strict=True)]
+        assert found == pytest.approx(prompt_logprobs(tuple(ids)), abs=1e-3)
 
 
 def test_a_long_prompt_is_scored(mesh: LiveMesh) -> None:
