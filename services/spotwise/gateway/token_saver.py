@@ -20,6 +20,9 @@ from spotwise.wire.codec import decode, encode
 
 #: What a gateway's death costs its streams, at most, is so much computing.
 SAVE_EVERY_S = 1.0
+#: Chunks of one level that become one of the next once they are saved: a chunk may have one token, and take ten times its room.
+#: Larger ones stay as they are, so that none is too large for a message.
+_MERGED, _MERGED_BYTES = 16, 64 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,7 @@ class _Choice:
     Attributes:
         deltas: that are in no chunk yet.
         chunks: in order, without a gap, from the first token on.
+        levels: of the chunks: how often their tokens were merged.
         saved: how many tokens the store has, as far as is known.
         digest: of the weights that drew them.
         is_taken: its request has another owner.
@@ -39,6 +43,7 @@ class _Choice:
     owner: str
     deltas: list[TokenDelta] = field(default_factory=list)
     chunks: list[KeptTokens] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
     saved: int = 0
     digest: str | None = None
     is_taken: bool = False
@@ -54,13 +59,32 @@ class _Choice:
         return self.chunks[-1].first + self.chunks[-1].count if self.chunks else 0
 
     def pack(self) -> None:
-        """Put what came since into a chunk."""
+        """Put what came since into a chunk, once what is saved takes no more room than it has to."""
+        while self._has_chunks_to_merge:
+            merged, first = self.chunks[-_MERGED:], self.chunks[-_MERGED].first
+            earlier = read_chunks((each.chunk for each in merged), self.index + 1)[self.index]
+            self.chunks[-_MERGED:] = [self._chunk(first, earlier.deltas, earlier.model_digest)]
+            self.levels[-_MERGED:] = [self.levels[-1] + 1]
         if self.deltas:
-            batch = TokenBatch(self.digest or "", tuple(self.deltas))
-            chunk = (str(self.index) if self.index else "").encode() + b" " + encode(batch)
-            sizes = self.index, self.ready, len(self.deltas)
-            self.chunks.append(KeptTokens(self.request_id, self.owner, *sizes, chunk))
+            self.chunks.append(self._chunk(self.ready, self.deltas, self.digest))
+            self.levels.append(0)
             self.deltas = []
+
+    @property
+    def _has_chunks_to_merge(self) -> bool:
+        last = self.chunks[-_MERGED:]
+        return (
+            len(last) == _MERGED
+            and not self.lacks
+            and len(set(self.levels[-_MERGED:])) == 1
+            and sum(len(each.chunk) for each in last) <= _MERGED_BYTES
+        )
+
+    def _chunk(self, first: int, deltas: Sequence[TokenDelta], digest: str | None) -> KeptTokens:
+        chunk = (
+            (str(self.index) if self.index else "").encode() + b" " + encode(TokenBatch(digest or "", tuple(deltas)))
+        )
+        return KeptTokens(self.request_id, self.owner, self.index, first, len(deltas), chunk)
 
     def unsaved(self) -> list[KeptTokens]:
         """Return the chunks that the store lacks; without any, a question how many tokens it has."""

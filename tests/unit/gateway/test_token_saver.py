@@ -93,6 +93,60 @@ async def test_what_the_store_does_not_take_is_kept() -> None:
     assert store.calls[-1]["r1"]
 
 
+class ForgetfulStore(CountingStore):
+    """Knows how many tokens it has of the only choice, and loses all but a few of them where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.have = 0
+        self.chunks: list[KeptTokens] = []
+
+    async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
+        for each in tokens:
+            if each.first <= self.have < each.first + each.count:
+                self.have = each.first + each.count
+                self.chunks.append(each)
+        return [self.have for _ in tokens]
+
+    def lose_all_but(self, tokens: int) -> None:
+        self.chunks = [each for each in self.chunks if each.first + each.count <= tokens]
+        self.have = sum(each.count for each in self.chunks)
+
+
+@pytest.mark.parametrize("left", [0, 70])
+@pytest.mark.parametrize("choice_id", ["r", "r#2"])
+async def test_tokens_that_came_one_by_one_are_remembered_in_few_chunks(choice_id: str, left: int) -> None:
+    """Each takes room of its own; what the store loses of them is saved again, whole, with the digest of their weights."""
+    store = ForgetfulStore()
+    saver = TokenSaver(store, lambda _: "digest", lambda _: None)
+    saver.watch(choice_id, "g/1")
+    for index in range(600):
+        saver.add(choice_id, token(index))
+        await saver.save_all()
+    saved_before = len(store.chunks)
+    store.lose_all_but(left)
+    await saver.save_all()
+    assert store.have == 600
+    assert saved_before == 600 and len(store.chunks) < left + 50
+    earlier = read_chunks((each.chunk for each in store.chunks), 3)[int(choice_id.partition("#")[2] or 0)]
+    assert [delta.token_index for delta in earlier.deltas] == [*range(600)]
+    assert earlier.model_digest == "digest"
+
+
+async def test_large_chunks_stay_as_they_are() -> None:
+    """None becomes too large for a message."""
+    store = ForgetfulStore()
+    saver = TokenSaver(store, lambda _: "digest", lambda _: None)
+    saver.watch("r", "g/1")
+    for number in range(60):
+        saver.add("r", tuple(delta for index in range(900) for delta in token(900 * number + index)))
+        await saver.save_all()
+    store.lose_all_but(0)
+    await saver.save_all()
+    assert store.have == 54_000
+    assert max(len(each.chunk) for each in store.chunks) < 128 << 10
+
+
 async def test_who_waits_no_more_takes_nothing_from_the_others() -> None:
     """A time-out of one is not the end of the round."""
     store = CountingStore()
