@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from spotwise.gateway.errors import bad_request, from_validation
+from spotwise.gateway.errors import bad_request
 from spotwise.gateway.parameters import Endpoint, refuse_unsupported
 from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.strict_body import StrictBody, parse_body
 
 MAX_STOP_STRINGS = 16
 #: Each costs a table of so many numbers, and text is held back while it may still become one.
@@ -127,10 +127,7 @@ def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
         ApiError: 400, naming the first parameter that is wrong or not supported.
     """
     refuse_unsupported(kind.endpoint, body)
-    try:
-        request = kind.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    request = parse_body(kind, body)
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' is allowed only when 'stream' is true.", "stream_options", "invalid_value")
     if request.prompt_logprobs is not None and request.stream:

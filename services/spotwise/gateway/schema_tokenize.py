@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from spotwise.gateway.errors import bad_request, from_validation
+from spotwise.gateway.errors import bad_request
 from spotwise.gateway.parameters import Endpoint, refuse_unsupported
 from spotwise.gateway.schema_chat import ChatPrompt
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.strict_body import StrictBody, parse_body
 
 #: Parameters of chats that change how they are rendered.
 TEMPLATE_PARAMETERS = ("chat_template", "documents", "reasoning_effort", "tools")
@@ -46,9 +46,6 @@ class DetokenizeRequest(StrictBody):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-Parsed = TypeVar("Parsed", bound=StrictBody)
-
-
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizePrompt | TokenizeChat:
     """Check a body with a prompt or a chat.
 
@@ -59,18 +56,6 @@ def parse_tokenize(body: Mapping[str, Any]) -> TokenizePrompt | TokenizeChat:
     if has_chat and body.get("prompt") is not None:
         raise bad_request("'messages' and 'prompt' exclude each other.", "messages", "invalid_value")
     if not has_chat:
-        return parse(TokenizePrompt, body)
+        return parse_body(TokenizePrompt, body)
     refuse_unsupported(Endpoint.CHAT, {name: body[name] for name in TEMPLATE_PARAMETERS if name in body})
-    return parse(TokenizeChat, body)
-
-
-def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
-    """Check a body against its schema.
-
-    Raises:
-        ApiError: 400, naming the first parameter that is wrong.
-    """
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise from_validation(error) from None
+    return parse_body(TokenizeChat, body)

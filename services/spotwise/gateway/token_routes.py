@@ -18,7 +18,8 @@ from spotwise.gateway.chat import chat_token_ids
 from spotwise.gateway.plan import require_model
 from spotwise.gateway.plan_sampling import check_token_ids
 from spotwise.gateway.prompt_limits import prompt_too_long
-from spotwise.gateway.schema_tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse, parse_tokenize
+from spotwise.gateway.schema_tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
+from spotwise.gateway.strict_body import parse_body
 from spotwise.gateway.text import ChatText, PromptTooLongError
 
 
@@ -57,7 +58,7 @@ def _token_ids(request: TokenizePrompt | TokenizeChat, text: ChatText) -> tuple[
 
 
 def _detokenized(text: ChatText, options: ApiOptions, body: bytearray) -> bytes:
-    request = parse(DetokenizeRequest, parse_json_object(body))
+    request = parse_body(DetokenizeRequest, parse_json_object(body))
     _require_model(request.model, options)
     check_token_ids("tokens", request.tokens, text.vocab_size)
     return orjson.dumps({"prompt": text.decode(request.tokens, skip_special_tokens=False)})

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from spotwise.gateway.sampling_defaults import SamplingDefaults, published_defaults
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
 
-PUBLISHED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
-DEFAULTS = SamplingDefaults(**PUBLISHED)  # type: ignore[arg-type]
+PUBLISHED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+DEFAULTS = SamplingDefaults(**PUBLISHED)
 OPENAIS = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -64,7 +64,7 @@ async def test_by_itself_the_model_has_none(make_app: Callable[..., FastAPI], me
 def test_what_a_model_publishes_is_read(tmp_path: Path) -> None:
     """Of the file, only these; what is missing or null is OpenAI's."""
     published = {"do_sample": True, "eos_token_id": [2], "max_new_tokens": 9, **PUBLISHED, "min_p": None}
-    assert published_defaults(written(tmp_path, published)) == SamplingDefaults(**PUBLISHED | {"min_p": 0.0})  # type: ignore[arg-type]
+    assert published_defaults(written(tmp_path, published)) == SamplingDefaults(**PUBLISHED | {"min_p": 0.0})
     assert published_defaults(tmp_path / "elsewhere") == SamplingDefaults()
 
 
