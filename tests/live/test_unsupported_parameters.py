@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from spotwise.gateway.parameters import REFUSED, Endpoint
 from tests.live.mesh import MODEL, LiveMesh
 
 CHAT = "/v1/chat/completions"
@@ -14,32 +15,23 @@ COMPLETIONS = "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_capital", "arguments": '{"country": "France"}'}}
 
-#: Requests for something, as vLLM and OpenAI understand them; each was answered as if it had not been there.
-REQUESTS: list[tuple[str, Any]] = [
-    ("prompt_logprobs", 0),
-    ("truncate_prompt_tokens", 8),
-    ("logits_processors", ["pkg.Processor"]),
-    ("structural_tag", "{}"),
-    ("guided_json", {}),
-    ("guided_choice", []),
-    ("reasoning_effort", "high"),
-    ("return_tokens_as_token_ids", True),
-    ("vllm_xargs", {"a": 1}),
-]
+#: What both endpoints refuse, and a value that asks for it.
+REFUSED_NAMES = [rule.name for rule in REFUSED if set(rule.at) == set(Endpoint)]
+VALUE = "anything"
 
 
-@pytest.mark.parametrize(("name", "value"), REQUESTS, ids=lambda part: part if isinstance(part, str) else "")
-def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str, value: Any) -> None:
+@pytest.mark.parametrize("name", REFUSED_NAMES)
+def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str) -> None:
     """The client raises BadRequestError with the parameter's name; a raw post gets the same."""
     bodies: list[tuple[str, dict[str, Any]]] = [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "Paris is"})]
     for path, asked in bodies:
-        response = mesh.post(path, {"model": MODEL, "max_tokens": 2, **asked, name: value})
+        response = mesh.post(path, {"model": MODEL, "max_tokens": 2, **asked, name: VALUE})
         error = response.json().get("error", {})
         assert (response.status_code, error.get("code")) == (400, "unsupported_parameter"), response.text
         assert error["param"] == name
         assert f"'{name}'" in error["message"]
     with pytest.raises(openai.BadRequestError) as raised:
-        mesh.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2, extra_body={name: value})
+        mesh.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2, extra_body={name: VALUE})
     assert (raised.value.code, raised.value.param) == ("unsupported_parameter", name)
 
 
@@ -53,7 +45,7 @@ def test_a_chat_refuses_what_only_completions_have(mesh: LiveMesh, name: str, va
 
 def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
     """Clients that send every parameter with its default get their answer."""
-    defaults: dict[str, Any] = {name: None for name, _ in REQUESTS} | {
+    defaults: dict[str, Any] = dict.fromkeys(REFUSED_NAMES) | {
         "structured_outputs": None,
         "bad_words": [],
         "allowed_token_ids": None,
