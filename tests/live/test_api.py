@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -293,3 +294,54 @@ def test_metrics_count_what_was_served(mesh: LiveMesh) -> None:
     for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"):
         assert name in after
     assert metric(after, "vllm:kv_cache_usage_perc") < 1
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 24}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_call_of_a_tool(mesh: LiveMesh, choice: Any) -> None:
+    """Its arguments follow the schema; streamed it is the same; and the conversation goes on with what the tool returned."""
+    client = mesh.client()
+    asked: Any = {"model": MODEL, "max_tokens": 120, "temperature": 0, "parallel_tool_calls": False}
+    asked |= {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [WEATHER]}
+    whole = client.chat.completions.create(**asked, tool_choice=choice).choices[0]
+    (call,) = whole.message.tool_calls
+    assert whole.finish_reason == ("stop" if choice is NAMED else "tool_calls")
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"city", "unit"} and arguments["unit"] in ("C", "F")
+
+    with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+    assert len([piece for piece in pieces if piece]) > 3
+
+    answered = [*asked["messages"], whole.message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees"}]
+    prompt = mesh.post("/tokenize", {"messages": [_plain(each) for each in answered], "tools": [WEATHER]}).json()
+    rendered = tokenizer().decode(prompt["tokens"])
+    assert (
+        "18 degrees" in rendered
+        and json.dumps(arguments, ensure_ascii=False) in rendered
+        and '"get_weather"' in rendered
+    )
+    final = client.chat.completions.create(**asked | {"messages": answered}).choices[0]
+    assert final.finish_reason in ("stop", "length", "tool_calls")
+
+
+def _plain(message: Any) -> Any:
+    return message if isinstance(message, dict) else message.model_dump(exclude_none=True)

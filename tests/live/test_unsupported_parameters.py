@@ -13,8 +13,6 @@ from tests.live.mesh import MODEL, LiveMesh
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
-CALL = {"id": "call_1", "type": "function", "function": {"name": "get_capital", "arguments": '{"country": "France"}'}}
-
 #: What both endpoints refuse, and a value that asks for it.
 REFUSED_NAMES = [rule.name for rule in REFUSED if set(rule.at) == set(Endpoint)]
 VALUE = "anything"
@@ -78,20 +76,6 @@ def test_a_temperature_of_almost_nothing_is_greedy(mesh: LiveMesh, temperature: 
     for seed in (1, 2):
         cold = mesh.post(CHAT, asked | {"temperature": temperature, "seed": seed})
         assert cold.json()["choices"][0]["message"]["content"] == greedy
-
-
-def test_earlier_tool_calls_are_refused_where_the_template_drops_them(mesh: LiveMesh) -> None:
-    """This model's template knows no tool calls: the answer would be to another conversation."""
-    messages = [
-        *HELLO,
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "Paris"},
-    ]
-    for content in (None, "", "One moment."):
-        messages[1]["content"] = content
-        with pytest.raises(openai.BadRequestError) as raised:
-            mesh.client().chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
-        assert (raised.value.code, raised.value.param) == ("chat_template_error", "messages.1.tool_calls")
 
 
 def test_the_series_of_vllms_dashboard(mesh: LiveMesh) -> None:

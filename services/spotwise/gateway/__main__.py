@@ -47,7 +47,9 @@ def _sampling_defaults(settings: GatewaySettings) -> SamplingDefaults:
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     try:
-        text = ChatText.load(settings.model_dir)
+        text = ChatText.load(
+            settings.model_dir, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+        )
     except ModelTextError as error:
         raise MeshError(str(error)) from error
     give_back_freed_memory()  # a tokenizer's file takes more to read than to have

@@ -210,7 +210,7 @@ class GenerationResponse(Response):
 
 def choices_of(plan: GenerationPlan, text: ChatText) -> list[Choice]:
     """Return the choices of a plan, before their first tokens."""
-    return [Choice(text, plan.rules, sequence.prompt) for sequence in plan.sequences]
+    return [Choice(text, plan.rules, sequence) for sequence in plan.sequences]
 
 
 def usage_of(plan: GenerationPlan, choices: Sequence[Choice]) -> Usage:

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.choice import ScoredToken
+from spotwise.gateway.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
+from spotwise.gateway.chat_tools import tool_use
+from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
+from spotwise.gateway.message_reader import MessagePart, calls_of
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
 from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
-from spotwise.gateway.response_format import ResponseFormat
+from spotwise.gateway.response_format import ResponseFormat, WholeChoice
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
+from spotwise.gateway.schema_tools import Tool
 from spotwise.gateway.sse import event
-from spotwise.gateway.text import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError, ChatText, PromptTooLongError
+from spotwise.gateway.text import ChatText, PromptTooLongError
 from spotwise.gateway.truncation import Truncation
 
 
@@ -37,7 +41,9 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         )
     most_new_tokens = options.default_max_tokens if max_tokens is None else max_tokens
     truncation = truncation_of(request, most_new_tokens, text.context_length)
-    token_ids = chat_token_ids(request, text, truncation=truncation)
+    tools = tool_use(request, text)
+    token_ids = chat_token_ids(request, text, truncation=truncation, tools=tools.tools)
+    reading = tools.reading(token_ids, text)
     return plan_generation(
         request,
         [PromptTokens(token_ids)],
@@ -49,11 +55,18 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         max_tokens_param=max_tokens_param,
         default_max_tokens=options.default_max_tokens,
         logprobs=logprobs,
+        message=tools.grammar(reading),
+        reading=reading,
     )
 
 
 def chat_token_ids(
-    prompt: ChatPrompt, text: ChatText, *, add_special_tokens: bool = False, truncation: Truncation | None = None
+    prompt: ChatPrompt,
+    text: ChatText,
+    *,
+    add_special_tokens: bool = False,
+    truncation: Truncation | None = None,
+    tools: Sequence[Tool] = (),
 ) -> tuple[int, ...]:
     """Render a chat and tokenize it.
 
@@ -62,6 +75,7 @@ def chat_token_ids(
         text: the model's template and tokenizer.
         add_special_tokens: as a prompt of completions has them; templates write their own.
         truncation: cuts the rendered chat.
+        tools: that the model may call.
 
     Raises:
         ApiError: 400, with the parameter at fault.
@@ -83,10 +97,16 @@ def chat_token_ids(
     messages = [message.for_template() for message in prompt.messages]
     try:
         token_ids = text.encode_chat(
-            messages, add_generation_prompt, continue_final_message, template_kwargs, add_special_tokens, truncation
+            messages,
+            add_generation_prompt,
+            continue_final_message,
+            template_kwargs,
+            add_special_tokens,
+            truncation,
+            [tool.for_template() for tool in tools],
         )
     except ChatTemplateError as error:
-        raise bad_request(str(error), error.param, "chat_template_error") from error
+        raise bad_request(str(error), "messages", "chat_template_error") from error
     except PromptTooLongError as error:
         raise prompt_too_long("messages", text.context_length, error.at_least_tokens) from error
     if not token_ids:
@@ -100,6 +120,15 @@ def _logprobs(request: ChatRequest, options: ApiOptions) -> int | None:
             raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "invalid_value")
         return None
     return require_logprobs("top_logprobs", request.top_logprobs or 0, options)
+
+
+def _texts(parts: Sequence[MessagePart]) -> dict[str, Any]:
+    """Return what the model thinks and says, by OpenAI's names, and vLLM's of the reasoning."""
+    texts = dict[str, Any]()
+    for name, kind in (("reasoning_content", "reasoning"), ("content", "content")):
+        if text := "".join(part.text for part in parts if part.kind == kind):
+            texts[name] = text
+    return texts
 
 
 class ChatFormat(ResponseFormat):
@@ -122,11 +151,31 @@ class ChatFormat(ResponseFormat):
             events.append(event(chunk))
         return events
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def _delta(self, piece: ChoiceText) -> dict[str, Any]:
+        if piece.parts is None:
+            return {"delta": {"content": piece.text} if piece.text else {}}
+        delta = _texts(piece.parts)
+        calls = dict[int, dict[str, Any]]()
+        for part in piece.parts:
+            if part.kind == "call":
+                function = {"name": part.text, "arguments": ""}
+                calls[part.call] = {"index": part.call, "id": part.call_id, "type": "function", "function": function}
+            elif part.kind == "arguments":
+                call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
+                call["function"]["arguments"] += part.text
+        return {"delta": delta | ({"tool_calls": list(calls.values())} if calls else {})}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _message(self, choice: WholeChoice) -> dict[str, Any]:
+        if choice.parts is None:
+            return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        texts = _texts(choice.parts)
+        calls = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls_of(choice.parts)
+        ]
+        content = texts.pop("content", None if calls else "")
+        message = {"role": "assistant", "content": content, "refusal": None, **texts}
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = []

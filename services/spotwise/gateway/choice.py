@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import TokenLogprobs
 from spotwise.gateway.generation import GeneratedTokens, GenerationError
-from spotwise.gateway.plan import PromptTokens, TextRules
+from spotwise.gateway.message_reader import MessagePart, MessageReader
+from spotwise.gateway.plan import PlannedSequence, PromptTokens, TextRules
 from spotwise.gateway.stop_strings import StopStringScanner
 from spotwise.gateway.text import ChatText
 
@@ -43,6 +44,8 @@ class ChoiceText:
         stop_reason: the stop string or stop token id of the client that ended it; `None` for the model's own end.
         is_first: the first piece with tokens.
         prompt_logprobs: with that, of each token of the prompt, where they were requested; `None` for its first.
+        parts: of the message, where the text is more than what the model says; else `None`.
+        ends_with_calls: with the last piece, the message is for its calls of tools.
     """
 
     text: str
@@ -52,11 +55,14 @@ class ChoiceText:
     stop_reason: str | int | None = None
     is_first: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    parts: list[MessagePart] | None = None
+    ends_with_calls: bool = False
 
     @property
     def is_silent(self) -> bool:
         """Whether there is nothing in it that a client without token ids would want to see."""
-        return not self.text and not self.scored and self.finish_reason is None
+        says_nothing = not self.text if self.parts is None else not self.parts
+        return says_nothing and not self.scored and self.finish_reason is None
 
 
 class Choice:
@@ -65,7 +71,7 @@ class Choice:
     Args:
         text: the model's text.
         rules: how tokens become text.
-        prompt: what it answers.
+        sequence: that generates it.
 
     Attributes:
         output_tokens: counted so far.
@@ -77,6 +83,7 @@ class Choice:
         "_decoded_characters",
         "_detokenizer",
         "_eos_token_ids",
+        "_reader",
         "_rules",
         "_scanner",
         "_started",
@@ -86,12 +93,14 @@ class Choice:
         "prompt",
     )
 
-    def __init__(self, text: ChatText, rules: TextRules, prompt: PromptTokens) -> None:
+    def __init__(self, text: ChatText, rules: TextRules, sequence: PlannedSequence) -> None:
         self.output_tokens = self.cached_tokens = 0
-        self.prompt = prompt
+        self.prompt: PromptTokens = sequence.prompt
         self._text = text
         self._rules = rules
-        self._detokenizer = text.detokenizer(rules.skip_special_tokens)
+        reading = rules.reading
+        self._reader = None if reading is None else MessageReader(reading, sequence.choice_id)
+        self._detokenizer = text.detokenizer(rules.skip_special_tokens, None if reading is None else reading.form)
         self._scanner = StopStringScanner(rules.stop_tables, rules.include_stop)
         self._eos_token_ids = text.eos_token_ids
         self._decoded_characters = 0
@@ -138,7 +147,8 @@ class Choice:
         return [at_token and at_token.first(alternatives) for at_token in logprobs]
 
     def _add_output(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
-        rules, scanner = self._rules, self._scanner
+        rules, scanner, reader = self._rules, self._scanner, self._reader
+        message: list[MessagePart] | None = None if reader is None else []
         parts = [piece.text] if piece.text else []
         stopped_by_token = batch.finish_reason is FinishReason.STOP
         hidden_position = len(batch.tokens) - 1 if stopped_by_token and not rules.include_stop else -1
@@ -155,18 +165,29 @@ class Choice:
                 continue
             self._decoded_characters += len(text)
             parts.append(text if self.output_tokens < rules.min_tokens else scanner.push(text))
-            if scanner.matched is not None:
+            if reader is not None and message is not None:
+                message += reader.push(parts[-1])
+            if scanner.matched is not None or (reader is not None and reader.is_over):
                 break
-        if batch.finish_reason is not None and scanner.matched is None:
-            parts.append(scanner.push(self._detokenizer.flush()))
-            parts.append(scanner.flush())
+        is_over = reader is not None and reader.is_over
+        if batch.finish_reason is not None and scanner.matched is None and not is_over:
+            parts.append(scanner.push(self._detokenizer.flush()) + scanner.flush())
+            if reader is not None and message is not None:
+                message += reader.push(parts[-1])
         piece.token_ids = tuple(token.token_id for token in batch.tokens[:taken])
         piece.text = "".join(parts)
         if scanner.matched is not None:
             piece.finish_reason, piece.stop_reason = "stop", scanner.matched
+        elif is_over:
+            piece.finish_reason = "stop"
         elif stopped_by_token:
             last_id = piece.token_ids[-1] if piece.token_ids else None
             piece.finish_reason = "stop"
             piece.stop_reason = None if last_id in self._eos_token_ids else last_id
         elif batch.finish_reason is FinishReason.LENGTH:
             piece.finish_reason = "length"
+        if reader is not None and message is not None:
+            piece.parts = message
+            if piece.finish_reason is not None:
+                piece.parts += reader.finish()
+                piece.ends_with_calls = reader.calls > 0 and piece.finish_reason == "stop" and not reader.is_named

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.choice import ScoredToken
+from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import (
@@ -18,7 +18,7 @@ from spotwise.gateway.plan import (
 )
 from spotwise.gateway.plan_sampling import check_token_ids
 from spotwise.gateway.prompt_limits import prompt_too_long, require_choices, truncation_of
-from spotwise.gateway.response_format import ResponseFormat
+from spotwise.gateway.response_format import ResponseFormat, WholeChoice
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_completions import CompletionRequest, Prompt
 from spotwise.gateway.text import ChatText, PromptTooLongError
@@ -92,11 +92,11 @@ class CompletionFormat(ResponseFormat):
         """Return nothing: a completion's stream begins with text."""
         return []
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _delta(self, piece: ChoiceText) -> dict[str, Any]:
+        return {"text": piece.text}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _message(self, choice: WholeChoice) -> dict[str, Any]:
+        return {"text": choice.text}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         text_of = self._token_bytes.text_of

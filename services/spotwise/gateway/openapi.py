@@ -25,7 +25,7 @@ _TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, Det
 _BODIES: tuple[type[StrictBody], ...] = (ChatRequest, CompletionRequest, *_TOKEN_BODIES)
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
-_FINISH: Schema = {"enum": ["stop", "length"]}
+_FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
 #: Statuses of every path that needs a key, and more of those that generate.
 _ERRORS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
 _GENERATION_ERRORS = (*_ERRORS, 409, 413, 415, 422, 504)
@@ -168,7 +168,9 @@ _TOKENS = _object(
     tokens=_list(_COUNT),
     token_strs={"type": ["array", "null"], "items": _TEXT},
 )
+_CALL = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE: Schema = {"message": _object(role={"const": "assistant"}, content=_OR_NULL)}
+_MESSAGE["message"]["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
 _REQUEST = _object(
     id=_TEXT,
     object={"const": "request"},

@@ -16,14 +16,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
+from spotwise.gateway.tool_grammar import ANY_MESSAGE, JSON_BLANKS, MessageGrammar
 
 #: It travels with every choice's record.
 MAX_GRAMMAR_BYTES = 128 << 10
 #: Verdicts on grammars that are remembered: requests with the same schema follow one another.
 _KEPT_VERDICTS = 256
 _ANY_OBJECT = {"type": "object"}
-#: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
-_WHITESPACE = "[ \\t\\n\\r]{1,32}"
 _LIMITS = LLParserLimits(verbose_errors=False)
 
 
@@ -52,9 +51,17 @@ class GrammarCheck:
 
 
 def grammar_of(
-    response_format: OutputFormat | None, structured_outputs: StructuredOutputs | None, check: GrammarCheck
+    response_format: OutputFormat | None,
+    structured_outputs: StructuredOutputs | None,
+    check: GrammarCheck,
+    message: MessageGrammar = ANY_MESSAGE,
 ) -> str:
     """Return the grammar of a request's output; empty where any text will do.
+
+    Args:
+        response_format, structured_outputs: what its answer has to look like.
+        check: of the model's tokens.
+        message: the calls and the reasoning beside the answer.
 
     Raises:
         ApiError: 400, naming the parameter at fault.
@@ -68,8 +75,11 @@ def grammar_of(
         )
     else:
         grammar, param = _of_outputs(structured_outputs)
+    grammar = message.around(grammar)
     if not grammar:
         return ""
+    if message.tools:
+        param = "tools"
     if len(grammar) > MAX_GRAMMAR_BYTES:
         raise _refused(param, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
     if problem := check.problem(grammar):
@@ -87,7 +97,7 @@ def _of_format(response_format: OutputFormat | None) -> tuple[str, str]:
 
 
 def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
-    options: dict[str, Any] = {"whitespace_pattern": given.whitespace_pattern or _WHITESPACE}
+    options: dict[str, Any] = {"whitespace_pattern": given.whitespace_pattern or JSON_BLANKS}
     if given.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     if given.json_object:
@@ -106,7 +116,7 @@ def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
 
 
 def _of_schema(schema: Any, param: str, options: dict[str, Any] | None = None) -> tuple[str, str]:
-    options = options or {"whitespace_pattern": _WHITESPACE}
+    options = options or {"whitespace_pattern": JSON_BLANKS}
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options), param  # type: ignore[arg-type]

@@ -77,10 +77,10 @@ REFUSED = (
     Refused("guided_json_object", (False,), hint=_USE_STRUCTURED),
     Refused("structural_tag"),
     # Tools, other media, other sources.
-    Refused("tools", ([],), hint="no tool calls are generated"),
-    Refused("tool_choice", ("none", "auto"), hint="no tool calls are generated"),
-    Refused("functions", ([],), hint="no function calls are generated"),
-    Refused("function_call", ("none", "auto"), hint="no function calls are generated"),
+    Refused("tools", ([],), _COMPLETIONS, _USE_CHAT),
+    Refused("tool_choice", ("none", "auto"), _COMPLETIONS, _USE_CHAT),
+    Refused("functions", ([],), hint="use 'tools'"),
+    Refused("function_call", ("none", "auto"), hint="use 'tool_choice'"),
     Refused("audio", hint=_ONLY_TEXT),
     Refused("modalities", ([], ["text"]), hint=_ONLY_TEXT),
     Refused("web_search_options"),
@@ -126,10 +126,11 @@ IGNORED = (
     *map(Ignored, ("metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
     *map(Ignored, ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval")),
     # Details of what is refused, or of what no model here has.
-    *map(Ignored, ("parallel_tool_calls", "guided_decoding_backend", "guided_whitespace_pattern")),
+    *map(Ignored, ("guided_decoding_backend", "guided_whitespace_pattern")),
     *map(Ignored, ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
     *map(Ignored, ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "return_token_offsets")),
     Ignored("add_generation_prompt", _COMPLETIONS),
+    Ignored("parallel_tool_calls", _COMPLETIONS),
 )
 
 #: Members of honoured parameters that would change the answer; others that are not honoured are ignored.

@@ -16,11 +16,13 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
+from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class TextRules:
         score_only: the output is dropped; only the prompt's log-probabilities are returned.
         prompt_logprobs: alternatives of each token of the prompt, beside the answer's text; `None` for none of it.
         logprobs: alternatives of each token of the text, an echo's included; `None` for no log-probabilities.
+        reading: how calls and reasoning are found in the text; `None`: all of it is what the model says.
     """
 
     stop_tables: StopTables
@@ -59,6 +62,7 @@ class TextRules:
     score_only: bool
     prompt_logprobs: int | None
     logprobs: int | None
+    reading: MessageReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,8 @@ def plan_generation(
     max_tokens_param: str = "max_tokens",
     default_max_tokens: int | None = None,
     logprobs: int | None = None,
+    message: MessageGrammar = ANY_MESSAGE,
+    reading: MessageReading | None = None,
 ) -> GenerationPlan:
     """Plan the sequences of a request: all choices of the first prompt, then of the next.
 
@@ -170,6 +176,8 @@ def plan_generation(
         max_tokens_param: name under which it did.
         default_max_tokens: where it gave none; `None` fills the context.
         logprobs: alternatives a token; `None` for no log-probabilities.
+        message: what calls and reasoning have to look like.
+        reading: how they are found in the text.
 
     Raises:
         ApiError: 400, with the parameter at fault.
@@ -179,7 +187,7 @@ def plan_generation(
     choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
-    sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs)
+    sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs, message)
     priority = _require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
@@ -209,6 +217,7 @@ def plan_generation(
         score_only=score_only,
         prompt_logprobs=request.prompt_logprobs,
         logprobs=logprobs,
+        reading=reading,
     )
     return GenerationPlan(
         request_id=request_id,

@@ -12,6 +12,7 @@ from spotwise.gateway.output_grammar import grammar_of
 from spotwise.gateway.sampling_defaults import SamplingDefaults
 from spotwise.gateway.schema import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.gateway.text import ChatText
+from spotwise.gateway.tool_grammar import MessageGrammar
 
 Number = TypeVar("Number", int, float)
 
@@ -26,6 +27,7 @@ def sampling_of(
     defaults: SamplingDefaults,
     stop_token_ids: Sequence[int],
     logprobs: int | None,
+    message: MessageGrammar,
 ) -> SamplingParams:
     """Return what all choices of a request have in common.
 
@@ -35,6 +37,7 @@ def sampling_of(
         defaults: of parameters that the request does not have.
         stop_token_ids: that end the text.
         logprobs: alternatives a token; `None` for no log-probabilities.
+        message: what calls and reasoning beside the output have to look like.
 
     Raises:
         ApiError: 400, with the parameter at fault.
@@ -43,7 +46,7 @@ def sampling_of(
     check_token_ids("allowed_token_ids", allowed_token_ids, text.vocab_size)
     bad_words = _bad_words(request.bad_words or (), text)
     _require_a_token(allowed_token_ids, bad_words, stop_token_ids if request.min_tokens else ())
-    grammar = grammar_of(request.response_format, request.structured_outputs, text.grammar_check)
+    grammar = grammar_of(request.response_format, request.structured_outputs, text.grammar_check, message)
     if grammar and allowed_token_ids:
         raise bad_request(
             "'allowed_token_ids' and a structured output exclude each other.", "allowed_token_ids", "invalid_value"

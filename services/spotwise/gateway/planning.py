@@ -139,5 +139,5 @@ class Planning:
 
 def _effort_bytes(body: bytearray) -> int:
     """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
-    has_grammar = any(name in body for name in (b'"structured_outputs"', b'"response_format"'))
+    has_grammar = any(name in body for name in (b'"structured_outputs"', b'"response_format"', b'"tools"'))
     return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)

@@ -13,6 +13,7 @@ import orjson
 from spotwise.core.sampling import TokenLogprobs
 from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
+from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.sse import event
 
@@ -25,6 +26,8 @@ class WholeChoice:
     """A choice that is answered whole, collected from its pieces."""
 
     texts: list[str] = field(default_factory=list)
+    parts: list[MessagePart] | None = None
+    ends_with_calls: bool = False
     token_ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] | None = None
     finish_reason: str | None = None
@@ -34,6 +37,10 @@ class WholeChoice:
     def add(self, piece: ChoiceText) -> None:
         """Append the next piece."""
         self.texts.append(piece.text)
+        if piece.parts is not None:
+            self.parts = self.parts or []
+            self.parts += piece.parts
+        self.ends_with_calls = piece.ends_with_calls
         self.token_ids.extend(piece.token_ids)
         if piece.scored is not None:
             self.scored = [*(self.scored or ()), *piece.scored]
@@ -81,11 +88,11 @@ class ResponseFormat(abc.ABC):
         """Return the events that begin a stream, before there is text."""
 
     @abc.abstractmethod
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, piece: ChoiceText) -> dict[str, Any]:
         """Return the fields of a streamed choice that hold a piece of its text."""
 
     @abc.abstractmethod
-    def _message(self, text: str) -> dict[str, Any]:
+    def _message(self, choice: WholeChoice) -> dict[str, Any]:
         """Return the fields of a whole choice that hold its text."""
 
     @abc.abstractmethod
@@ -94,9 +101,10 @@ class ResponseFormat(abc.ABC):
 
     def delta(self, index: int, piece: ChoiceText) -> bytes:
         """Return the event of a piece of choice `index`; the last one has the finish reason."""
-        if piece.finish_reason is None and piece.scored is None and not self._plan.return_token_ids:
+        is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
+        if is_text and not self._plan.return_token_ids:
             return self._fronts[index] + orjson.dumps(piece.text) + self._tail
-        choice = {"index": index, **self._delta(piece.text), **self._end(piece)}
+        choice = {"index": index, **self._delta(piece), **self._end(piece)}
         if piece.finish_reason is None:
             del choice["stop_reason"]
         if self._plan.return_token_ids:
@@ -113,7 +121,7 @@ class ResponseFormat(abc.ABC):
         """Return the body of an answer that is not streamed."""
         written = []
         for index, choice in enumerate(choices):
-            fields = {"index": index, **self._message(choice.text), **self._end(choice)}
+            fields = {"index": index, **self._message(choice), **self._end(choice)}
             if self._plan.return_token_ids:
                 fields["token_ids"] = choice.token_ids
             if self.PROMPT_IN_CHOICES:
@@ -150,7 +158,7 @@ class ResponseFormat(abc.ABC):
     def _end(self, choice: WholeChoice | ChoiceText) -> dict[str, Any]:
         return {
             "logprobs": None if choice.scored is None else self._logprobs(choice.scored),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": "tool_calls" if choice.ends_with_calls else choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
 

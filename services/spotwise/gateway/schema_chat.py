@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
+from spotwise.gateway.chat_template import ChatMessage
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema_tools import NamedTool, ToolChoice, Tools
 from spotwise.gateway.strict_body import StrictBody
-from spotwise.gateway.text import ChatMessage
 
 #: Some templates look at every message again for each.
 MAX_MESSAGES = 16_384
@@ -103,12 +104,20 @@ class ChatRequestMessage(StrictBody):
 
 
 class ChatPrompt(StrictBody):
-    """A chat, and how its template renders it: OpenAI's `messages`, and what vLLM adds."""
+    """A chat, and how its template renders it: OpenAI's `messages` and `tools`, and what vLLM adds."""
 
     messages: Annotated[list[ChatRequestMessage], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)
+    tools: Tools | None = None
+
+    @model_validator(mode="after")
+    def _has_each_tool_once(self) -> ChatPrompt:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        return self
 
 
 class ChatRequest(ChatPrompt, GenerationRequest):
@@ -116,6 +125,13 @@ class ChatRequest(ChatPrompt, GenerationRequest):
 
     endpoint: ClassVar = Endpoint.CHAT
 
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+
+    @property
+    def named_tool(self) -> str | None:
+        """The function that has to be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None

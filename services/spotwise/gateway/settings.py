@@ -15,6 +15,7 @@ from spotwise.core.members import Member
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
+from spotwise.gateway.message_forms import AUTO, TOOL_PARSERS
 from spotwise.gateway.schema import LEAST_PRIORITY
 from spotwise.mesh.settings import ModelServiceSettings
 
@@ -94,6 +95,16 @@ class GatewaySettings(ModelServiceSettings):
         "none",
         description="sampling parameters of requests that give none: none (OpenAI's), or model (temperature, top_p, top_k, "
         "min_p and repetition_penalty of the model's generation_config.json)",
+    )
+    tool_parser: str = Field(
+        AUTO,
+        description="how calls of tools are found in the model's text: auto (as its tokenizer or its chat template says), "
+        "none, " + ", ".join(TOOL_PARSERS[2:]) + ", or a file with a response template of transformers",
+    )
+    reasoning_parser: str = Field(
+        AUTO,
+        description="how the model's reasoning is found in its text: auto (as its tokenizer or its chat template says), none, "
+        "or think (between <think> and </think>)",
     )
     least_priority: int = Field(
         LEAST_PRIORITY,

@@ -9,8 +9,6 @@ template, which has written its own.
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +19,10 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from spotwise.gateway.chat_template import ChatMessage, ChatTemplate
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
 from spotwise.gateway.output_grammar import GrammarCheck
-from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, DroppedCallError, render_with_calls
 from spotwise.gateway.truncation import Truncation
 
 #: A longer prompt is counted in parts of so many characters first: tokenizing takes hundreds of bytes a character.
@@ -32,29 +31,9 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.
 _UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
 
-ChatMessage = dict[str, Any]
-#: What rendering takes besides the variables of a template.
-RESERVED_TEMPLATE_VARIABLES = frozenset(
-    name
-    for name, parameter in inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters.items()
-    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-) | {"messages"}
-
 
 class ModelTextError(Exception):
     """The model's folder has no usable tokenizer."""
-
-
-class ChatTemplateError(Exception):
-    """The chat template cannot render these messages, or there is none.
-
-    Attributes:
-        param: dotted path of what it cannot render.
-    """
-
-    def __init__(self, message: str, param: str = "messages") -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class PromptTooLongError(Exception):
@@ -85,10 +64,19 @@ class ChatText:
         eos_token_ids: ids that end a sequence.
         token_bytes: bytes and text of single tokens.
         grammar_check: tries grammars with these tokens.
+        template: renders chats.
+        form: how the model writes its messages, without tools; `None`: as text.
+        tool_form: how it writes them with tools; `None`: that is not known.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, context_length: int, vocab_size: int, eos_token_ids: frozenset[int]
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        context_length: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
     ) -> None:
         self.context_length = context_length
         self.vocab_size = vocab_size
@@ -103,17 +91,32 @@ class ChatText:
         self.token_bytes = TokenBytes(self._backend)
         self.grammar_check = GrammarCheck(lambda: LLTokenizer(self._backend.to_str(), n_vocab=vocab_size))
         self._longest_token_characters = max(map(len, self._backend.get_vocab()), default=1)
+        self.template = template = ChatTemplate(tokenizer)
+        declared = getattr(tokenizer, "response_template", None)
+        self.form = self.tool_form = message_form(
+            declared, template.source, template.header, tool_parser, reasoning_parser
+        )
+        if not template.renders_tools and (self.form is None or not self.form.reads_calls):
+            self.tool_form = message_form(None, template.source, template.header, TEXT_PARSER, reasoning_parser)
+        self._hidden = {form: self._hidden_from(form) for form in (None, self.form, self.tool_form)}
 
     @classmethod
-    def load(cls, model_dir: Path, max_context_length: int | None = None) -> ChatText:
+    def load(
+        cls,
+        model_dir: Path,
+        max_context_length: int | None = None,
+        tool_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+    ) -> ChatText:
         """Read `tokenizer.json`, `tokenizer_config.json`, the chat template, `config.json` and `generation_config.json`.
 
         Args:
             model_dir: folder of the model.
             max_context_length: serve no longer context than this, though the model could.
+            tool_parser, reasoning_parser: see `message_form`.
 
         Raises:
-            ModelTextError: a file is missing or incomplete.
+            ModelTextError: a file is missing or incomplete, or there is no such parser.
         """
         if not (model_dir / "tokenizer.json").is_file():
             raise ModelTextError(
@@ -123,17 +126,13 @@ class ChatText:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
         facts = _read_facts(model_dir, tokenizer)
         context_length = min(facts.context_length, max_context_length or facts.context_length)
-        text = cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids)
-        with contextlib.suppress(
-            ChatTemplateError
-        ):  # compiles the template, which would hold up the loop at the first chat
-            text.render_chat([{"role": "user", "content": ""}], True, False)
+        try:
+            text = cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids, tool_parser, reasoning_parser)
+        except ValueError as error:
+            raise ModelTextError(
+                f"SPOTWISE_TOOL_PARSER, SPOTWISE_REASONING_PARSER or the tokenizer: {error}"
+            ) from error
         return text
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether chats can be rendered."""
-        return bool(self._tokenizer.chat_template)
 
     def encode(
         self, prompt: str, add_special_tokens: bool = True, truncation: Truncation | None = None
@@ -156,6 +155,7 @@ class ChatText:
         template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         truncation: Truncation | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[int, ...]:
         """Render the chat template and tokenize; work for a thread where there is much text.
 
@@ -166,48 +166,23 @@ class ChatText:
             template_kwargs: variables of the template, none of `RESERVED_TEMPLATE_VARIABLES`.
             add_special_tokens: add the tokenizer's to those of the template.
             truncation: cuts the rendered chat.
+            tools: that the model may call, as templates take them.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
             PromptTooLongError: they cannot fit into the context.
         """
-        rendered = self.render_chat(messages, add_generation_prompt, continue_final_message, template_kwargs)
+        rendered = self.template.render(messages, add_generation_prompt, continue_final_message, template_kwargs, tools)
         return self.encode(rendered, add_special_tokens, truncation)
 
-    def render_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Render the chat template; see `encode_chat`."""
-        if not self.has_chat_template:
-            raise ChatTemplateError("This model has no chat template. Use /v1/completions, or a chat model.")
-        if "developer" not in str(self._tokenizer.chat_template):
-            # OpenAI's newer name of the system role, which most templates lack.
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    def detokenizer(self, skip_special_tokens: bool = True, form: MessageForm | None = None) -> Detokenizer:
+        """Start the text of one sequence.
 
-        def render(conversation: list[ChatMessage]) -> str:
-            rendered = self._tokenizer.apply_chat_template(
-                conversation,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(template_kwargs or {}),
-            )
-            return cast(str, rendered)
-
-        try:
-            return render_with_calls(messages, render)
-        except DroppedCallError as error:
-            raise ChatTemplateError(str(error), error.param) from error
-        except TEMPLATE_ERRORS as error:
-            raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}") from error
-
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Start the text of one sequence."""
-        return Detokenizer(self._backend, self._special_ids if skip_special_tokens else frozenset())
+        Args:
+            skip_special_tokens: they give no text.
+            form: whose own special tokens give theirs all the same.
+        """
+        return Detokenizer(self._backend, self._hidden[form] if skip_special_tokens else frozenset())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens."""
@@ -216,6 +191,12 @@ class ChatText:
     def spelled(self, token_ids: Sequence[int]) -> list[str]:
         """Return tokens as the vocabulary spells them; empty for ids that only the model has."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def _hidden_from(self, form: MessageForm | None) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(
+            token_id for token_id in self._special_ids if form is None or not form.looks_for(added[token_id].content)
+        )
 
     def _refuse_overlong(self, prompt: str) -> None:
         """Refuse by characters, then by counting parts until the context is full.

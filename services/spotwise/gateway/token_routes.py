@@ -50,7 +50,9 @@ def _tokenized(text: ChatText, options: ApiOptions, body: bytearray) -> bytes:
 
 def _token_ids(request: TokenizePrompt | TokenizeChat, text: ChatText) -> tuple[int, ...]:
     if isinstance(request, TokenizeChat):
-        return chat_token_ids(request, text, add_special_tokens=request.add_special_tokens or False)
+        return chat_token_ids(
+            request, text, add_special_tokens=request.add_special_tokens or False, tools=request.tools or ()
+        )
     try:
         return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     except PromptTooLongError as error:

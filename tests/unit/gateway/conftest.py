@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def text(model_dir: Path) -> ChatText:
     return ChatText.load(model_dir)
+
+
+@pytest.fixture(scope="session")
+def roomy_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model's folder, with a context that has room for tools."""
+    folder = shutil.copytree(model_dir, tmp_path_factory.mktemp("roomy") / "model")
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 4096}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def roomy_text(roomy_dir: Path) -> ChatText:
+    return ChatText.load(roomy_dir)
 
 
 @pytest.fixture(scope="session")

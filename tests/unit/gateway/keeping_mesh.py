@@ -218,8 +218,15 @@ def content(events: list[Event]) -> list[Any]:
         if not event.data.get("choices"):
             others.append(event.data.get("usage") or event.data.get("error"))
         for choice in event.data.get("choices", []):
-            of_choice = said.setdefault(choice["index"], {"text": "", "token_ids": [], "logprobs": [], "ends": []})
+            of_choice = said.setdefault(
+                choice["index"], {"text": "", "token_ids": [], "logprobs": [], "ends": [], "calls": {}}
+            )
             of_choice["text"] += choice.get("text", "") + choice.get("delta", {}).get("content", "")
+            for call in choice.get("delta", {}).get("tool_calls") or []:
+                of_call = of_choice["calls"].setdefault(
+                    call["index"], [call.get("id"), call["function"].get("name"), ""]
+                )
+                of_call[2] += call["function"]["arguments"]
             of_choice["token_ids"] += choice.get("token_ids") or []
             if (scored := choice.get("logprobs")) is not None:
                 names = ("content", "tokens", "token_logprobs", "text_offset", "top_logprobs")

@@ -32,8 +32,7 @@ ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
 }
 #: Names that only the table of parameters knows.
 OTHERS = (
-    "tools",
-    "tool_choice",
+    "functions",
     "response_format",
     "guided_json",
     "best_of",
@@ -44,14 +43,20 @@ OTHERS = (
 )
 NUMBERS = st.integers(-(2**70), 2**70) | st.sampled_from([0, 1, -1, 2, 16, 2**31, 2**63]) | st.floats(allow_nan=False)
 SCALARS = (
-    st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["user", "text", MODEL, "auto", "\0"])
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "text", MODEL, "auto", "function", "\0"])
 )
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "1", "include_usage", "x"]), inner, max_size=4
+            st.sampled_from(["role", "content", "type", "text", "1", "include_usage", "function", "name", "x"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=8,

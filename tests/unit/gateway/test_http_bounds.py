@@ -89,7 +89,7 @@ async def test_the_loop_runs_while_a_body_is_parsed(
 ) -> None:
     """Template and tokenizer of a long prompt run in a thread, beside which other requests are answered."""
     begun, go_on = threading.Event(), threading.Event()
-    method = "render_chat" if path == CHATS else "encode"
+    method = "encode_chat" if path == CHATS else "encode"
     original = getattr(ChatText, method)
 
     def slowly(*arguments: Any, **named: Any) -> Any:

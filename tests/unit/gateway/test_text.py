@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError, PromptTooLongError
+from spotwise.gateway.chat_template import ChatTemplateError
+from spotwise.gateway.text import ChatText, ModelTextError, PromptTooLongError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
 
 Encode = Callable[[str], list[int]]
@@ -65,20 +66,20 @@ def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Enc
 def test_final_message_can_be_left_open(text: ChatText) -> None:
     """`continue_final_message` ends the prompt inside the last message."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
-    rendered = text.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    rendered = text.template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered.endswith("<|im_start|>assistant\nWell,")
 
 
 def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: ChatText) -> None:
     """OpenAI's newer role name reaches older templates as the role that they know."""
-    rendered = text.render_chat([{"role": "developer", "content": "Be brief."}], True, False)
+    rendered = text.template.render([{"role": "developer", "content": "Be brief."}], True, False)
     assert rendered.startswith("<|im_start|>system\nBe brief.")
 
 
 def test_template_refusal_is_reported(text: ChatText) -> None:
     """The template's error reaches the client as a message."""
     with pytest.raises(ChatTemplateError, match="refused"):
-        text.render_chat([{"role": "user", "content": "refuse"}], True, False)
+        text.template.render([{"role": "user", "content": "refuse"}], True, False)
 
 
 def test_variables_reach_the_template(model_dir: Path, tmp_path: Path) -> None:
@@ -90,9 +91,11 @@ def test_variables_reach_the_template(model_dir: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
     thinking = ChatText.load(folder)
     messages = [{"role": "user", "content": "Hi"}]
-    assert thinking.render_chat(messages, True, False) == "Hi"
-    assert thinking.render_chat(messages, True, False, {"enable_thinking": True, "unknown": 1}) == "Hi"
-    assert thinking.render_chat(messages, True, False, {"enable_thinking": False, "also": {"deep": "!"}}) == "Hi<no>!"
+    assert thinking.template.render(messages, True, False) == "Hi"
+    assert thinking.template.render(messages, True, False, {"enable_thinking": True, "unknown": 1}) == "Hi"
+    assert (
+        thinking.template.render(messages, True, False, {"enable_thinking": False, "also": {"deep": "!"}}) == "Hi<no>!"
+    )
 
 
 def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
@@ -100,9 +103,9 @@ def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(model_dir, tmp_path / "base")
     (folder / "chat_template.jinja").unlink()
     base = ChatText.load(folder)
-    assert not base.has_chat_template
+    assert not base.template.source
     with pytest.raises(ChatTemplateError, match="/v1/completions"):
-        base.render_chat([{"role": "user", "content": "Hi"}], True, False)
+        base.template.render([{"role": "user", "content": "Hi"}], True, False)
 
 
 def test_facts_are_read_from_the_configs(model_dir: Path, tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_gateway_never_imports_torch(model_dir: Path) -> None:
         "import sys, pathlib, spotwise.gateway.api\n"
         "from spotwise.gateway.text import ChatText\n"
         "text = ChatText.load(pathlib.Path(sys.argv[1]))\n"
-        "text.render_chat([{'role': 'user', 'content': 'Hi'}], True, False)\n"
+        "text.template.render([{'role': 'user', 'content': 'Hi'}], True, False)\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'torch']\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(model_dir)], capture_output=True, text=True, check=False)

@@ -60,7 +60,7 @@ async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: httpx.A
         ("/tokenize", {"prompt": ["a"]}, "prompt", "invalid_type"),
         ("/tokenize", {"prompt": "a" * 100_000}, "prompt", "context_length_exceeded"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
-        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools", "unsupported_parameter"),
+        ("/tokenize", {"messages": CHAT, "tools": [{}]}, "tools.0.type", "missing_required_parameter"),
         ("/tokenize", {"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": [512]}, "tokens", "invalid_value"),

@@ -90,41 +90,52 @@ async def test_content_beside_calls_is_rendered(
     assert f"assistant:Let me see.{call}{call};" in text.decode(mesh.spec.prompt_token_ids)
 
 
-async def test_a_template_that_wants_null_is_refused(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
-    """transformers gives no template a null, so that such a one would drop the call."""
-    app, _ = chat_with("{% for m in messages %}{% if m.content is none %}" + CALLS + "{% endif %};{% endfor %}")
-    response = await post_chat(app, conversation(content=None, tool_calls=[CALL]))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages.1.tool_calls")
-
-
 @pytest.mark.parametrize(
-    ("assistant", "param"),
+    "template",
     [
-        ({"content": None, "tool_calls": [CALL]}, "messages.1.tool_calls"),
-        ({"content": "Let me see.", "tool_calls": [CALL]}, "messages.1.tool_calls"),
-        ({"content": None, "function_call": FUNCTION}, "messages.1.function_call"),
+        "{% for m in messages %}{{ m.role }}:{% if m.content is none %}"
+        + CALLS
+        + "{% endif %}{{ m.content }};{% endfor %}",
+        "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+        "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}"
+        "{{ m.role }}:{{ m.content }};{% endfor %}",
+    ],
+    ids=["wants null", "knows none", "refuses them"],
+)
+@pytest.mark.parametrize(
+    ("assistant", "said"),
+    [
+        ({"content": None, "tool_calls": [CALL]}, ""),
+        ({"content": "Let me see.", "tool_calls": [CALL]}, "Let me see.\n"),
+        ({"content": None, "function_call": FUNCTION}, ""),
     ],
 )
-async def test_calls_that_the_template_would_drop_are_refused(
-    client: httpx.AsyncClient, mesh: FakeMesh, assistant: dict[str, Any], param: str
+async def test_calls_that_the_template_would_drop_are_text(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]],
+    mesh: FakeMesh,
+    template: str,
+    assistant: dict[str, Any],
+    said: str,
 ) -> None:
-    """A call that the template would drop is refused, though the function's name appears elsewhere in the conversation."""
+    """Each call and what it returned, though the function's name appears elsewhere in the conversation."""
+    app, text = chat_with(template)
     messages = [{"role": "system", "content": "You have get_weather."}, *conversation(**assistant)[1:]]
-    response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "chat_template_error", param)
-    assert not mesh.specs
+    assert (await post_chat(app, messages)).status_code == 200
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert text.decode(mesh.spec.prompt_token_ids, skip_special_tokens=False) == (
+        f"system:You have get_weather.;assistant:{said}{call};user:<tool_response>\nRain.\n</tool_response>;"
+    )
 
 
-async def test_a_template_that_refuses_the_calls_is_an_error_with_its_reason(
+async def test_a_template_that_refuses_the_messages_is_an_error_with_its_reason(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]],
 ) -> None:
     """The template's own error message reaches the client."""
-    app, _ = chat_with(TEMPLATES["looks for the key"])
+    app, _ = chat_with("{% if messages[1].role == 'assistant' %}{{ raise_exception('one turn at a time') }}{% endif %}")
     response = await post_chat(app, conversation(content=None, tool_calls=[CALL, CALL]))
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "chat_template_error")
-    assert "one call at a time" in error["message"]
+    assert "one turn at a time" in error["message"]
 
 
 async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh) -> None:

@@ -1,0 +1,90 @@
+"""A model's chat template: from messages and tools to the text of a prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerFast
+
+from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, render_with_calls
+from spotwise.gateway.tool_text import with_tools_as_text
+
+ChatMessage = dict[str, Any]
+#: What rendering takes besides the variables of a template.
+RESERVED_TEMPLATE_VARIABLES = frozenset(
+    name
+    for name, parameter in inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters.items()
+    if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+) | {"messages"}
+#: The name of a function that no model's chat template holds.
+_PROBE = "spotwise_probe_of_tools"
+_SOME_MESSAGE = ({"role": "user", "content": "x"},)
+
+
+class ChatTemplateError(Exception):
+    """The chat template cannot render these messages, or there is none."""
+
+
+class ChatTemplate:
+    """Renders chats.
+
+    Attributes:
+        source: the template; empty where the model has none.
+        renders_tools: it writes tools; else they are a text of the system's.
+        header: what begins the model's messages in it, up to their reasoning; empty where that is not known.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self.source = str(tokenizer.chat_template or "")
+        self.renders_tools = self._renders_tools()
+        self.header = self._header()
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Return the text of a chat; see `ChatText.encode_chat`."""
+        if not self.source:
+            raise ChatTemplateError("This model has no chat template. Use /v1/completions, or a chat model.")
+        if "developer" not in self.source:
+            # OpenAI's newer name of the system role, which most templates lack.
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        if tools and not self.renders_tools:
+            messages, tools = with_tools_as_text(messages, tools), ()
+
+        def render(conversation: list[ChatMessage]) -> str:
+            return self._applied(
+                conversation,
+                tools=list(tools) or None,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(template_kwargs or {}),
+            )
+
+        try:
+            return render_with_calls(messages, render)
+        except TEMPLATE_ERRORS as error:
+            raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}") from error
+
+    def _applied(self, messages: Sequence[ChatMessage], **options: Any) -> str:
+        return cast(str, self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+
+    def _renders_tools(self) -> bool:
+        function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+        with contextlib.suppress(*TEMPLATE_ERRORS):
+            return _PROBE in self._applied(_SOME_MESSAGE, tools=[{"type": "function", "function": function}])
+        return False
+
+    def _header(self) -> str:
+        with contextlib.suppress(*TEMPLATE_ERRORS):
+            closed, opened = (self._applied(_SOME_MESSAGE, add_generation_prompt=opens) for opens in (False, True))
+            return opened.removeprefix(closed).partition("<think>")[0]
+        return ""

@@ -1,0 +1,117 @@
+"""Grammars of messages with calls and reasoning: what a model must call, how, and that it may think first.
+
+A call that is required, of a named function, or of a strict tool follows its schema. Grammars are llguidance's, composed of the
+answer's own (output_grammar.py) and one for the arguments of each function.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from spotwise.gateway.message_forms import LISTED_CALLS, CallForm, Thinking
+from spotwise.gateway.schema_tools import Tool
+
+_ANY_TEXT = "/(.|\\n)*/"
+#: Between a thought and the message.
+_BLANKS = "/[ \\t\\r\\n]{0,8}/"
+_ANSWER = "answer"
+#: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
+JSON_BLANKS = "[ \\t\\n\\r]{1,32}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageGrammar:
+    """What a message has to look like.
+
+    Attributes:
+        tools: that may be called.
+        calls: `required`, or where the model pleases (`auto`); with no tools there are none.
+        is_single: one call at most.
+        form: how calls are written.
+        thinking: how the model begins and ends its reasoning, which comes first; `None` where it does not think.
+        is_thinking: the prompt has begun the reasoning.
+    """
+
+    tools: Sequence[Tool] = ()
+    calls: Literal["auto", "required"] = "auto"
+    is_single: bool = False
+    form: CallForm = LISTED_CALLS
+    thinking: Thinking | None = None
+    is_thinking: bool = False
+
+    def around(self, answer: str) -> str:
+        """Return the grammar of a message whose answer has a grammar, or may be any text (empty); empty allows any message."""
+        is_required = bool(self.tools) and self.calls == "required"
+        is_strict = any(tool.function.strict for tool in self.tools)
+        if not (answer or is_required or is_strict):
+            return ""
+        if not self.tools and self.thinking is None:
+            return answer
+        grammars = [
+            *(_parts_of(answer) if answer else ()),
+            *(_arguments(*each, free=not (is_required or answer)) for each in enumerate(self.tools)),
+        ]
+        rules = ""
+        if is_required:
+            message, rules = "calls", self._calls()
+        elif answer and self.tools:
+            message, rules = f"@{_ANSWER} | calls", self._calls()
+        elif answer:
+            message = f"@{_ANSWER}"
+        else:
+            message, rules = f"(trigger tail){'?' if self.is_single else '*'} TEXT", self._calls_in_text()
+        lark = f"start: {self._start()}\nmessage: {message}\n{rules}"
+        if self.thinking is not None:
+            lark += f"thought[lazy]: {_ANY_TEXT} {json.dumps(self.thinking.closing)}\n"
+        return json.dumps({"grammars": [{"name": "message", "lark_grammar": lark}, *grammars]})
+
+    def _start(self) -> str:
+        if self.thinking is None:
+            return "message"
+        thought = f"thought {_BLANKS} message"
+        return thought if self.is_thinking else f"message | {json.dumps(self.thinking.opening)} {thought}"
+
+    def _calls(self) -> str:
+        """Return the rules of a message that is nothing but calls."""
+        form = self.form
+        more = "" if self.is_single else f" ({json.dumps(form.separator)} call)*"
+        calls = f"calls: {_text(form.before)} call{more} {_text(form.after)}\n"
+        return calls + self._alternatives("call", form.opening)
+
+    def _calls_in_text(self) -> str:
+        """Return the rules of calls that stand in any text: after the trigger only a call can follow."""
+        trigger = f"trigger[lazy]: {_ANY_TEXT} {json.dumps(self.form.trigger)}\nTEXT: {_ANY_TEXT}\n"
+        return trigger + self._alternatives("tail", self.form.opening.removeprefix(self.form.trigger))
+
+    def _alternatives(self, name: str, opening: str) -> str:
+        rules = [f"{name}: {' | '.join(f'{name}_{index}' for index in range(len(self.tools)))}\n"]
+        for index, tool in enumerate(self.tools):
+            head = f'{opening}{{"name": {json.dumps(tool.function.name)}, "{self.form.arguments_key}": '
+            tail = json.dumps("}" + self.form.closing)
+            rules.append(f"{name}_{index}: {json.dumps(head)} @arguments_{index} {tail}\n")
+        return "".join(rules)
+
+
+#: Of models that do not think, without tools.
+ANY_MESSAGE = MessageGrammar()
+
+
+def _text(words: str) -> str:
+    return json.dumps(words) if words else ""
+
+
+def _parts_of(grammar: str) -> list[dict[str, Any]]:
+    """Return the grammars that a grammar of llguidance consists of, the first of them under the name of the answer."""
+    if not grammar.startswith("{"):
+        return [{"name": _ANSWER, "lark_grammar": grammar}]
+    first, *others = json.loads(grammar)["grammars"]
+    return [first | {"name": _ANSWER}, *others]
+
+
+def _arguments(index: int, tool: Tool, *, free: bool) -> dict[str, Any]:
+    is_free = free and not tool.function.strict
+    schema = {"type": "object"} if is_free else tool.function.schema_of_arguments
+    return {"name": f"arguments_{index}", "json_schema": schema | {"x-guidance": {"whitespace_pattern": JSON_BLANKS}}}

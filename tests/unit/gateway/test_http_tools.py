@@ -1,0 +1,240 @@
+"""Tools over HTTP: the model is told of them, calls are found in what it writes, and sent as OpenAI sends them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from spotwise.gateway.api import create_app
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.text import ChatText
+from tests.unit.gateway.access import open_to
+from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
+
+CHATS = "/v1/chat/completions"
+FUNCTION: dict[str, Any] = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TOOL = {"type": "function", "function": FUNCTION}
+OTHER = {"type": "function", "function": {"name": "now", "strict": False}}
+WRITTEN = '<tool_call>{"name": "weather", "arguments": {"city": "Pécs"}}</tool_call>'
+WITH_TOOLS: dict[str, Any] = CHAT | {"tools": [TOOL, OTHER], "max_tokens": 512}
+THINKING_TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}A:{% if thinks is not false %}<think>\n{% endif %}{% endif %}"
+    "{# </think> <tool_call> #}"
+)
+
+Encode = Callable[[str], list[int]]
+MakeApp = Callable[..., FastAPI]
+
+
+@pytest.fixture(scope="module")
+def text(roomy_text: ChatText) -> ChatText:
+    return roomy_text
+
+
+@pytest.fixture
+def thinking(roomy_dir: Path, tmp_path: Path, mesh: FakeMesh) -> tuple[FastAPI, ChatText]:
+    """A model whose chat template writes tools, and begins the reasoning unless it is told not to."""
+    folder = shutil.copytree(roomy_dir, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    text = ChatText.load(folder)
+    return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(CollectorRegistry(), MODEL), open_to()), text
+
+
+async def post(app: FastAPI, body: dict[str, Any]) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        return await client.post(CHATS, json=body)
+
+
+async def test_a_call_is_answered_as_one(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """With its id, its arguments as a text of JSON, no content, and the finish reason that clients look for."""
+    mesh.reply = [*encode(f"\n{WRITTEN}\n{WRITTEN}"), 2]
+    choice = (await client.post(CHATS, json=WITH_TOOLS)).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] is None and "reasoning_content" not in message
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Pécs"}'}
+    ] * 2
+    assert {call["type"] for call in message["tool_calls"]} == {"function"}
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+
+
+async def test_a_text_is_answered_as_one(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """A model that calls nothing says what it says."""
+    choice = (await client.post(CHATS, json=WITH_TOOLS)).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello, world!", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 3, 50])
+async def test_the_streams_deltas_are_openais(
+    make_app: MakeApp, mesh: FakeMesh, encode: Encode, batch_tokens: int
+) -> None:
+    """The client library puts the same calls together as it gets whole, and usage and log-probabilities with them."""
+    mesh.reply, mesh.batch_tokens = [*encode(f"So: {WRITTEN}\n{WRITTEN}"), 2], batch_tokens
+    app = make_app()
+    client = AsyncOpenAI(
+        api_key="none",
+        base_url="http://gateway/v1",
+        http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(app)),
+    )
+    async with client.chat.completions.stream(**WITH_TOOLS, logprobs=True) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    kinds = {event.type for event in events}
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done", "content.delta"} <= kinds
+    choice = final.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "So:")
+    calls = choice.message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("weather", '{"city": "Pécs"}')] * 2
+    assert all(call.id.startswith("call_") for call in calls)
+    assert choice.logprobs is not None and len(choice.logprobs.content or ()) == len(mesh.reply)
+
+
+async def test_tools_reach_the_prompt(
+    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, thinking: tuple[FastAPI, ChatText]
+) -> None:
+    """By the template, or as a text of the system's where it knows none; `none` tells the model of none."""
+    await client.post(CHATS, json=WITH_TOOLS)
+    prompt = text.decode(mesh.spec.prompt_token_ids)
+    assert (
+        prompt.startswith("system\n")
+        and '{"name": "now", "parameters": {"type": "object", "properties": {}}}' in prompt
+    )
+    mesh.specs.clear()
+    app, of_thinking = thinking
+    await post(app, WITH_TOOLS)
+    prompt = of_thinking.decode(mesh.spec.prompt_token_ids)
+    assert json.loads(prompt.partition("[")[2].partition("][")[0]) == TOOL
+    assert '"strict"' not in prompt
+    without: tuple[dict[str, Any], ...] = ({"tool_choice": "none"}, {"tools": []})
+    for changes in without:
+        mesh.specs.clear()
+        await post(app, WITH_TOOLS | changes)
+        assert "weather" not in of_thinking.decode(mesh.spec.prompt_token_ids)
+
+
+async def test_none_leaves_the_text_alone(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """With `none`, what looks like a call is text."""
+    mesh.reply = [*encode(WRITTEN), 2]
+    choice = (await client.post(CHATS, json=WITH_TOOLS | {"tool_choice": "none"})).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (WRITTEN, "stop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "functions", "finish_reason"),
+    [
+        ({"tool_choice": "required"}, ["weather", "now"], "tool_calls"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, ["weather"], "stop"),
+    ],
+)
+async def test_a_call_that_is_asked_for_has_a_grammar(
+    client: httpx.AsyncClient,
+    mesh: FakeMesh,
+    encode: Encode,
+    changes: dict[str, Any],
+    functions: list[str],
+    finish_reason: str,
+) -> None:
+    """Of those functions; a named one is no reason to end, as OpenAI has it."""
+    mesh.reply = [*encode(WRITTEN), 2]
+    choice = (await client.post(CHATS, json=WITH_TOOLS | changes)).json()["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+    assert choice["finish_reason"] == finish_reason
+    lark = json.loads(mesh.spec.sampling.grammar)["grammars"][0]["lark_grammar"]
+    assert [name for name in ("weather", "now") if f'\\"{name}\\"' in lark] == functions
+
+
+async def test_calls_one_at_a_time(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """With `parallel_tool_calls` false the message ends with its first call, and so does the work for it."""
+    mesh.reply = [*encode(WRITTEN + WRITTEN), 2]
+    answer = (await client.post(CHATS, json=WITH_TOOLS | {"parallel_tool_calls": False})).json()
+    choice = answer["choices"][0]
+    assert (len(choice["message"]["tool_calls"]), choice["finish_reason"]) == (1, "tool_calls")
+    assert answer["usage"]["completion_tokens"] <= len(encode(WRITTEN))
+    assert len(mesh.text_ended) == 1
+
+
+async def test_reasoning_is_split_off(thinking: tuple[FastAPI, ChatText], mesh: FakeMesh, encode: Encode) -> None:
+    """Also without tools, where the prompt has begun it; a grammar of the answer lets the model think first."""
+    app, _ = thinking
+    mesh.reply = [*encode("Hm.\n</think>\n\nYes."), 2]
+    message = (await post(app, CHAT)).json()["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None, "reasoning_content": "Hm."}
+    mesh.specs.clear()
+    await post(app, CHAT | {"structured_outputs": {"choice": ["Yes.", "No."]}})
+    assert "thought" in mesh.spec.sampling.grammar
+    mesh.specs.clear()
+    mesh.reply = [*encode("Yes."), 2]
+    body = CHAT | {"chat_template_kwargs": {"thinks": False}}
+    assert (await post(app, body)).json()["choices"][0]["message"]["content"] == "Yes."
+    mesh.reply = [*encode("Hm."), 2]
+    lines = (await post(app, CHAT | {"stream": True})).text.splitlines()
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content", "") for delta in deltas) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "code"),
+    [
+        ({"tools": [{"type": "custom", "function": FUNCTION}]}, "tools.0.type", "invalid_value"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "invalid_value"),
+        ({"tools": [TOOL, TOOL]}, None, "invalid_value"),
+        ({"tools": [TOOL] * 129}, "tools", "invalid_value"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "then"}}}, "tool_choice", "invalid_value"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            "invalid_grammar",
+        ),
+    ],
+)
+async def test_tools_that_cannot_be_used_are_refused(
+    client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], param: str | None, code: str
+) -> None:
+    """With the parameter at fault, before anything is sent."""
+    response = await client.post(CHATS, json=WITH_TOOLS | changes)
+    error = response.json()["error"]
+    assert response.status_code == 400, response.text
+    assert error["code"] == code
+    assert param is None or error["param"].startswith(param), error
+    assert not mesh.specs
+
+
+async def test_a_stream_goes_on_in_the_midst_of_a_call(text: ChatText, encode: Encode) -> None:
+    """From each event: the calls and their ids are those of the whole stream, at another gateway, too."""
+    tokens = [*encode(f"So: {WRITTEN}\n{WRITTEN}"), 2]
+    mesh = KeepingMesh(tokens)
+    app, other = keeping_app(mesh, text), keeping_app(KeepingMesh(tokens, store=mesh.store), text, "g1")
+    body = WITH_TOOLS | {"stream": True, "stream_options": {"include_usage": True}}
+    events = await Client(app, "POST", CHATS, body, {"X-Spotwise-Resumable": "true"}).events()
+    whole = content(events)
+    assert [call[1:] for call in whole[0][0][1]["calls"].values()] == [["weather", '{"city": "Pécs"}']] * 2
+    for number, event in enumerate(events):
+        if event.id:
+            at = (app, other)[number % 2]
+            rest = await Client(at, "POST", CHATS, body, {"Last-Event-ID": event.id}).events()
+            assert content([*events[: number + 1], *rest]) == whole, f"from event {number}"
