@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.exchange import GroupBrokenError
@@ -71,17 +71,20 @@ def config(folder: Path, dtype: str = "float32", **changes: Any) -> EngineConfig
 
 
 def requests() -> list[RequestRecord]:
-    """Short, longer than a block, longer than a chunk; greedy, seeded, with penalties, with all kinds of log-probabilities."""
+    """Short, longer than a block, longer than a chunk; greedy, seeded, with penalties, with all kinds of
+    log-probabilities and of embeddings.
+    """
     rng = random.Random(11)
     sampling = [
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.8, top_p=0.9, seed=5),
         SamplingParams(temperature=0.7, seed=9, presence_penalty=0.6, frequency_penalty=0.4, logprobs=3),
         SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1),
+        *(SamplingParams(temperature=0.0, pooling=pooling) for pooling in Pooling),
     ]
     return [
         record(str(index), [rng.randrange(VOCAB_SIZE) for _ in range(length)], params, max_new_tokens=NEW_TOKENS)
-        for index, (length, params) in enumerate(zip((3, 40, 21, 90), sampling, strict=True))
+        for index, (length, params) in enumerate(zip((3, 40, 21, 90, 33, 62), sampling, strict=True))
     ]
 
 
@@ -111,6 +114,9 @@ def assert_same(
 ) -> None:
     tokens, logits = expected
     assert drive(group_of, records) == tokens
+    assert [len(found[0].embedding or ()) > 0 for found in tokens.values()] == [
+        request.sampling.pooling is not None for request in records
+    ]
     assert len(group_of.logits) == len(logits)
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(group_of.logits, logits, strict=True))
 

@@ -16,7 +16,7 @@ from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.core.sampling import Pooling, SamplingParams, TokenLogprobs
 from spotwise.core.survival import PiecewiseHazard
 from spotwise.wire import codec, codec_tokens
 
@@ -27,6 +27,7 @@ EPOCHS = st.integers(1, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+EMBEDDINGS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=3).map(tuple)
 LOGPROBS = st.floats(allow_nan=False)
 IDS = st.lists(U32, max_size=8).map(tuple)
 
@@ -104,6 +105,7 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
         cached_tokens=draw(st.none() | U32),
         logprobs=draw(st.none() | logprobs()),
         prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs(), max_size=3).map(tuple)),
+        embedding=draw(st.none() | EMBEDDINGS),
     )
 
 
@@ -318,6 +320,7 @@ RECORDS = st.builds(
         grammar=TEXT,
         logprobs=st.none() | U32,
         prompt_logprobs=st.none() | U32,
+        pooling=st.none() | st.sampled_from(Pooling),
     ),
     st.builds(StopCriteria, U32, IDS, U32),
     NUMBERS,

@@ -158,6 +158,7 @@ class TokenDelta(NamedTuple):
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
         cached_tokens: with a sequence's first token here: prompt tokens found in the prefix cache.
         suspects: with a retryable error that another choice of workers may avoid.
+        embedding: of the prompt, with the first token, where it was requested; as in `SampledToken`.
     """
 
     attempt_id: int
@@ -171,6 +172,7 @@ class TokenDelta(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     suspects: Suspects = ()
+    embedding: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

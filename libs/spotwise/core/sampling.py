@@ -7,6 +7,7 @@ So the sampler has no state, and any worker that holds the tokens can continue.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 #: Temperatures below it count as 0: dividing by them leaves the range of float32, or only the likeliest token.
@@ -30,6 +31,13 @@ def counter_uniform(seed: int, index: int) -> float:
     return (bits >> 11) / float(1 << 53)
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt, as the model's head reads them, become one embedding."""
+
+    LAST = "last"  #: that of the last token
+    MEAN = "mean"  #: the mean of all tokens'
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of one sequence, with the OpenAI API's meanings and vLLM's extensions.
@@ -46,6 +54,7 @@ class SamplingParams:
         bad_words: sequences of tokens that the output shall not contain; where they would leave no token, they do not count.
         grammar: of the output, as llguidance writes it down; empty allows any.
         logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
+        pooling: of the prompt's embedding, which comes with the first token; `None` reports none.
     """
 
     temperature: float = 1.0
@@ -62,6 +71,7 @@ class SamplingParams:
     grammar: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -72,6 +82,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether tokens so far change the logits."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether something of every prompt token is reported: none of them may come from a prefix cache."""
+        return self.prompt_logprobs is not None or self.pooling is Pooling.MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +106,8 @@ class TokenLogprobs:
 
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
-    token, where requested: one entry a prompt token, `None` for the first. With a `failure` the sequence cannot go on, here or
-    elsewhere, and the token is none.
+    token, where requested: one entry a prompt token, `None` for the first; so does the prompt's `embedding`, float32, not
+    normalised. With a `failure` the sequence cannot go on, here or elsewhere, and the token is none.
     """
 
     sequence_id: str
@@ -100,3 +115,4 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     failure: str | None = None
+    embedding: tuple[float, ...] | None = None

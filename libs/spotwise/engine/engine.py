@@ -33,6 +33,7 @@ from spotwise.engine.layer_progress import LayersWritten, reporting_layers
 from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
+from spotwise.engine.pooling import HeadInput, needs_all_tokens
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import sample_sequences
@@ -102,12 +103,12 @@ class Engine:
             self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
         if part is not None:
             self._stage, self.fused_layers = part(self._attention, kernels)
-            return
-        set_attention_context(model, self._attention)
-        if kernels is not None:
-            self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
-            return
-        if capture is not None:
+        else:
+            set_attention_context(model, self._attention)
+            if kernels is not None:
+                self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
+        self._head_input = HeadInput(model)
+        if part is None and kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 
     @classmethod
@@ -243,13 +244,17 @@ class Engine:
 
         Raises:
             ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or
-                the record has a grammar and this engine follows none.
+                the record has a grammar and this engine follows none, or an embedding and this model gives none.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
         require_valid(record, self.context_length, self.vocab_size)
         if record.sampling.grammar and self._grammars is None:
             raise ValueError(f"sequence {record.sequence_id} has a grammar")
+        if record.sampling.pooling is not None and not self._head_input.is_readable:
+            raise ValueError(
+                f"sequence {record.sequence_id} has an embedding, and the model has no head to read it from"
+            )
         self._sequences[record.sequence_id] = sequence = EngineSequence(record)
         if self.samples and self._grammars is not None:
             self._grammars.prepare(sequence)
@@ -299,9 +304,12 @@ class Engine:
         allowed = self._begin_grammars([rows[index][1] for index in sampled])
         logits = self._replayed(rows)
         if logits is None:
-            flat = self._layout.lay_out(rows, last_only=True)
-            with reporting_layers(self._attention, self.kv, on_layers):
-                logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+            pooled = [(row, sequence.pooling) for row, sequence in rows]
+            flat = self._layout.lay_out(rows, last_only=not needs_all_tokens(pooled))
+            positions = [flat.last_token[index] for index in sampled]
+            pooling = self._head_input.pooling(pooled, flat.last_token, positions)
+            with reporting_layers(self._attention, self.kv, on_layers), pooling:
+                logits = self._forward(flat, positions)
         elif len(sampled) < len(rows):
             logits = logits[sampled]
         if not sampled or logits is None:
@@ -320,7 +328,7 @@ class Engine:
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
         """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
-        if self.graphs is None or not all(row.is_decode for row, _ in rows):
+        if self.graphs is None or not all(row.is_decode and sequence.pooling is None for row, sequence in rows):
             return None
         return self.graphs.run(rows)
 
@@ -336,14 +344,14 @@ class Engine:
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
     ) -> torch.Tensor:
         """Run the model over `[1, tokens]` and return logits `[kept, vocab_size]` at the flat positions `keep`."""
-        options = {"logits_to_keep": keep} if self._keeps_logits else {}
+        options = {"logits_to_keep": keep} if self._keeps_logits and not self._head_input.is_read else {}
         self._attention.plan = plan
         try:
             output = self._model(input_ids=token_ids, position_ids=position_ids, use_cache=False, **options)
         finally:
             self._attention.plan = None
         logits: torch.Tensor = output.logits[0]
-        return logits if self._keeps_logits else logits[keep]
+        return logits if self._keeps_logits or self._head_input.is_read else logits[keep]
 
     def _wait_for_device(self) -> None:
         """Wait for the device where no logits are read, which would wait."""

@@ -54,6 +54,7 @@ def sample_sequences(
             logprob,
             None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
             str(mask) if isinstance(mask, GrammarError) else None,
+            None if sequence.pooling is None else sequence.pooling.embedding(),
         )
         for sequence, token_id, logprob, mask in zip(sequences, token_ids, logprobs, masks, strict=True)
     )

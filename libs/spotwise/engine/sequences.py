@@ -12,6 +12,7 @@ from spotwise.core.batching import BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.engine.pooling import PromptPooling
 
 
 class EngineSequence:
@@ -32,6 +33,10 @@ class EngineSequence:
         reports_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] * self.prompt_length if reports_prompt else None
+        )
+        pooling = record.sampling.pooling
+        self.pooling = (
+            None if pooling is None or record.output_token_ids else PromptPooling(pooling, self.prompt_length)
         )
 
     @classmethod
@@ -66,7 +71,7 @@ class EngineSequence:
             self._tokens = np.concatenate([self._tokens, np.empty(self._length, dtype=np.int64)])
         self._tokens[self._length] = token_id
         self._length += 1
-        self.prompt_logprobs = None  # reported with the first output token
+        self.prompt_logprobs = self.pooling = None  # reported with the first output token
 
     def block_table(self, block_ids: tuple[int, ...]) -> NDArray[np.int64]:
         """Return `block_ids` as an array, converted again only when they changed."""
@@ -86,3 +91,5 @@ def require_valid(record: RequestRecord, context_length: int, vocab_size: int) -
         raise ValueError(f"sequence {record.sequence_id} has {len(known)} tokens, the context {context_length}")
     if min(known) < 0 or max(known) >= vocab_size:
         raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{vocab_size - 1}")
+    if record.sampling.pooling is not None and record.sampling.prompt_logprobs is not None:
+        raise ValueError(f"sequence {record.sequence_id} has its prompt both scored and pooled")

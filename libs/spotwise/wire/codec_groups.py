@@ -98,6 +98,7 @@ def _sampled_to(sampled: tuple[SampledToken, ...]) -> list[pb.SampledToken]:
             has_prompt_logprobs=token.prompt_logprobs is not None,
             prompt_logprobs=[logprobs_to(entry) for entry in token.prompt_logprobs or ()],
             failure=token.failure,
+            embedding=token.embedding or (),
         )
         for token in sampled
     ]
@@ -111,6 +112,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
             logprobs_from(proto.logprobs) if proto.HasField("logprobs") else None,
             tuple(map(logprobs_from, proto.prompt_logprobs)) if proto.has_prompt_logprobs else None,
             proto.failure if proto.HasField("failure") else None,
+            tuple(proto.embedding) or None,
         )
         for proto in protos
     )

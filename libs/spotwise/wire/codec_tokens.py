@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.core.sampling import Pooling, SamplingParams, TokenLogprobs
 from spotwise.wire.v1 import request_pb2 as pb
 
 _FINISH_TO = {
@@ -19,6 +19,8 @@ _FINISH_TO = {
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
 _FINISH_FROM = {number: reason for reason, number in _FINISH_TO.items()}
+_POOLING_TO = {None: pb.POOLING_UNSPECIFIED, Pooling.LAST: pb.POOLING_LAST, Pooling.MEAN: pb.POOLING_MEAN}
+_POOLING_FROM = {number: pooling for pooling, number in _POOLING_TO.items()}
 
 
 def encode_record(record: RequestRecord) -> bytes:
@@ -61,6 +63,7 @@ def record_to(record: RequestRecord) -> pb.RequestRecord:
             grammar=sampling.grammar,
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
+            pooling=_POOLING_TO[sampling.pooling],
         ),
         stop=pb.StopCriteria(
             max_new_tokens=stop.max_new_tokens,
@@ -102,6 +105,7 @@ def record_from(proto: pb.RequestRecord) -> RequestRecord:
             grammar=sampling.grammar,
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
             prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+            pooling=_POOLING_FROM.get(sampling.pooling),
         ),
         stop=StopCriteria(stop.max_new_tokens, tuple(stop.stop_token_ids), stop.min_new_tokens),
         arrival_unix_s=proto.arrival_unix_s,
@@ -146,6 +150,7 @@ def batch_from(proto: pb.TokenBatch) -> TokenBatch:
             if extra.has_prompt_logprobs
             else None,
             suspects=tuple(extra.suspects),
+            embedding=tuple(extra.embedding) or None,
         )
     number = proto.number if proto.HasField("number") else None
     return TokenBatch(proto.worker_id, tuple(deltas), proto.incarnation, number)
@@ -159,6 +164,7 @@ def _has_extra(delta: TokenDelta) -> bool:
         or delta.cached_tokens is not None
         or delta.logprobs is not None
         or delta.prompt_logprobs is not None
+        or delta.embedding is not None
     )
 
 
@@ -175,6 +181,7 @@ def _extra_to(position: int, delta: TokenDelta) -> pb.TokenExtra:
         has_prompt_logprobs=delta.prompt_logprobs is not None,
         prompt_logprobs=[logprobs_to(entry) for entry in delta.prompt_logprobs or ()],
         suspects=delta.suspects,
+        embedding=delta.embedding or (),
     )
 
 

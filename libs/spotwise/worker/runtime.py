@@ -141,7 +141,7 @@ class WorkerRuntime:
         except PayloadTooLargeError as error:
             if not isinstance(command.message, TokenBatch):
                 raise
-            batch = _without_scores(command.message, str(error))
+            batch = _without_large_parts(command.message, str(error))
             self._host.send(command.recipient_id, batch, command.incarnation)
 
     async def _load_record(self, command: c.LoadRecord) -> None:
@@ -221,14 +221,18 @@ class WorkerRuntime:
         )
 
 
-def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:
-    """End the attempts whose prompt log-probabilities made a batch too large to send; the other attempts lose nothing."""
-    ended = [
-        TokenDelta(
-            delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"
-        )
-        if delta.prompt_logprobs is not None
-        else delta
-        for delta in batch.deltas
-    ]
-    return replace(batch, deltas=tuple(ended))
+def _without_large_parts(batch: TokenBatch, reason: str) -> TokenBatch:
+    """End the attempts whose prompt log-probabilities or embeddings made a batch too large to send; the other attempts lose
+    nothing.
+    """
+
+    def sendable(delta: TokenDelta) -> TokenDelta:
+        if delta.prompt_logprobs is not None:
+            what = "too many log-probabilities"
+        elif delta.embedding is not None:
+            what = "too large an embedding"
+        else:
+            return delta
+        return TokenDelta(delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"{what}: {reason}")
+
+    return replace(batch, deltas=tuple(map(sendable, batch.deltas)))

@@ -140,7 +140,7 @@ class AttemptOrders:
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
         committed = len(command.output_token_ids)
-        may_reuse = stream.spec.sampling.prompt_logprobs is None
+        may_reuse = not stream.spec.sampling.reads_whole_prompt
         known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
         return SubmitRequest(
             choice_id=stream.choice_id,

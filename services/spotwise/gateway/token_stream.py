@@ -87,7 +87,7 @@ def generated(
 ) -> GeneratedTokens:
     """Return workers' tokens as an item of a stream."""
     tokens = tuple(
-        SampledToken(choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
+        SampledToken(choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs, embedding=delta.embedding)
         for delta in deltas
         if delta.token_id is not None
     )

@@ -78,6 +78,7 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
                 SampledToken("a@1", 5),
                 SampledToken("b@1", 0, SCORES, (None, SCORES)),
                 SampledToken("c@1", 0, failure="no"),
+                SampledToken("d@1", 7, embedding=(0.5, -1.0, 0.0)),
             ),
         ),
         g.StepEnded(7, 4, ()),

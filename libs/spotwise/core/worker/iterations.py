@@ -212,6 +212,7 @@ class Iterations:
             finish_reason,
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
+            embedding=sampled.embedding,
         )
         self._after_token(sequence, finish_reason, sampled.token_id, now)
 
@@ -224,6 +225,7 @@ class Iterations:
         *,
         logprobs: TokenLogprobs | None = None,
         prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+        embedding: tuple[float, ...] | None = None,
     ) -> None:
         queue_s = cached_tokens = None
         if _is_prefilled_now(sequence):
@@ -240,6 +242,7 @@ class Iterations:
                 cached_tokens=cached_tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                embedding=embedding,
             ),
         )
 

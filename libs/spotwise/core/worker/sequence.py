@@ -261,5 +261,5 @@ class Sequence:
         self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.record_tokens = len(self.token_ids)
-        self.may_reuse = record.sampling.prompt_logprobs is None
+        self.may_reuse = not record.sampling.reads_whole_prompt
         self.output_tokens += len(record.output_token_ids)

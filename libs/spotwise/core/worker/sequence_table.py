@@ -18,6 +18,9 @@ from spotwise.core.request import FINISH_EVENT, FinishReason, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequence import KvPlace, Sequence
 
+#: Of one token batch, 256 KiB: a broker's messages have a MiB at most, unless told otherwise.
+MOST_EMBEDDED_FLOATS = 1 << 16
+
 
 class SequenceTable:
     """Sequences in order of arrival, and the commands that their events cause; `host` is `None` where nothing is swapped."""
@@ -126,7 +129,7 @@ class SequenceTable:
         self._commands.append(command)
 
     def publish(self, stream: m.StreamRef, delta: m.TokenDelta) -> None:
-        """Add to the one token batch that this event sends to the stream's gateway."""
+        """Add to the token batch that this event sends to the stream's gateway."""
         self._deltas.setdefault((stream.gateway_id, stream.incarnation), []).append(delta)
 
     @property
@@ -155,9 +158,10 @@ class SequenceTable:
         batches = []
         for gateway, deltas in self._deltas.items():
             gateway_id, incarnation = gateway
-            self._batches_sent[gateway] = number = self._batches_sent.get(gateway, 0) + 1
-            batch = m.TokenBatch(self.worker_id, tuple(deltas), self.incarnation, number)
-            batches.append(m.Send(gateway_id, batch, incarnation))
+            for part in _sendable(deltas):
+                self._batches_sent[gateway] = number = self._batches_sent.get(gateway, 0) + 1
+                batch = m.TokenBatch(self.worker_id, part, self.incarnation, number)
+                batches.append(m.Send(gateway_id, batch, incarnation))
         self._deltas.clear()
         return batches
 
@@ -264,3 +268,17 @@ class SequenceTable:
 
 def _goes_to(stream: m.StreamRef, order: m.ForgetGateway) -> bool:
     return stream.gateway_id == order.gateway_id and stream.incarnation <= order.incarnation
+
+
+def _sendable(deltas: list[m.TokenDelta]) -> list[tuple[m.TokenDelta, ...]]:
+    """Return an event's deltas in parts that a broker takes: many embeddings at once are more than a message may hold."""
+    parts: list[list[m.TokenDelta]] = [[]]
+    floats = 0
+    for delta in deltas:
+        if delta.embedding is not None:
+            floats += len(delta.embedding)
+            if floats > MOST_EMBEDDED_FLOATS and parts[-1]:
+                parts.append([])
+                floats = len(delta.embedding)
+        parts[-1].append(delta)
+    return [*map(tuple, parts)]

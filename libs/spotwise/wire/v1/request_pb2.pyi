@@ -19,6 +19,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Pooling:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    POOLING_LAST: _Pooling.ValueType  # 1
+    POOLING_MEAN: _Pooling.ValueType  # 2
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
+    """Field numbers follow core.sampling.Pooling; UNSPECIFIED: no embedding."""
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+POOLING_LAST: Pooling.ValueType  # 1
+POOLING_MEAN: Pooling.ValueType  # 2
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -60,6 +78,7 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
     top_k: _builtins.int
@@ -72,6 +91,7 @@ class SamplingParams(_message.Message):
     prompt_logprobs: _builtins.int
     grammar: _builtins.str
     """llguidance's JSON; empty: any output"""
+    pooling: Global___Pooling.ValueType
     @_builtins.property
     def logit_bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -100,10 +120,11 @@ class SamplingParams(_message.Message):
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_words: _abc.Iterable[Global___TokenIds] | None = ...,
         grammar: _builtins.str = ...,
+        pooling: Global___Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_top_k", b"_top_k", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_top_k", b"_top_k", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprobs", b"logprobs", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_top_k", b"_top_k", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprobs", b"logprobs", "min_p", b"min_p", "pooling", b"pooling", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -285,6 +306,7 @@ class TokenExtra(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     SUSPECTS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     without_token: _builtins.bool
@@ -298,6 +320,10 @@ class TokenExtra(_message.Message):
     def logprobs(self) -> Global___TokenLogprobs: ...
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    @_builtins.property
+    def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """none: it was not requested"""
+
     @_builtins.property
     def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -313,11 +339,12 @@ class TokenExtra(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         queue_s: _builtins.float | None = ...,
         cached_tokens: _builtins.int | None = ...,
+        embedding: _abc.Iterable[_builtins.float] | None = ...,
         suspects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "queue_s", b"queue_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "suspects", b"suspects", "without_token", b"without_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "suspects", b"suspects", "without_token", b"without_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

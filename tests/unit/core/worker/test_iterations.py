@@ -9,6 +9,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.sequence_table import MOST_EMBEDDED_FLOATS
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, row_of, rows, stream_of
 
@@ -127,6 +128,19 @@ class TestScheduling:
         commands = bench.feed(c.IterationFinished((SampledToken("r@1", 50, own, of_prompt),)))
         (delta,) = deltas(commands)
         assert (delta.logprobs, delta.prompt_logprobs) == (own, of_prompt)
+
+    def test_embeddings_travel_with_their_token(self) -> None:
+        """The role hands on what the engine reports, in batches that a broker takes, each with its number."""
+        bench = WorkerBench()
+        for name in ("first", *"abcde"):
+            bench.prefill(name)
+        bench.iterate(first=50)
+        embedding = (0.5,) * (MOST_EMBEDDED_FLOATS // 2)
+        sampled = tuple(SampledToken(f"{name}@1", 50, embedding=embedding) for name in "abcde")
+        batches = sent(bench.feed(c.IterationFinished(sampled)), "g")
+        assert [len(batch.deltas) for batch in batches] == [2, 2, 1]
+        assert [delta.embedding for batch in batches for delta in batch.deltas] == [embedding] * 5
+        assert [batch.number for batch in batches] == [2, 3, 4]
 
     def test_a_sequence_that_cannot_go_on_fails_alone(self) -> None:
         """For good, since it would elsewhere, too; the others of its batch have their tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.batching import BatchLimits
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.sampling import Pooling, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import ledger, only
@@ -87,12 +87,18 @@ class TestReuse:
         assert prompt(bench, "b", (7, *TEXT[1:40]))[:2] == (0, 40)
 
     def test_a_prompt_with_requested_scores_is_computed_whole(self) -> None:
-        """Scores need the logits of every position; what it computes may be reused by others."""
+        """Scores need the logits of every position, a mean its hidden states; what it computes may be reused by others."""
         bench = bench_of()
-        for name in ("a", "b"):
-            assert prompt(bench, name, TEXT[:40], SamplingParams(prompt_logprobs=0))[:2] == (0, 40)
+        for name, sampling in (
+            ("a", SamplingParams(prompt_logprobs=0)),
+            ("b", SamplingParams(prompt_logprobs=0)),
+            ("c", SamplingParams(pooling=Pooling.MEAN)),
+        ):
+            assert prompt(bench, name, TEXT[:40], sampling)[:2] == (0, 40)
             hand_off(bench, name)
-        assert prompt(bench, "c", TEXT[:40])[:2] == (32, 8)
+        assert prompt(bench, "d", TEXT[:40])[:2] == (32, 8)
+        hand_off(bench, "d")
+        assert prompt(bench, "e", TEXT[:40], SamplingParams(pooling=Pooling.LAST))[:2] == (32, 8)
 
     def test_tenants_find_their_own_blocks_only(self) -> None:
         """The same prompt with another salt, or without one, is computed whole; each salt finds its own blocks again."""
