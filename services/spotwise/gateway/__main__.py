@@ -13,6 +13,7 @@ from spotwise.core.members import MemberKind
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import open_access
 from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.embedding_model import EmbeddingModel, read_embedding_model
 from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.kept_requests import KeptRequests
@@ -44,6 +45,15 @@ def _sampling_defaults(settings: GatewaySettings) -> SamplingDefaults:
         raise MeshError(f"SPOTWISE_GENERATION_CONFIG=model: {error}") from error
 
 
+def _embeddings(settings: GatewaySettings) -> EmbeddingModel:
+    try:
+        return read_embedding_model(
+            settings.model_dir, settings.embedding_pooling, is_matryoshka=settings.embedding_matryoshka
+        )
+    except ValueError as error:
+        raise MeshError(f"The model's embeddings: {error}") from error
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     try:
@@ -61,6 +71,7 @@ async def serve(settings: GatewaySettings) -> None:
         cors_origins=settings.browser_origins,
         default_max_tokens=settings.default_max_tokens,
         sampling=_sampling_defaults(settings),
+        embeddings=_embeddings(settings),
         least_priority=settings.least_priority,
         shares_prefixes=settings.prefix_sharing == "mesh",
     )

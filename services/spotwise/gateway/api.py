@@ -22,6 +22,7 @@ from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import BearerAuth
 from spotwise.gateway.body_work import BodyWork
+from spotwise.gateway.embedding_routes import add_embedding_routes
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
@@ -115,6 +116,7 @@ def create_app(
         return await respond(request, COMPLETIONS)
 
     add_token_routes(app, text, options, bodies)
+    add_embedding_routes(app, generation.generate, text, options, metrics, planning)
     if kept is not None:
         add_request_routes(app, kept, planning)
 

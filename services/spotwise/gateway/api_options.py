@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults
 from spotwise.gateway.schema import LEAST_PRIORITY
 
@@ -24,6 +25,7 @@ class ApiOptions:
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
+        embeddings: what those of the model are.
     """
 
     model_name: str
@@ -37,3 +39,4 @@ class ApiOptions:
     max_n: int = 16
     max_sequences: int = 256
     max_logprobs: int = 20
+    embeddings: EmbeddingModel = NO_EMBEDDINGS

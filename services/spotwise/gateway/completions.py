@@ -16,12 +16,13 @@ from spotwise.gateway.plan import (
     require_logprobs,
     require_model,
 )
-from spotwise.gateway.plan_sampling import check_token_ids
 from spotwise.gateway.prompt_limits import prompt_too_long, require_choices, truncation_of
+from spotwise.gateway.prompt_tokens import prompt_tokens
 from spotwise.gateway.response_format import ResponseFormat, WholeChoice
 from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_completions import CompletionRequest, Prompt
-from spotwise.gateway.text import ChatText, PromptTooLongError
+from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_prompts import Prompt, num_prompts, prompts_of
+from spotwise.gateway.text import ChatText
 from spotwise.gateway.truncation import Truncation
 
 #: OpenAI's documented default of this endpoint, and vLLM's.
@@ -44,12 +45,11 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         raise bad_request(
             "Invalid value for 'max_tokens': 0 is allowed only with 'echo'.", "max_tokens", "invalid_value"
         )
-    require_choices(request.n, request.num_prompts, options.max_n, options.max_sequences)
-    given = request.prompts()
-    params = ["prompt"] if given == [request.prompt] else [f"prompt.{index}" for index in range(len(given))]
+    require_choices(request.n, num_prompts(request.prompt), options.max_n, options.max_sequences)
+    given = prompts_of(request.prompt, "prompt")
     most_new_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     truncation = truncation_of(request, most_new_tokens, text.context_length)
-    prompts = [_tokenize(*pair, text, echo, truncation) for pair in zip(given, params, strict=True)]
+    prompts = [_prompt(prompt, param, text, echo, truncation) for param, prompt in given]
     return plan_generation(
         request,
         prompts,
@@ -63,17 +63,10 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
     )
 
 
-def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: Truncation | None) -> PromptTokens:
-    if isinstance(prompt, str):
-        try:
-            token_ids = text.encode(prompt, truncation=truncation)
-        except PromptTooLongError as error:
-            raise prompt_too_long(param, text.context_length, error.at_least_tokens) from error
-    else:
-        check_token_ids(param, prompt, text.vocab_size)
-        token_ids = tuple(prompt) if truncation is None else truncation.of_ids(prompt)
-        if len(token_ids) >= text.context_length:
-            raise prompt_too_long(param, text.context_length, len(token_ids))
+def _prompt(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: Truncation | None) -> PromptTokens:
+    token_ids = prompt_tokens(prompt, param, text, truncation)
+    if not isinstance(prompt, str) and len(token_ids) >= text.context_length:
+        raise prompt_too_long(param, text.context_length, len(token_ids))
     if not echo:
         return PromptTokens(token_ids, None, param)
     words = prompt if isinstance(prompt, str) and truncation is None else text.decode(token_ids)

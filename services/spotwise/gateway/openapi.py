@@ -16,13 +16,14 @@ from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
 from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
 from spotwise.gateway.strict_body import StrictBody
 
 Schema = dict[str, Any]
 
 _TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, DetokenizeRequest)
-_BODIES: tuple[type[StrictBody], ...] = (ChatRequest, CompletionRequest, *_TOKEN_BODIES)
+_BODIES: tuple[type[StrictBody], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, *_TOKEN_BODIES)
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
@@ -44,6 +45,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
     schemas: Schema = defined["$defs"]
     for request in (ChatRequest, CompletionRequest):
         _limit(schemas[request.__name__]["properties"], request, options)
+    _limit_embeddings(schemas[EmbeddingRequest.__name__]["properties"], options)
     _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
     headers = [_TIMEOUT, *(_KEEPING if keeps_requests else ())]
     schemas |= {"Error": _ERROR, "ModelCard": _MODEL_CARD}
@@ -61,6 +63,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/v1/completions": {
                 "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": _TEXT}, headers)
             },
+            "/v1/embeddings": {"post": _EMBEDDING_PATH},
             "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], _TOKENS)},
             "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], _object(prompt=_TEXT))},
             "/v1/models": {"get": _operation("The model that is served.", _json_of(_MODELS))},
@@ -86,6 +89,15 @@ def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOpt
     for refused in REFUSED:
         if request.endpoint in refused.at:
             properties[refused.name] = _refused(refused)
+
+
+def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
+    properties["model"] = {"const": options.model_name}
+    properties["priority"]["anyOf"][0]["minimum"] = options.least_priority
+    if options.embeddings.size is not None:
+        properties["dimensions"]["anyOf"][0]["maximum"] = options.embeddings.size
+    for refused in REFUSED_FOR_EMBEDDINGS:
+        properties[refused.name] = _refused(refused)
 
 
 def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
@@ -199,4 +211,26 @@ _REQUEST_PATHS: Schema = {
         "get": _operation("The state of a request, or the rest of its stream.", _RESUMED, errors=_GENERATION_ERRORS),
         "delete": _operation("Cancel a request.", _json_of(_REQUEST), errors=_GENERATION_ERRORS),
     }
+}
+_EMBEDDINGS = _object(
+    id=_TEXT,
+    object={"const": "list"},
+    created=_COUNT,
+    model=_TEXT,
+    data={
+        **_list(
+            _object(
+                object={"const": "embedding"},
+                index=_COUNT,
+                embedding={"anyOf": [_TEXT, {**_list({"type": "number"}), "minItems": 1}]},
+            )
+        ),
+        "minItems": 1,
+    },
+    usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+)
+_EMBEDDING_PATH: Schema = {
+    **_operation("Embeddings of texts.", _json_of(_EMBEDDINGS), errors=_GENERATION_ERRORS),
+    "requestBody": {"required": True, "content": _json_of(_ref(EmbeddingRequest.__name__))},
+    "parameters": [_TIMEOUT],
 }

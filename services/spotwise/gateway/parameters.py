@@ -7,12 +7,12 @@ schema). Honoured parameters are the fields of the request models. docs/api.md s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.errors import bad_request
 
 
 class Endpoint(Enum):
@@ -153,17 +153,21 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     Raises:
         ApiError: 400, naming the parameter.
     """
-    for rule in _REFUSED_AT[endpoint]:
-        if rule.refuses(body.get(rule.name)):
-            raise _unsupported(rule, rule.name)
+    refuse(_REFUSED_AT[endpoint], body)
     for name, rules in REFUSED_MEMBERS.items():
         if isinstance(given := body.get(name), dict):
-            for rule in rules:
-                if rule.refuses(given.get(rule.name)):
-                    raise _unsupported(rule, f"{name}.{rule.name}")
+            refuse(rules, given, f"{name}.")
 
 
-def _unsupported(rule: Refused, path: str) -> ApiError:
-    return bad_request(
-        f"The parameter '{path}' is not supported by this server; {rule.hint}.", path, "unsupported_parameter"
-    )
+def refuse(rules: Iterable[Refused], given: Mapping[str, Any], of: str = "") -> None:
+    """Refuse an object that requests what one of the rules does not support; `of` begins its members' paths.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    for rule in rules:
+        if rule.refuses(given.get(rule.name)):
+            path = f"{of}{rule.name}"
+            raise bad_request(
+                f"The parameter '{path}' is not supported by this server; {rule.hint}.", path, "unsupported_parameter"
+            )

@@ -141,7 +141,12 @@ def require_logprobs(param: str, logprobs: int, options: ApiOptions) -> int:
     return logprobs
 
 
-def _require_priority(priority: int, options: ApiOptions) -> int:
+def require_priority(priority: int, options: ApiOptions) -> int:
+    """Return a priority that clients may give.
+
+    Raises:
+        ApiError: 400.
+    """
     if priority < options.least_priority:
         message = f"Invalid value for 'priority': must be at least {options.least_priority}."
         raise bad_request(message, "priority", "invalid_value")
@@ -188,7 +193,7 @@ def plan_generation(
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
     sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs, message)
-    priority = _require_priority(request.priority or 0, options)
+    priority = require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
     request_id = f"{id_prefix}-{secrets.token_hex(16)}"

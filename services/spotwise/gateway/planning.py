@@ -23,7 +23,7 @@ from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import INLINE_BYTES
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.quotas import Quotas, Reservation
+from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.stream_position import StreamPosition
@@ -54,7 +54,11 @@ class PlannedBody:
 
 
 class Planning:
-    """Plans requests, large ones on another thread; see `create_app` for the arguments."""
+    """Plans requests, large ones on another thread; see `create_app` for the arguments.
+
+    Attributes:
+        bodies: reads them.
+    """
 
     def __init__(
         self,
@@ -70,19 +74,28 @@ class Planning:
         self._metrics = metrics
         self._quotas = quotas
         self._now = now
-        self._bodies = bodies
+        self.bodies = bodies
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
-        deadline_unix_s = deadline_of(request.headers, self._now())  # before the body: its time counts
-        self._quotas.require_room(caller_of(request))
+        deadline_unix_s = self.admit(request)
         planned = partial(self._planned, endpoint, key_name(request))
-        plan, body_bytes, body_hash = await self._bodies.of(request, planned, _effort_bytes)
+        plan, body_bytes, body_hash = await self.bodies.of(request, planned, _effort_bytes)
         name_request(request, plan.request_id)
         plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
         return PlannedBody(plan, endpoint, body_bytes, body_hash)
 
-    async def reserve(self, request: Request, plan: GenerationPlan, counted_tokens: int | None = None) -> Reservation:
+    def admit(self, request: Request) -> float | None:
+        """Return the Unix time at which the client of a request gives up, whose body's time counts already.
+
+        Raises:
+            ApiError: 400, the time is wrong; 429, its key had too many requests a moment ago.
+        """
+        deadline_unix_s = deadline_of(request.headers, self._now())
+        self._quotas.require_room(caller_of(request))
+        return deadline_unix_s
+
+    async def reserve(self, request: Request, plan: CountedPlan, counted_tokens: int | None = None) -> Reservation:
         """Take what a request needs of its key's limits; see `Quotas.reserve`."""
         return await self._quotas.reserve(caller_of(request), plan, counted_tokens)
 
@@ -90,7 +103,7 @@ class Planning:
         """Plan a kept request again; its ids and seeds are new ones."""
         body = bytearray(form.body.encode())
         planned = partial(self._planned, form.endpoint, form.key_name)
-        plan, _, _ = await self._bodies.off_loop.run(_effort_bytes(body), planned, body)
+        plan, _, _ = await self.bodies.off_loop.run(_effort_bytes(body), planned, body)
         return plan
 
     def response(

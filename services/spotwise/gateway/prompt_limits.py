@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema import PromptOptions
 from spotwise.gateway.truncation import Truncation
 
 
@@ -40,7 +40,7 @@ def prompt_too_long(param: str, context_length: int, at_least_tokens: int) -> Ap
     return bad_request(message, param.split(".")[0], "context_length_exceeded")
 
 
-def truncation_of(request: GenerationRequest, max_tokens: int | None, context_length: int) -> Truncation | None:
+def truncation_of(request: PromptOptions, max_tokens: int | None, context_length: int) -> Truncation | None:
     """Return how a request's prompts are cut; `None` where they are not.
 
     Args:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -30,7 +31,7 @@ from spotwise.core.access.quotas import (
 from spotwise.gateway.auth import Caller
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.generation import GenerationError
-from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.plan import PlannedSequence
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.key_ports import KeyStore
 from spotwise.mesh.ports import MeshError
@@ -86,6 +87,18 @@ class _KeyBook:
     def is_done(self) -> bool:
         """Whether nothing runs and nothing is to be reported."""
         return not (self.running or self.ended or self.given_back or self.given_back_today)
+
+
+class CountedPlan(Protocol):
+    """What is counted of a request."""
+
+    @property
+    def sequences(self) -> tuple[PlannedSequence, ...]:
+        """What it makes the mesh compute."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompts, each counted once."""
 
 
 class Reservation:
@@ -165,7 +178,7 @@ class Quotas:
         refused = KeyAdmission(KeyLimit.REQUESTS, until_s - now_s, float(caller.limits.requests_per_minute), 0.0, 0, 0)
         self._refuse(caller, refused, _headers(limits, refused))
 
-    async def reserve(self, caller: Caller, plan: GenerationPlan, counted_tokens: int | None = None) -> Reservation:
+    async def reserve(self, caller: Caller, plan: CountedPlan, counted_tokens: int | None = None) -> Reservation:
         """Admit a request; to be settled at its end.
 
         Args:

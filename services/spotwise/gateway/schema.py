@@ -70,7 +70,20 @@ class StreamOptions(StrictBody):
     include_usage: bool | None = None
 
 
-class GenerationRequest(StrictBody):
+class PromptOptions(StrictBody):
+    """What a request says about its prompts, and how they are scheduled.
+
+    Attributes are the API's parameters under their documented names; `None` is the documented default.
+    """
+
+    user: str | None = None
+    priority: int | None = Field(None, ge=LEAST_PRIORITY, le=2**31 - 1)
+    truncate_prompt_tokens: Annotated[int, AfterValidator(_some_tokens)] | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+
+
+class GenerationRequest(PromptOptions):
     """What both endpoints share; OpenAI's names, then vLLM's extensions, with their meanings.
 
     Attributes are the API's parameters under their documented names; `None` is the documented default.
@@ -93,7 +106,6 @@ class GenerationRequest(StrictBody):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     response_format: OutputFormat | None = None
 
     top_k: int | None = Field(None, ge=-1)
@@ -110,11 +122,7 @@ class GenerationRequest(StrictBody):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
-    priority: int | None = Field(None, ge=LEAST_PRIORITY, le=2**31 - 1)
     prompt_logprobs: int | None = Field(None, ge=0)
-    truncate_prompt_tokens: Annotated[int, AfterValidator(_some_tokens)] | None = Field(None, ge=-1)
-    truncation_side: Literal["left", "right"] | None = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.members import Member
+from spotwise.core.sampling import Pooling
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
@@ -105,6 +106,15 @@ class GatewaySettings(ModelServiceSettings):
         AUTO,
         description="how the model's reasoning is found in its text: auto (as its tokenizer or its chat template says), none, "
         "or think (between <think> and </think>)",
+    )
+    embedding_pooling: Pooling | None = Field(
+        None,
+        description="turns embeddings on, or changes them: last (the last token's hidden state) or mean (of all tokens'); "
+        "where unset they are as the model's folder says, in the layout of sentence-transformers",
+    )
+    embedding_matryoshka: bool = Field(
+        False,
+        description="embeddings may be cut to any number of dimensions, though the model's config.json does not say so",
     )
     least_priority: int = Field(
         LEAST_PRIORITY,

@@ -6,7 +6,7 @@ An event is sent as soon as there is one; work for a client that has left is can
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-async def interleave(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncIterator[tuple[int, Item]]:
+async def interleave(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
     """Run generators concurrently; give their items with their index, as they come.
 
     The first error ends all. Closing this generator closes them.

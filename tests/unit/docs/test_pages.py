@@ -19,10 +19,12 @@ from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
 from spotwise.core.members import MemberKind
 from spotwise.core.messages import RejectCode
+from spotwise.gateway.embedding_answer import AT_ONCE
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Ignored, Refused
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
 from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -125,6 +127,16 @@ def test_every_api_parameter_is_listed() -> None:
     """The API page's table has the fields of both request bodies, and no others."""
     listed = {name for row in table(section(API.read_text(), "Parameters")) for name in quoted(row[0])}
     assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+
+
+def test_every_parameter_of_embeddings_is_listed() -> None:
+    """Honoured ones in the section's table, refused ones below it, with the values that switch them off."""
+    text = section(API.read_text(), "Embeddings")
+    assert {name for row in table(text) for name in quoted(row[0])} == set(EmbeddingRequest.model_fields)
+    (refused,) = re.findall(r"Refused by name are (.*?)\.\s", text, re.DOTALL)
+    off = {value for rule in REFUSED_FOR_EMBEDDINGS for value in rule.off}
+    assert set(quoted(refused)) == {rule.name for rule in REFUSED_FOR_EMBEDDINGS} | off
+    assert f"1 to {MAX_INPUTS:,} inputs" in text and f"Of one request {AT_ONCE} inputs" in text
 
 
 def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:

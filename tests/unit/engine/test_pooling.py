@@ -1,4 +1,4 @@
-"""Embeddings of prompts are transformers' hidden states, pooled, however their prompts are cut and whatever runs beside them."""
+"""Embeddings of prompts are transformers' hidden states, pooled, however prompts are cut and whatever runs beside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def require_near(embedding: tuple[float, ...] | None, wanted: torch.Tensor) -> N
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [1 << 30, 17])
 def test_prompts_have_their_embeddings_beside_others(llama_folder: Path, chunk_tokens: int, native: bool) -> None:
-    """Both poolings, whole or in chunks, in one batch with prompts that have none and with decodes, which it does not change."""
+    """Both poolings, whole or in chunks, in one batch with prompts without and with decodes, which it does not change."""
     engine = load_engine(llama_folder, native=native)
     alone = Driver(engine, chunk_tokens)
     for index, prompt in enumerate(prompts()):

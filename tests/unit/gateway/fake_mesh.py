@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.sampling import Pooling, SampledToken, TokenLogprobs
+from spotwise.gateway.embedding_model import EmbeddingModel
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec, TextEndedError
 
 MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
+EMBEDDING: dict[str, Any] = {"model": MODEL, "input": "Hi"}
+#: Of the model, where it has embeddings.
+EMBEDDINGS = EmbeddingModel(Pooling.LAST, size=4, is_matryoshka=True)
 
 
 @dataclass
@@ -99,4 +103,10 @@ def _sampled(choice_id: str, spec: SequenceSpec, position: int, token_id: int) -
     prompt = None
     if position == 0 and prompt_count is not None:
         prompt = (None, *(scores(prompt_count) for _ in spec.prompt_token_ids[1:]))
-    return SampledToken(choice_id, token_id, scores(spec.sampling.logprobs), prompt)
+    embedding = embedding_of(spec.prompt_token_ids) if position == 0 and spec.sampling.pooling is not None else None
+    return SampledToken(choice_id, token_id, scores(spec.sampling.logprobs), prompt, embedding=embedding)
+
+
+def embedding_of(prompt_token_ids: Sequence[int]) -> tuple[float, ...]:
+    """The embedding that the mesh gives for a prompt: of `EMBEDDINGS.size` numbers, none of them like another prompt's."""
+    return (float(len(prompt_token_ids)), float(prompt_token_ids[0]), -0.1, float(sum(prompt_token_ids)))

@@ -21,14 +21,16 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_embeddings import EmbeddingRequest
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh
 
 ROOT = Path(__file__).parents[3]
 ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
     "/v1/chat/completions": (CHAT, ChatRequest),
     "/v1/completions": (COMPLETION, CompletionRequest),
+    "/v1/embeddings": (EMBEDDING, EmbeddingRequest),
 }
 #: Names that only the table of parameters knows.
 OTHERS = (
@@ -96,7 +98,7 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def app(text: ChatText) -> FastAPI:
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    return create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL), metrics, open_to())
+    return create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL, embeddings=EMBEDDINGS), metrics, open_to())
 
 
 async def check(app: FastAPI, method: str, path: str, content: bytes, headers: dict[str, str]) -> None:

@@ -14,16 +14,16 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
 from tests.openapi_checks import CONFIG, does_what_it_says
 from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
 
-GENERATING = ["POST /v1/chat/completions", "POST /v1/completions"]
+GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings"]
 TOKENS = ["POST /tokenize", "POST /detokenize"]
 READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
 
 
 @pytest.fixture(scope="module")
 def described(text: ChatText) -> BaseSchema:
-    return _described(text, ApiOptions(MODEL))
+    return _described(text, ApiOptions(MODEL, embeddings=EMBEDDINGS))
 
 
 def _described(text: ChatText, options: ApiOptions) -> BaseSchema:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 
 import httpx2
@@ -11,7 +12,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from spotwise.gateway.auth import ApiKey
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
 
 
 @pytest.fixture
@@ -65,6 +66,23 @@ async def test_completions(api: AsyncOpenAI) -> None:
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.text_offset is not None
     pieces = [chunk.choices[0].text async for chunk in await api.completions.create(**COMPLETION, stream=True)]
     assert "".join(pieces) == "Hello, world!"
+
+
+async def test_embeddings(make_app: Callable[..., FastAPI]) -> None:
+    """OpenAI's client asks for base64 by itself, and gives numbers; of either format it gives the same."""
+    app = make_app(embeddings=EMBEDDINGS)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway") as http:
+        api = AsyncOpenAI(api_key="key", base_url="http://gateway/v1", http_client=http, max_retries=0)
+        answer = await api.embeddings.create(**EMBEDDING | {"input": [[1, 2], [7]]}, extra_body={"normalize": False})
+        assert [(each.index, each.embedding) for each in answer.data] == [
+            (index, pytest.approx(embedding_of(ids), rel=1e-6)) for index, ids in enumerate(([1, 2], [7]))
+        ]
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (3, 3)
+        assert (answer.model, answer.object) == (MODEL, "list")
+        as_base64 = await api.embeddings.create(**EMBEDDING, dimensions=3)
+        as_numbers = await api.embeddings.create(**EMBEDDING, dimensions=3, encoding_format="float")
+        assert as_base64.data[0].embedding == pytest.approx(as_numbers.data[0].embedding, rel=1e-6)
+        assert math.hypot(*as_numbers.data[0].embedding) == pytest.approx(1, rel=1e-6)
 
 
 async def test_errors_are_the_clients_own_exceptions(api: AsyncOpenAI, mesh: FakeMesh) -> None:
