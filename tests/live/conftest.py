@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.embeddings import MEANS
 from tests.live.marks import mark_live
 from tests.live.mesh import LiveMesh
 
@@ -28,8 +29,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    """One prompt worker, one token worker."""
-    with LiveMesh(tmp_path_factory.mktemp("mesh")) as live:
+    """One prompt worker, one token worker; with embeddings."""
+    with LiveMesh(tmp_path_factory.mktemp("mesh"), env=MEANS) as live:
         yield live
 
 

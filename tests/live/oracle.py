@@ -84,6 +84,14 @@ def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:
     return [float(logprobs[place, token_id]) for place, token_id in enumerate(prompt[1:])]
 
 
+@functools.cache
+def hidden_states(prompt: tuple[int, ...]) -> torch.Tensor:
+    """The hidden states of a prompt's tokens after the final norm, `[tokens, hidden]`."""
+    with torch.inference_mode():
+        hidden: torch.Tensor = _model().base_model(torch.tensor([prompt])).last_hidden_state[0]
+    return hidden
+
+
 def greedy_with_penalties(
     prompt: tuple[int, ...], new_tokens: int, presence: float, frequency: float, repetition: float
 ) -> tuple[int, ...]:

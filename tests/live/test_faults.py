@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from spotwise.core.members import MemberKind
+from spotwise.core.sampling import Pooling
+from tests.live.embeddings import MEANS, require_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
@@ -30,7 +32,8 @@ STREAMS = 6
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """One prompt worker and two token workers of this module's own."""
-    with LiveMesh(tmp_path_factory.mktemp("faults"), "--prompt-workers", "1", "--token-workers", "2") as live:
+    options = ("--prompt-workers", "1", "--token-workers", "2")
+    with LiveMesh(tmp_path_factory.mktemp("faults"), *options, env=MEANS) as live:
         yield live
 
 
@@ -109,6 +112,25 @@ def test_structured_answers_are_the_same_through_a_kill(mesh: LiveMesh) -> None:
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:
     """The worker's prompts are computed again, by the restarted worker or by another one."""
     stream_through(mesh, 2, lambda: kill(mesh, "prompt-0"), longest=700)
+
+
+def test_the_only_prompt_worker_is_killed_while_it_computes_embeddings(mesh: LiveMesh) -> None:
+    """Their request takes longer, and has every one of them."""
+    prompts = mixed_prompts(48, 700)
+
+    async def run() -> tuple[Any, int]:
+        async with mesh.async_client() as client:
+            embedding = asyncio.create_task(
+                client.embeddings.create(model=MODEL, input=[[*prompt] for prompt in prompts])
+            )
+            while not (held := await asyncio.to_thread(engine_sequences, mesh, "prompt-0")):
+                assert not embedding.done()
+            kill(mesh, "prompt-0")
+            return await embedding, held
+
+    answer, held = asyncio.run(run())
+    assert held > 0
+    require_embeddings(answer, prompts, Pooling.MEAN)
 
 
 def test_all_workers_are_killed_at_once(mesh: LiveMesh) -> None:

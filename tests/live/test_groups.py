@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from spotwise.core.sampling import Pooling
+from tests.live.embeddings import MEANS, embeds_at_once, folder_with_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
@@ -20,7 +22,7 @@ DEVICES = ("mixed-0-device-1", "mixed-0-device-2")
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """One worker of three shards."""
-    with LiveMesh(tmp_path_factory.mktemp("shards"), "--parallel", "1,1,3") as live:
+    with LiveMesh(tmp_path_factory.mktemp("shards"), "--parallel", "1,1,3", env=MEANS) as live:
         yield live
 
 
@@ -73,8 +75,9 @@ def disturbed(mesh: LiveMesh, service_id: str, sign: signal.Signals) -> Any:
 
 
 def test_three_shards_answer_as_one_process(shards: LiveMesh) -> None:
-    """Side by side; a part of the model each, which status shows."""
+    """Side by side; a part of the model each, which status shows. Embeddings are those of the whole model."""
     greedy_at_once(shards, 4)
+    embeds_at_once(shards, Pooling.MEAN)
     places = {status.member.id: status.member_now.place for status in shards.members()}
     parts = [places[name] for name in ("mixed-0", *DEVICES)]
     assert [(part.kv_heads, part.layers) for part in parts if part] == [((n, n + 1), (0, 30)) for n in range(3)]
@@ -118,12 +121,14 @@ def _is_whole(mesh: LiveMesh, processes: int) -> bool:
 
 def test_two_stages_answer_as_one_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two batches in flight; swapped and preempted sequences too, since blocks are few. Through TCP, as on two machines, and
-    with a process that is lost.
+    with a process that is lost. The model's folder says how its embeddings are pooled.
     """
-    options = ("--parallel", "1,2,1", "--policy", "mlfq", "--kv-cache", "12MiB")
+    model = str(folder_with_embeddings(tmp_path_factory.mktemp("models")))
+    options = ("--model", model, "--parallel", "1,2,1", "--policy", "mlfq", "--kv-cache", "12MiB")
     env = {"SPOTWISE_PROFILE_SECONDS": "1", "SPOTWISE_GROUP_EXCHANGE": "tcp"}
     with LiveMesh(tmp_path_factory.mktemp("stages"), *options, env=env) as mesh:
         greedy_at_once(mesh, 8)
+        embeds_at_once(mesh, Pooling.LAST)
         load = next(s.member_now.load for s in mesh.members() if s.member.id == "mixed-0")
         assert load is not None and load.preemptions + load.kv_blocks_swapped_out > 0
         assert "activations from stage to stage of 2 (TCP)" in mesh.command("status").stdout

@@ -1,0 +1,65 @@
+"""Embeddings by the real `openai` client, of a mesh that also generates."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from spotwise.core.sampling import Pooling
+from tests.live.embeddings import expected, require_embeddings, require_near
+from tests.live.mesh import MODEL, LiveMesh
+from tests.live.oracle import greedy, mixed_prompts, tokenizer
+
+TEXTS = ["What is the capital of France?", "Paris is the capital of France.", "The books and the bread arrive."]
+
+
+def test_texts_have_the_oracles_embeddings(mesh: LiveMesh) -> None:
+    """In base64, which the client asks for, and as numbers; of as many tokens as the tokenizer makes of them."""
+    tokens: list[tuple[int, ...]] = [tuple(ids) for ids in tokenizer()(TEXTS)["input_ids"]]
+    for options in ({}, {"encoding_format": "float"}):
+        answer: Any = mesh.client().embeddings.create(model=MODEL, input=TEXTS, **options)
+        require_embeddings(answer, tokens, Pooling.MEAN)
+    question, answered, other = (expected(ids, Pooling.MEAN) for ids in tokens)
+    assert float(question @ answered) > float(question @ other)  # else any vectors would do
+
+
+def test_prompts_of_all_lengths_beside_running_answers(mesh: LiveMesh) -> None:
+    """Computed before or not, together with decodes, which have the oracle's tokens all the same."""
+    prompts = mixed_prompts(16, 700)
+
+    async def all_of_them() -> list[Any]:
+        async with mesh.async_client() as client:
+            options: Any = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+            answers = [
+                client.completions.create(model=MODEL, prompt=[*prompt], max_tokens=24, **options)
+                for prompt in prompts[:4]
+            ]
+            ids = [[*prompt] for prompt in prompts]
+            embeddings = [client.embeddings.create(model=MODEL, input=part) for part in (ids[:4], ids[4:], ids)]
+            return await asyncio.gather(*answers, *embeddings)
+
+    *answers, begun, others, again = asyncio.run(all_of_them())
+    for prompt, answer in zip(prompts, answers, strict=False):
+        assert tuple(answer.choices[0].token_ids) == greedy(prompt, 24)
+    for answer, of in ((begun, prompts[:4]), (others, prompts[4:]), (again, prompts)):
+        require_embeddings(answer, of, Pooling.MEAN)
+    mesh.wait_until_idle()
+
+
+def test_a_wrong_request_is_the_clients_own_exception(mesh: LiveMesh) -> None:
+    """With the parameter at fault; the default model is no matryoshka model."""
+    with pytest.raises(openai.BadRequestError) as wrong:
+        mesh.client().embeddings.create(model=MODEL, input="Hello", dimensions=64)
+    assert (wrong.value.code, wrong.value.param) == ("unsupported_parameter", "dimensions")
+    with pytest.raises(openai.BadRequestError) as long:
+        mesh.client().embeddings.create(model=MODEL, input="word " * 9000)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
+    cut = mesh.client().embeddings.create(
+        model=MODEL, input="word " * 9000, extra_body={"truncate_prompt_tokens": 700, "truncation_side": "left"}
+    )
+    tokens = tuple(tokenizer()("word " * 9000)["input_ids"][-700:])
+    require_near(cut.data[0].embedding, expected(tokens, Pooling.MEAN))
+    mesh.wait_until_idle()
