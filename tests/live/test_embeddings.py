@@ -20,7 +20,8 @@ def test_texts_have_the_oracles_embeddings(mesh: LiveMesh) -> None:
     """In base64, which the client asks for, and as numbers; of as many tokens as the tokenizer makes of them."""
     tokens: list[tuple[int, ...]] = [tuple(ids) for ids in tokenizer()(TEXTS)["input_ids"]]
     for options in ({}, {"encoding_format": "float"}):
-        answer: Any = mesh.client().embeddings.create(model=MODEL, input=TEXTS, **options)
+        create: Any = mesh.client().embeddings.create
+        answer = create(model=MODEL, input=TEXTS, **options)
         require_embeddings(answer, tokens, Pooling.MEAN)
     question, answered, other = (expected(ids, Pooling.MEAN) for ids in tokens)
     assert float(question @ answered) > float(question @ other)  # else any vectors would do

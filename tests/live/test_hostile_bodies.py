@@ -18,7 +18,7 @@ from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
 from tests.openapi_checks import CONFIG, does_what_it_says
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 WORDS = "the quick brown fox jumps over the lazy dog. "
 
 
@@ -140,6 +140,7 @@ def test_many_hostile_bodies_at_once(limited: LiveMesh, calm_s: float, stream: S
     [
         (f"POST {COMPLETIONS}", GenerationMode.NEGATIVE),
         (f"POST {CHATS}", GenerationMode.NEGATIVE),
+        (f"POST {EMBEDDINGS}", GenerationMode.NEGATIVE),
         ("GET /v1/models/{model_id}", GenerationMode.POSITIVE),
         ("GET /v1/requests/{request_id}", GenerationMode.POSITIVE),
         ("DELETE /v1/requests/{request_id}", GenerationMode.POSITIVE),

@@ -195,13 +195,14 @@ def _difference(entry: JournalEntry, commands: list[Any], raised: str | None) ->
 
 
 def _is_same(then: Any, now: Any) -> bool:
-    """Compare what was recorded with what is made now; a field that came later must be empty."""
+    """Compare what was recorded with what is made now; a field that came later must be empty, a named tuple's `None`."""
     if isinstance(then, dict) and isinstance(now, dict):
         return then.keys() <= now.keys() and all(
             _is_same(then[name], value) if name in then else not value for name, value in now.items()
         )
     if isinstance(then, list) and isinstance(now, list):
-        return len(then) == len(now) and all(map(_is_same, then, now))
+        later = now[len(then) :]
+        return len(then) <= len(now) and all(map(_is_same, then, now)) and all(value is None for value in later)
     return bool(then == now)
 
 

@@ -77,6 +77,10 @@ def test_a_reason_in_the_words_of_its_time_is_converted() -> None:
         ({"a": 1}, {"a": 1, "b": "x"}, False),
         ({"a": 1, "b": ""}, {"a": 1}, False),
         ([1, 2], [1], False),
+        ([1, 2], [1, 2, None, None], True),
+        ([1, 2], [1, 2, 0], False),
+        ([1, 2], [1, 2, None, "x"], False),
+        ([1, None], [1], False),
     ],
 )
 def test_a_field_that_came_later_must_be_empty(then: object, now: object, same: bool) -> None:

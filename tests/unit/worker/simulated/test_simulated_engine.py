@@ -12,7 +12,7 @@ from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.cost_model import BatchShape, LinkCost
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.core.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs
 from spotwise.worker.simulated.engine import SimulatedEngine
 from tests.contracts.waiting import until
 
@@ -101,13 +101,15 @@ async def test_stop_tokens_never_come() -> None:
 
 
 async def test_a_sequence_that_makes_no_sense_is_refused() -> None:
-    """Twice the same, or nothing to compute."""
+    """Twice the same, nothing to compute, or an embedding, of which there would be no model."""
     one = engine()
     await one.add_sequence(record())
     with pytest.raises(ValueError, match="here already"):
         await one.add_sequence(record())
     with pytest.raises(ValueError, match="empty prompt"):
         await one.add_sequence(record("empty", prompt_token_ids=()))
+    with pytest.raises(ValueError, match="no hidden states"):
+        await one.add_sequence(record("embedded", sampling=SamplingParams(pooling=Pooling.LAST)))
     assert one.num_sequences == 1
     one.drop_sequence("r@1")
     one.drop_sequence("r@1")
