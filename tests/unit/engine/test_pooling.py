@@ -147,3 +147,14 @@ def test_a_prompt_is_not_scored_and_pooled_at_once(engine: Engine) -> None:
     """Scored tokens have forwards of their own, in which nothing is pooled."""
     with pytest.raises(ValueError, match="both scored and pooled"):
         engine.add_sequence(record("a", [1], SamplingParams(prompt_logprobs=0, pooling=Pooling.LAST)))
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_prompt_may_fill_the_context(engine: Engine, llama_folder: Path, pooling: Pooling) -> None:
+    """The token that is sampled beside it is never computed."""
+    prompt = (prompts()[3] * 4)[: engine.context_length]
+    assert len(prompt) == engine.context_length
+    driver = Driver(engine, 100)
+    driver.add(record("full", prompt, pooled(pooling), max_new_tokens=1))
+    driver.finish()
+    require_near(driver.results["full@1"][0].embedding, expected(llama_folder, prompt, pooling))
