@@ -24,7 +24,7 @@ from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.memory_keys import MemoryKeys
 from spotwise.mesh.ports import MeshError
 from tests.contracts.waiting import until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh
 from tests.unit.gateway.test_known_keys import key, secret
 
 KEY = secret(1).decode()
@@ -61,7 +61,7 @@ class LimitedApi:
         self.quotas = Quotas(self.store, self.clock, gateway_id, self.refusals.append)
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
         access = ApiAccess(keys, self.quotas)
-        self.app = create_app(self.mesh, self._text, ApiOptions(MODEL), metrics, access)
+        self.app = create_app(self.mesh, self._text, ApiOptions(MODEL, embeddings=EMBEDDINGS), metrics, access)
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://g", headers=HEADERS)
 
     async def used(self, limits: KeyLimits) -> KeyAdmission:
@@ -124,6 +124,22 @@ async def test_tokens_a_minute_are_those_that_were_used(api: LimitedApi) -> None
         refused = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 250, "n": 16})
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert "tokens a minute" in refused.json()["error"]["message"]
+
+
+async def test_embeddings_cost_their_inputs(api: LimitedApi) -> None:
+    """Not the token that each is computed with; what fails in the mesh costs nothing."""
+    limits = KeyLimits(tokens_per_minute=20, max_streams=1)
+    async with await api.start(limits) as client:
+        body = EMBEDDING | {"input": [[1, 2, 3], [4]]}
+        for used in (4, 8):
+            answer = await client.post("/v1/embeddings", json=body)
+            assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "20")
+            assert (await api.used(limits)).used_tokens == used
+        api.mesh.fail_at = 0
+        assert (await client.post("/v1/embeddings", json=body)).status_code == 503
+        assert (await api.used(limits)).used_tokens == 8
+        refused = await client.post("/v1/embeddings", json=EMBEDDING | {"input": [[1] * 20]})
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
 
 
 async def test_a_client_that_leaves_pays_for_its_prompt_and_what_came(api: LimitedApi) -> None:
