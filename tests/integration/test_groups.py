@@ -197,6 +197,31 @@ def test_an_architecture_is_cut_exactly_or_refused_by_name(name: str, members: l
         assert_same(group_of, requests(), expected)
 
 
+def test_embeddings_of_a_checkpoint_without_head(members: list[Member], tmp_path: Path) -> None:
+    """As embedding models are published: tensors of the model without its head, to which the head is tied. Whole, in two
+    stages and in two shards the same, near what transformers gives.
+    """
+    changes = {**SHAPE, **WIDE, "num_hidden_layers": 4, "initializer_range": 0.2, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(transformers.AutoConfig.for_model("qwen3", **changes), dtype=torch.float32).eval()
+    model.model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    records = [each for each in requests() if each.sampling.pooling is not None]
+    settings = config(tmp_path)
+    expected = alone(settings, records)
+    for each in records:
+        with torch.inference_mode():
+            hidden = model.model(torch.tensor([each.prompt_token_ids])).last_hidden_state[0]
+        wanted = hidden[-1] if each.sampling.pooling is Pooling.LAST else hidden.mean(0)
+        torch.testing.assert_close(
+            torch.tensor(expected[0][each.sequence_id][0].embedding), wanted, rtol=2e-4, atol=2e-4
+        )
+    for stages, shards in [(2, 1), (1, 2)]:
+        with group(members, settings, stages, shards) as group_of:
+            assert_same(group_of, records, expected)
+
+
 def test_without_native_kernels_only_the_last_bits_differ(members: list[Member], tmp_path: Path) -> None:
     """Torch chooses its kernels by shape: same tokens here, logits within the rounding of float32."""
     settings = config(wide_model("llama", tmp_path), native=False)
