@@ -177,8 +177,9 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One iteration's deltas for one gateway, at most one a stream; a scheduler ends streams with one, too. `number` counts
-    the sender's batches to this incarnation from 1, so that a lost one leaves a gap; `None` in a scheduler's.
+    """One iteration's deltas for one gateway, at most one a stream, in several batches where embeddings make them large; a
+    scheduler ends streams with one, too. `number` counts the sender's batches to this incarnation from 1, so that a lost one
+    leaves a gap; `None` in a scheduler's.
     """
 
     worker_id: str

@@ -17,7 +17,7 @@ from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
-from spotwise.worker.runtime import GOODBYE_AFTER_S
+from spotwise.worker.runtime import GOODBYE_AFTER_S, _without_large_parts
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.worker.summing_engine import BLOCKS, expected_tokens
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
@@ -296,6 +296,16 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     (batch,) = [batch for batch in batches if end in batch.deltas]
     assert 1 in [delta.attempt_id for delta in batch.deltas]
     await worker.idle()
+
+
+def test_an_embedding_beyond_the_brokers_limit_ends_its_attempt_alone() -> None:
+    """With the reason; the others' tokens stay."""
+    plain = m.TokenDelta(1, 0, 5)
+    large = m.TokenDelta(2, 0, 6, FinishReason.LENGTH, embedding=(0.5,) * 1000)
+    kept, ended = _without_large_parts(m.TokenBatch("w", (plain, large), number=3), "2000 bytes").deltas
+    assert kept == plain
+    assert (ended.attempt_id, ended.token_id, ended.finish_reason) == (2, None, FinishReason.ERROR)
+    assert ended.error == "too large an embedding: 2000 bytes"
 
 
 async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mesh: TwinMesh) -> None:

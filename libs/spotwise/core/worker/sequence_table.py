@@ -129,7 +129,7 @@ class SequenceTable:
         self._commands.append(command)
 
     def publish(self, stream: m.StreamRef, delta: m.TokenDelta) -> None:
-        """Add to the token batch that this event sends to the stream's gateway."""
+        """Add to what this event sends to the stream's gateway."""
         self._deltas.setdefault((stream.gateway_id, stream.incarnation), []).append(delta)
 
     @property

@@ -359,7 +359,7 @@ Global___TokenExtra: _TypeAlias = TokenExtra  # noqa: Y015
 
 @_typing.final
 class TokenBatch(_message.Message):
-    """One message an iteration and gateway: three packed columns, and extras where there are any."""
+    """An iteration's tokens for a gateway, or a part of them: three packed columns, and extras where there are any."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
