@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,97 +13,102 @@ from openai import OpenAIError
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.mesh.redis_store import RedisStore
 from tests.faults.report import CaseResult
+from tests.live.answers import Answer, ask
 from tests.live.mesh import LiveMesh, wait_for
-from tests.live.oracle import mixed_prompts
-from tests.live.streamed import Streamed, bodies, stream
+from tests.live.oracle import greedy
+from tests.live.request_kinds import bodies
 
-#: Long enough that all streams decode on when a re-shape has ended.
+#: Long enough that those that end by their length decode on when a re-shape has ended.
 NEW_TOKENS = 240
-PROMPTS = mixed_prompts(4, 200)
-BODIES = bodies(PROMPTS, NEW_TOKENS)
+BODIES = bodies(NEW_TOKENS, whole=1)
 #: Longer than a process takes to start, and a group to form, twice over, on a busy machine.
 WHOLE_AGAIN_S = 150.0
 
 #: Happens while streams run; gets a connection to the store.
 Disturbance = Callable[[RedisStore], Awaitable[None]]
-Tokens = list[dict[int, list[int]]]
+Answers = Mapping[str, Answer]
 
 
 @dataclass
 class Run:
-    """What clients got in one run: their streams, and what failed."""
+    """What clients got in one run: their answers, and what failed."""
 
-    answers: list[Streamed] = field(default_factory=lambda: [Streamed() for _ in BODIES])
+    answers: dict[str, Answer] = field(default_factory=lambda: {name: Answer() for name in BODIES})
     errors: list[str] = field(default_factory=list)
-    running_after: int = 0  #: streams that had not ended when the disturbance had
     began_s: float = field(default_factory=time.monotonic)
 
-    @property
-    def tokens(self) -> Tokens:
-        """Of each request, by choice."""
-        return [answer.token_ids for answer in self.answers]
+
+def greedy_tokens() -> tuple[int, ...]:
+    """What transformers gives for the greedy request; computed once."""
+    return greedy(tuple(BODIES["greedy"]["prompt"]), NEW_TOKENS)
 
 
-async def run_streams(mesh: LiveMesh, disturbance: Disturbance | None = None) -> Run:
-    """Run the streams side by side, and let something happen once all of them decode."""
+def undisturbed_answers(mesh: LiveMesh) -> Answers:
+    """What the requests give where nothing happens; the greedy one as transformers has it."""
+    run = asyncio.run(run_requests(mesh))
+    assert not run.errors
+    assert tuple(run.answers["greedy"].token_ids[0]) == greedy_tokens()
+    return run.answers
+
+
+async def run_requests(mesh: LiveMesh, disturbance: Disturbance | None = None) -> Run:
+    """Run the requests side by side, and let something happen once all that are streamed decode; without that all are."""
     run = Run()
 
-    async def one(client: Any, body: dict[str, Any], into: Streamed) -> None:
+    async def one(client: Any, name: str, body: dict[str, Any]) -> None:
         try:
-            await stream(client, body, into)
+            await ask(client, body, run.answers[name])
         except OpenAIError as error:
-            run.errors.append(f"{into.request_id}: {error!r}")
-        finally:
-            into.has_begun.set()
+            run.errors.append(f"{name}, {run.answers[name].request_id}: {error!r}")
 
+    sent = bodies(NEW_TOKENS) if disturbance is None else BODIES
     async with mesh.async_client() as client:
-        streams = [asyncio.create_task(one(client, body, into)) for body, into in zip(BODIES, run.answers, strict=True)]
+        asking = [asyncio.create_task(one(client, name, body)) for name, body in sent.items()]
         try:
             if disturbance is not None:
-                await asyncio.gather(*(each.has_begun.wait() for each in run.answers))
+                await asyncio.gather(*(each.has_begun.wait() for each in run.answers.values()))
                 store = await RedisStore.connect(mesh.state.redis_url)
                 try:
                     await disturbance(store)
                 finally:
                     await store.close()
-                run.running_after = sum(not each.done() for each in streams)
-            await asyncio.gather(*streams)
+            await asyncio.gather(*asking)
         finally:
-            for each in streams:
+            for each in asking:
                 each.cancel()
     return run
 
 
-def result_of(case: str, victims: str, mesh: LiveMesh, run: Run, expected: Tokens) -> CaseResult:
+def result_of(case: str, victims: str, mesh: LiveMesh, run: Run, expected: Answers) -> CaseResult:
     """Compare what clients got with what they have to get."""
     lost = doubled = wrong = 0
-    for got, due in zip(run.tokens, expected, strict=True):
-        for choice, tokens in due.items():
+    for name, due in expected.items():
+        got = run.answers[name].token_ids
+        for choice, tokens in due.token_ids.items():
             mine = got.get(choice, [])
             lost += max(0, len(tokens) - len(mine))
             doubled += max(0, len(mine) - len(tokens))
             wrong += sum(one != other for one, other in zip(mine, tokens, strict=False))
-    attempts = [attempts_of(mesh, answer) for answer in run.answers if not run.errors]
+    attempts = [] if run.errors else attempts_of(mesh, run)
     deployment = mesh.planned()
     return CaseResult(
         case,
         victims,
         "" if deployment is None else deployment.stage.value,
         len(run.answers),
-        sum(len(tokens) for answer in run.answers for tokens in answer.token_ids.values()),
+        sum(answer.tokens for answer in run.answers.values()),
         lost,
         doubled,
         wrong,
-        round(1000 * max(answer.longest_gap_s for answer in run.answers)),
+        round(1000 * max(answer.longest_gap_s for answer in run.answers.values())),
         sum(attempts) - len(attempts),
         round(time.monotonic() - run.began_s),
     )
 
 
-def attempts_of(mesh: LiveMesh, answer: Streamed) -> int:
-    """How many attempts a request took."""
-    attempts: int = mesh.ledger(answer.request_id, "completed")["completed"]["attempts"]
-    return attempts
+def attempts_of(mesh: LiveMesh, run: Run) -> list[int]:
+    """How many attempts each request took."""
+    return [mesh.ledger(each.request_id, "completed")["completed"]["attempts"] for each in run.answers.values()]
 
 
 def settled(mesh: LiveMesh) -> None:

@@ -74,6 +74,6 @@ class FaultMesh(SimulatedMesh):
         return read_words(Path(self.state.options.model_folder))
 
     def attempts_of(self, request_id: str) -> int:
-        """How many attempts a request took; 1 where the store has forgotten its ledger."""
+        """How many attempts a request's choice took, at most; 1 where the store has forgotten its ledger."""
         entries = self.ledger_entries(request_id)
-        return next((int(dict(each.facts)["attempts"]) for each in entries if each.stage == "completed"), 1)
+        return max((int(dict(each.facts)["attempts"]) for each in entries if each.stage == "completed"), default=1)

@@ -63,16 +63,17 @@ def row_of(
     """Compare what clients got with what they have to get."""
     lost = doubled = wrong = 0
     for answer in answers:
-        due = answer.expected(words)
-        lost += max(0, len(due) - len(answer.tokens))
-        doubled += max(0, len(answer.tokens) - len(due))
-        wrong += sum(one != other for one, other in zip(answer.tokens, due, strict=False))
+        for choice, due in enumerate(answer.expected(words)):
+            got = answer.tokens.get(choice, [])
+            lost += max(0, len(due) - len(got))
+            doubled += max(0, len(got) - len(due))
+            wrong += sum(one != other for one, other in zip(got, due, strict=False))
     return MatrixRow(
         disturbance,
         victims,
         phases,
         len(answers),
-        sum(len(answer.tokens) for answer in answers),
+        sum(len(tokens) for answer in answers for tokens in answer.tokens.values()),
         lost,
         doubled,
         wrong,

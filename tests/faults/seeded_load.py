@@ -26,6 +26,8 @@ _RETRY_S = 0.25
 _REFUSED = (429, 503)
 #: Every other request names a deadline, which none of them should meet.
 _DEADLINE_S = 300
+#: Every third request wants so many choices, each with a share of its tokens, and every fifth log-probabilities.
+_CHOICES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,12 @@ class SeededAnswer:
 
     Attributes:
         event_id: of the last event that it got, after which any gateway goes on.
-        tokens: of its only choice.
+        tokens: of each choice.
         refused: times that it was not accepted.
         broken: times that its connection broke, once it had been accepted.
         errors: that ended it, once it had been accepted.
         longest_gap_s: the longest wait for the next token after the first, and `last_s` when that came.
-        done: it got its finish reason.
+        finished: choices of which it got the finish reason.
     """
 
     seed: int
@@ -56,22 +58,39 @@ class SeededAnswer:
     new_tokens: int
     request_id: str = ""
     event_id: str = ""
-    tokens: list[int] = field(default_factory=list)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
     refused: int = 0
     broken: int = 0
     errors: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
     last_s: float | None = None
-    done: bool = False
+    finished: set[int] = field(default_factory=set)
+
+    @property
+    def choices(self) -> int:
+        """Return how many there are."""
+        return 1 if self.seed % 3 else _CHOICES
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Tell whether it asks for log-probabilities."""
+        return self.seed % 5 == 0
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all its choices have finished."""
+        return len(self.finished) == self.choices
 
     @property
     def has_ended(self) -> bool:
         """Tell whether its client has its answer, or an error."""
         return self.done or bool(self.errors)
 
-    def expected(self, words: Sequence[int]) -> list[int]:
-        """Return the tokens that it has to get, of a vocabulary."""
-        return [words[int(counter_uniform(self.seed, index) * len(words))] for index in range(self.new_tokens)]
+    def expected(self, words: Sequence[int]) -> list[list[int]]:
+        """Return the tokens that each choice has to get, of a vocabulary."""
+        seeds = range(self.seed, self.seed + self.choices)
+        count = self.new_tokens // self.choices
+        return [[words[int(counter_uniform(seed, index) * len(words))] for index in range(count)] for seed in seeds]
 
     def body(self) -> dict[str, Any]:
         """Return the request."""
@@ -80,8 +99,10 @@ class SeededAnswer:
         return {
             "model": MODEL,
             "prompt": prompt,
-            "max_tokens": self.new_tokens,
+            "max_tokens": self.new_tokens // self.choices,
             "seed": self.seed,
+            "n": self.choices,
+            "logprobs": 0 if self.has_logprobs else None,
             "stream": True,
             "ignore_eos": True,
             "return_token_ids": True,
@@ -188,5 +209,9 @@ class SeededLoad:
                 if answer.last_s is not None:
                     answer.longest_gap_s = max(answer.longest_gap_s, now_s - answer.last_s)
                 answer.last_s = now_s
-                answer.tokens.extend(token_ids)
-            answer.done = answer.done or choice.get("finish_reason") is not None
+                answer.tokens.setdefault(choice["index"], []).extend(token_ids)
+                scores = (choice["logprobs"] or {}).get("token_logprobs", [])
+                if scores != [0.0] * len(token_ids) * answer.has_logprobs:  # simulated tokens are certain
+                    answer.errors.append(f"log-probabilities {scores} of {len(token_ids)} tokens")
+            if choice.get("finish_reason") is not None:
+                answer.finished.add(choice["index"])

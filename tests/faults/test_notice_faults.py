@@ -11,12 +11,22 @@ import pytest
 
 from spotwise.core.planner.plan import ReshapeStage
 from spotwise.mesh.redis_store import RedisStore
-from tests.faults.cases import NEW_TOKENS, PROMPTS, Run, Tokens, attempts_of, result_of, run_streams, settled
+from tests.faults.cases import (
+    BODIES,
+    Answers,
+    Run,
+    attempts_of,
+    greedy_tokens,
+    result_of,
+    run_requests,
+    settled,
+    undisturbed_answers,
+)
 from tests.faults.positions import State, reached
 from tests.faults.report import CaseResult
+from tests.live.answers import assert_same
 from tests.live.fleet import Fleet
 from tests.live.mesh import wait_for
-from tests.live.oracle import greedy
 
 pytestmark = pytest.mark.timeout(600)
 LONG_NOTICE_S = 60.0
@@ -31,26 +41,24 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One group of two, and a device that waits; one that is gone for ten seconds is replaced."""
     options = ("--parallel", "1,1,1", "--devices", "3")
     env = {"SPOTWISE_GROUP_PATIENCE_S": "3", "SPOTWISE_REPLACE_AFTER_S": "10"}
-    greedy(PROMPTS[0], NEW_TOKENS)  # before the mesh takes the cores; it is kept
+    greedy_tokens()  # before the mesh takes the cores; it is kept
     with Fleet(tmp_path_factory.mktemp("notice-faults"), *options, env=env) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
-def undisturbed(mesh: Fleet) -> Tokens:
-    """What the streams give where nothing happens; the mesh has been re-shaped before."""
+def undisturbed(mesh: Fleet) -> Answers:
+    """What the requests give where nothing happens; the mesh has been re-shaped before."""
     done = mesh.command("reshape", "1,2,1")
     assert done.returncode == 0, done.stdout + done.stderr
     settled(mesh)
-    expected = asyncio.run(run_streams(mesh)).tokens
-    assert tuple(expected[0][0]) == greedy(PROMPTS[0], NEW_TOKENS)
-    return expected
+    return undisturbed_answers(mesh)
 
 
 class Checked:
     """Compares a run with the undisturbed one, and records it."""
 
-    def __init__(self, mesh: Fleet, expected: Tokens, record: Callable[[CaseResult], None], case: str) -> None:
+    def __init__(self, mesh: Fleet, expected: Answers, record: Callable[[CaseResult], None], case: str) -> None:
         self._mesh = mesh
         self._expected = expected
         self._record = record
@@ -61,13 +69,13 @@ class Checked:
         result = result_of(self._case, victims, self._mesh, run, self._expected)
         self._record(result)
         assert not run.errors
-        assert run.tokens == self._expected, result
-        return [attempts_of(self._mesh, answer) for answer in run.answers]
+        assert_same(run.answers, self._expected, str(result))
+        return attempts_of(self._mesh, run)
 
 
 @pytest.fixture
 def checked(
-    mesh: Fleet, undisturbed: Tokens, record: Callable[[CaseResult], None], request: pytest.FixtureRequest
+    mesh: Fleet, undisturbed: Answers, record: Callable[[CaseResult], None], request: pytest.FixtureRequest
 ) -> Checked:
     """Of this test."""
     return Checked(mesh, undisturbed, record, request.node.name.removeprefix("test_"))
@@ -84,7 +92,7 @@ def test_a_deadline_moves_up(state: State, mesh: Fleet, checked: Checked) -> Non
         await reached(store, before, state)
         await asyncio.to_thread(mesh.drain, leaving, SHORT_NOTICE_S)
 
-    run = asyncio.run(run_streams(mesh, happen))
+    run = asyncio.run(run_requests(mesh, happen))
     mesh.settled(leaving, after=before, within_s=LONG_NOTICE_S)
     checked.check(run, leaving)
 
@@ -102,12 +110,12 @@ def test_a_second_device_has_to_leave(state: State, mesh: Fleet, checked: Checke
         assert staying in planned.new[0].device_ids
         await asyncio.to_thread(mesh.drain, staying, LONG_NOTICE_S / 2)
 
-    run = asyncio.run(run_streams(mesh, happen))
+    run = asyncio.run(run_requests(mesh, happen))
     wait_for(
         lambda: not {leaving, staying} & set(mesh.newest_group().device_ids), lambda: f"{mesh.planned()}", LONG_NOTICE_S
     )
     mesh.settled(leaving, staying, after=before, within_s=LONG_NOTICE_S + 30.0)
-    assert checked.check(run, f"{leaving}, {staying}") == [1, 1, 1]
+    assert checked.check(run, f"{leaving}, {staying}") == [1] * len(BODIES)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -125,9 +133,9 @@ def test_a_device_comes(state: State, mesh: Fleet, checked: Checked) -> None:
         await reached(store, before, state)
         os.kill(pid, signal.SIGCONT)
 
-    run = asyncio.run(run_streams(mesh, happen))
+    run = asyncio.run(run_requests(mesh, happen))
     mesh.settled(leaving, after=before, within_s=LONG_NOTICE_S)
-    assert checked.check(run, late) == [1, 1, 1]
+    assert checked.check(run, late) == [1] * len(BODIES)
     wait_for(lambda: late in mesh.ready_ids(), lambda: f"{late} to be back")
 
 
@@ -152,7 +160,7 @@ def test_no_device_is_left_for_a_while(mesh: Fleet, checked: Checked) -> None:
         await asyncio.sleep(AWAY_S)
         await asyncio.to_thread(mesh.acquire, "fresh-0", "fresh-1")
 
-    run = asyncio.run(run_streams(mesh, happen))
+    run = asyncio.run(run_requests(mesh, happen))
     mesh.comes_to(before, ReshapeStage.DONE, using=frozenset(["fresh-0", "fresh-1"]))
     mesh.settled(*gone, after=before, within_s=LONG_NOTICE_S)
     attempts = checked.check(run, ", ".join(gone))

@@ -11,11 +11,20 @@ import pytest
 
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
-from tests.faults.cases import BODIES, NEW_TOKENS, PROMPTS, Tokens, attempts_of, result_of, run_streams, settled
+from tests.faults.cases import (
+    BODIES,
+    Answers,
+    attempts_of,
+    greedy_tokens,
+    result_of,
+    run_requests,
+    settled,
+    undisturbed_answers,
+)
 from tests.faults.positions import Position, State, Victim, Way, device_at, disturb, positions_of, process_of, reached
 from tests.faults.report import CaseResult
+from tests.live.answers import assert_same
 from tests.live.mesh import LiveMesh, wait_for
-from tests.live.oracle import greedy
 
 #: Of several leaders one leads no group of the other shape; of six devices some are in no group of it.
 SHAPES = ("2,2,1", "1,1,3")
@@ -29,20 +38,19 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """Two groups of two, and two devices that wait; a process that stands still is replaced after eight seconds."""
     options = ("--parallel", SHAPES[0], "--devices", "6", "--hang-timeout", "8")
     env = {"SPOTWISE_GROUP_PATIENCE_S": "3"}
-    greedy(PROMPTS[0], NEW_TOKENS)  # before the mesh takes the cores; it is kept
+    greedy_tokens()  # before the mesh takes the cores; it is kept
     with LiveMesh(tmp_path_factory.mktemp("reshape-faults"), *options, env=env) as live:
         yield live
 
 
 @pytest.fixture(scope="module")
-def undisturbed(mesh: LiveMesh) -> Tokens:
-    """What the streams give where nothing happens, in both shapes."""
-    expected = asyncio.run(run_streams(mesh)).tokens
-    assert tuple(expected[0][0]) == greedy(PROMPTS[0], NEW_TOKENS)
+def undisturbed(mesh: LiveMesh) -> Answers:
+    """What the requests give where nothing happens, in both shapes."""
+    expected = undisturbed_answers(mesh)
     done = mesh.command("reshape", SHAPES[1])
     assert done.returncode == 0, done.stdout + done.stderr
     settled(mesh)
-    assert asyncio.run(run_streams(mesh)).tokens == expected
+    assert_same(undisturbed_answers(mesh), expected)
     return expected
 
 
@@ -52,7 +60,7 @@ def test_a_process_fails_in_the_midst_of_a_reshape(
     state: State,
     position: Position,
     mesh: LiveMesh,
-    undisturbed: Tokens,
+    undisturbed: Answers,
     record: Callable[[CaseResult], None],
 ) -> None:
     """Requests that no group with the process served are not even computed again."""
@@ -75,7 +83,7 @@ def test_a_process_fails_in_the_midst_of_a_reshape(
         finally:
             await order  # what it says is the end of the re-shape, or of the planner that it asked
 
-    run = asyncio.run(run_streams(mesh, happen))
+    run = asyncio.run(run_requests(mesh, happen))
     ((victim, planned),) = victims
     roles = positions_of(victim.name, planned)
     victim_text = ", ".join([victim.name, *roles])
@@ -87,9 +95,9 @@ def test_a_process_fails_in_the_midst_of_a_reshape(
     result = result_of(f"{position}, {state}, {way}", victim_text, mesh, run, undisturbed)
     record(result)
     assert not run.errors
-    assert run.tokens == undisturbed, result
+    assert_same(run.answers, undisturbed, str(result))
     if not _may_compute_again(state, roles):
-        assert [attempts_of(mesh, answer) for answer in run.answers] == [1] * len(BODIES), result
+        assert attempts_of(mesh, run) == [1] * len(BODIES), result
 
 
 async def _planned_or_refused(

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spotwise.benchmarks.groups import Shape
 from spotwise.benchmarks.moved_streams import computed_again
@@ -15,8 +14,8 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
+from tests.live.answers import Answer, Bodies, ask, ask_all, assert_same_beginning
 from tests.live.mesh import LiveMesh, wait_for
-from tests.live.streamed import Streamed, stream
 
 #: A prompt that was sent is with its worker after so long.
 SENT_S = 0.3
@@ -26,9 +25,6 @@ _LEDGER_S = 10.0
 #: Entries of a ledger that say that tokens are, or may have been, computed again.
 _AGAIN = {"given_back", "preempted", "attempt_lost", "failed"}
 
-#: Bodies of completions by name, without the model.
-Bodies = Mapping[str, dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Reshaped:
@@ -36,7 +32,7 @@ class Reshaped:
 
     deployment: PlannedDeployment
     decoding: frozenset[str]
-    answers: dict[str, Streamed]
+    answers: dict[str, Answer]
     ledgers: dict[str, list[LedgerEntry]]
 
     @property
@@ -59,14 +55,12 @@ class Reshaped:
         )
 
 
-def undisturbed(mesh: LiveMesh, model: str, bodies: Bodies) -> dict[str, Streamed]:
+def undisturbed(mesh: LiveMesh, model: str, bodies: Bodies) -> dict[str, Answer]:
     """What the requests give side by side where nothing happens."""
 
-    async def run() -> dict[str, Streamed]:
-        answers = {name: Streamed() for name in bodies}
+    async def run() -> dict[str, Answer]:
         async with mesh.async_client() as client:
-            await asyncio.gather(*(stream(client, bodies[name], into, model) for name, into in answers.items()))
-        return answers
+            return await ask_all(client, bodies, model=model)
 
     return asyncio.run(run())
 
@@ -79,16 +73,16 @@ def reshaped(
 
 
 async def _reshaped(mesh: LiveMesh, model: str, config: ParallelConfig, decoding: Bodies, prompts: Bodies) -> Reshaped:
-    answers = {name: Streamed() for name in (*decoding, *prompts)}
+    answers = {name: Answer() for name in (*decoding, *prompts)}
     store = await RedisStore.connect(mesh.state.redis_url)
     try:
         async with mesh.async_client() as client, asyncio.TaskGroup() as streams:
             for name, body in decoding.items():
-                streams.create_task(stream(client, body, answers[name], model))
+                streams.create_task(ask(client, body, answers[name], model))
             for name in decoding:
                 await answers[name].has_begun.wait()
             for name, body in prompts.items():
-                streams.create_task(stream(client, body, answers[name], model))
+                streams.create_task(ask(client, body, answers[name], model))
             if prompts:
                 await asyncio.sleep(SENT_S)
             change, _ = await order_reshape(mesh.state.nats_url, config)
@@ -99,7 +93,7 @@ async def _reshaped(mesh: LiveMesh, model: str, config: ParallelConfig, decoding
     return Reshaped(deployment, frozenset(decoding), answers, ledgers)
 
 
-async def _ledger(store: RedisStore, answer: Streamed) -> list[LedgerEntry]:
+async def _ledger(store: RedisStore, answer: Answer) -> list[LedgerEntry]:
     """A request's entries once each choice has its last one."""
     ledger: list[LedgerEntry] = []
     ends_s = time.monotonic() + _LEDGER_S
@@ -111,26 +105,26 @@ async def _ledger(store: RedisStore, answer: Streamed) -> list[LedgerEntry]:
     return ledger
 
 
-def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, Streamed]) -> None:
-    """Each choice has the tokens and log-probabilities of an undisturbed run, of which no fewer, in one attempt, moved where it
-    outlasted the old groups, with nothing computed again.
+def assert_undisturbed(done: Reshaped, bodies: Bodies, expected: Mapping[str, Answer]) -> None:
+    """Each choice has what it has in an undisturbed run, of which no fewer, in one attempt, moved where it outlasted the old
+    groups, with nothing computed again.
     """
     deployment = done.deployment
     assert deployment.served_s is not None and deployment.ended_s is not None
     past_s = min(deployment.ended_s, deployment.served_s + ORDERED_S)
     for name, answer in done.answers.items():
         body, want, ledger = bodies[name], expected[name], done.ledgers[name]
-        count = body["max_tokens"]
-        assert answer.token_ids == {choice: ids[:count] for choice, ids in want.token_ids.items()}, name
-        assert answer.logprobs == {choice: values[:count] for choice, values in want.logprobs.items()}, name
+        assert_same_beginning(answer, want, body["max_tokens"], name)
         attempts = [dict(entry.facts)["attempts"] for entry in ledger if entry.stage == "completed"]
         assert attempts == [1] * len(answer.token_ids), name
         assert not [entry for entry in ledger if entry.stage in _AGAIN], name
         assert computed_again(ledger) == 0, name
         if name in done.decoding:
             moved = {entry.choice_id for entry in ledger if entry.stage == "moved"}
-            past = [choice for choice, last_s in answer.last_s.items() if last_s > past_s]
-            assert len(moved) >= len(past), (name, past, ledger)
+            past = sum(last_s > past_s for last_s in answer.last_s.values())
+            if not answer.last_s:  # a whole answer
+                past = int(answer.ended_s > past_s)
+            assert len(moved) >= past, (name, past, ledger)
     assert deployment.given_back == 0
     assert done.moves, "no request lasted until the new groups served; give them more tokens"
 

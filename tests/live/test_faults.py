@@ -6,6 +6,7 @@ No client sees an error, and no token is wrong.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -19,11 +20,12 @@ import pytest
 
 from spotwise.core.members import MemberKind
 from spotwise.core.sampling import Pooling
+from tests.live.answers import Answer, ask_all, assert_same
 from tests.live.embeddings import MEANS, require_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
+from tests.live.request_kinds import assert_fitting, bodies
 from tests.live.streams import stream
-from tests.live.structured import ASKED, CHOICES, require_fitting, structured_answers
 
 NEW_TOKENS = 48
 STREAMS = 6
@@ -100,13 +102,20 @@ def test_a_token_worker_is_killed(mesh: LiveMesh) -> None:
     assert 1 <= retries < STREAMS  # its streams and no others
 
 
-def test_structured_answers_are_the_same_through_a_kill(mesh: LiveMesh) -> None:
-    """Several choices with schemas and a regex, drawn with seeds, and their log-probabilities: as undisturbed, and fitting."""
-    undisturbed = structured_answers(mesh)
-    require_fitting(undisturbed)
-    disturbed = structured_answers(mesh, 200, lambda: kill(mesh, "token-0"))
-    assert disturbed == undisturbed
-    assert disturbed.keys() == {(kind, choice) for kind in ASKED for choice in range(CHOICES)}
+def test_answers_of_all_kinds_are_the_same_through_a_kill(mesh: LiveMesh) -> None:
+    """Of a token worker, streamed and whole: text, tokens, log-probabilities and ends are as undisturbed."""
+
+    async def answers(whole: int | None, disturb: Callable[[], Any] | None = None) -> dict[str, Answer]:
+        async with mesh.async_client() as client:
+            happen = None if disturb is None else functools.partial(asyncio.to_thread, disturb)
+            return await ask_all(client, bodies(3 * NEW_TOKENS, whole=whole), happen)
+
+    undisturbed = asyncio.run(answers(None))
+    assert_fitting(undisturbed)
+    disturbed = asyncio.run(answers(1, lambda: kill(mesh, "token-0")))
+    assert_same(disturbed, undisturbed)
+    ledgers = [mesh.ledger(answer.request_id, "completed") for answer in disturbed.values()]
+    assert any(ledger["completed"]["attempts"] > 1 for ledger in ledgers)
 
 
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,10 @@ from spotwise.cli.mesh_access import MeshAddresses
 from spotwise.cli.move import choices_to_move, move_request
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome
 from spotwise.mesh.redis_store import RedisStore
+from tests.live.answers import Answer, ask, ask_all, assert_same
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts
-from tests.live.streamed import Streamed, stream
+from tests.live.request_kinds import assert_fitting, bodies
 
 #: Long enough for a move, which waits for the ledger, to begin well before the end.
 NEW_TOKENS = 96
@@ -27,25 +29,38 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
         yield live
 
 
-async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any) -> Streamed:
+@pytest.fixture(scope="module")
+def undisturbed(mesh: LiveMesh) -> dict[str, Answer]:
+    """What requests of all kinds give where nothing happens, all of them streamed."""
+
+    async def run() -> dict[str, Answer]:
+        async with mesh.async_client() as client:
+            return await ask_all(client, bodies(NEW_TOKENS))
+
+    answers = asyncio.run(run())
+    assert_fitting(answers)
+    return answers
+
+
+async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any) -> Answer:
     """Stream a completion; each time that its first choice has so many tokens, move all choices to the other worker."""
-    streamed, left = Streamed(), [*move_after]
+    answer, left = Answer(), [*move_after]
     addresses = MeshAddresses(mesh.state.nats_url, mesh.state.redis_url)
     moves: list[asyncio.Task[list[MoveEnded]]] = []
 
     def move_if_due() -> None:
-        if left and len(streamed.token_ids.get(0, ())) >= left[0]:
+        if left and len(answer.token_ids.get(0, ())) >= left[0]:
             left.pop(0)
-            moves.append(asyncio.create_task(_to_the_other(addresses, streamed.request_id)))
+            moves.append(asyncio.create_task(_to_the_other(addresses, answer.request_id)))
 
     async with mesh.async_client() as client:
-        await stream(client, body, streamed, on_chunk=move_if_due)
+        await ask(client, body, answer, on_chunk=move_if_due)
     assert not left
     for move in moves:
         ended = await move
         assert any(each.outcome is MoveOutcome.MOVED for each in ended), ended
         assert all(each.outcome is MoveOutcome.MOVED or "already" in each.reason for each in ended), ended
-    return streamed
+    return answer
 
 
 async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveEnded]:
@@ -74,23 +89,15 @@ def test_a_stream_goes_on_at_its_next_token(mesh: LiveMesh) -> None:
     mesh.wait_until_idle()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"temperature": 0.9, "top_p": 0.95, "seed": 7, "n": 2, "logprobs": 2},
-        {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logprobs": 1},
-    ],
-    ids=["seeded, two choices, logprobs", "greedy, penalties, logprobs"],
-)
-def test_how_it_is_sampled_does_not_matter(mesh: LiveMesh, body: dict[str, Any]) -> None:
-    """The same tokens and log-probabilities as without a move."""
-    prompt = [*mixed_prompts(4, 200)[0]]
-    still = asyncio.run(moved_stream(mesh, (), prompt=prompt, max_tokens=NEW_TOKENS, **body))
-    moved = asyncio.run(moved_stream(mesh, (10,), prompt=prompt, max_tokens=NEW_TOKENS, **body))
-    assert moved.token_ids == still.token_ids
-    assert moved.finish == still.finish
-    for choice, values in still.logprobs.items():
-        assert moved.logprobs[choice] == pytest.approx(values, abs=1e-4)
+def test_a_move_changes_no_request_of_any_kind(mesh: LiveMesh, undisturbed: dict[str, Answer]) -> None:
+    """Side by side, each to the other worker once it decodes, and all its choices."""
+
+    async def all_moved() -> dict[str, Answer]:
+        asked = bodies(NEW_TOKENS)
+        moved = await asyncio.gather(*(moved_stream(mesh, (10,), **body) for body in asked.values()))
+        return dict(zip(asked, moved, strict=True))
+
+    assert_same(asyncio.run(all_moved()), undisturbed)
     mesh.wait_until_idle()
 
 
@@ -106,33 +113,21 @@ def test_orders_that_make_no_sense_are_refused_with_what_to_do(mesh: LiveMesh) -
     assert "spotwise status" in unknown.stderr
 
 
-def test_a_drain_in_the_midst_of_streams_changes_none_of_them(mesh: LiveMesh) -> None:
-    """Greedy, seeded with two choices, with penalties: the tokens and log-probabilities of undisturbed streams, in one attempt
-    each, and no prompt computed twice. The last test of this mesh, since the worker does not come back.
+def test_a_drain_in_the_midst_changes_no_request_of_any_kind(mesh: LiveMesh, undisturbed: dict[str, Answer]) -> None:
+    """Streamed and whole: the answers of an undisturbed run, in one attempt each, and no prompt computed twice. The last test
+    of this mesh, since the worker does not come back.
     """
-    prompts = [[*prompt] for prompt in mixed_prompts(5, 300)[:3]]
-    bodies: list[dict[str, Any]] = [
-        {"temperature": 0, "prompt": prompts[0]},
-        {"temperature": 0.9, "top_p": 0.95, "seed": 7, "n": 2, "logprobs": 2, "prompt": prompts[1]},
-        {"temperature": 0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logprobs": 1, "prompt": prompts[2]},
-    ]
 
-    async def all_streams(drained: str | None) -> list[Streamed]:
-        running = [asyncio.create_task(moved_stream(mesh, (), max_tokens=NEW_TOKENS, **body)) for body in bodies]
-        if drained is not None:
-            await asyncio.sleep(1.5)
-            await asyncio.to_thread(mesh.drain, drained, 2.5)
-        return [await each for each in running]
+    async def drained() -> dict[str, Answer]:
+        async with mesh.async_client() as client:
+            drain = functools.partial(asyncio.to_thread, mesh.drain, "token-1", 2.5)
+            return await ask_all(client, bodies(NEW_TOKENS, whole=0), drain)
 
-    still = asyncio.run(all_streams(None))
-    moved = asyncio.run(all_streams("token-1"))
+    answers = asyncio.run(drained())
+    assert_same(answers, undisturbed)
     moves = 0
-    for before, after in zip(still, moved, strict=True):
-        assert after.token_ids == before.token_ids
-        assert after.finish == before.finish
-        for choice, values in before.logprobs.items():
-            assert after.logprobs[choice] == pytest.approx(values, abs=1e-4)
-        facts = mesh.ledger(after.request_id, "prefilled", "completed")
+    for answer in answers.values():
+        facts = mesh.ledger(answer.request_id, "prefilled", "completed")
         assert facts["completed"]["attempts"] == 1
         assert "given_back" not in facts
         moves += "moved" in facts

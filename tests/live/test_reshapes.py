@@ -1,4 +1,4 @@
-"""A mesh takes another shape while it answers: clients get the tokens of an undisturbed run, and no process restarts."""
+"""A mesh takes another shape while it answers: clients get the answers of an undisturbed run, and no process restarts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
+from tests.live.answers import Answer, ask_all, assert_same
 from tests.live.mesh import LiveMesh, wait_for
-from tests.live.oracle import greedy, mixed_prompts
-from tests.live.streamed import Streamed, bodies, stream
+from tests.live.oracle import greedy
+from tests.live.request_kinds import assert_fitting, bodies
 
 #: Long enough that all are still decoding when the mesh has its other shape.
 NEW_TOKENS = 200
 #: Once the new groups serve, every request has its order to move within so long.
 ORDERED_S = 3.0
-PROMPTS = mixed_prompts(4, 200)
-BODIES = bodies(PROMPTS, NEW_TOKENS)
+BODIES = bodies(NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +31,34 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
         yield live
 
 
-async def streamed(
-    mesh: LiveMesh, reshape: str | None = None, kill: tuple[ReshapeStage, str] | None = None
-) -> tuple[list[Streamed], str]:
-    """Run the streams side by side, and re-shape the mesh in the midst of them, and kill a process when that has come so far;
-    what they got, and what the command said.
+async def asked(
+    mesh: LiveMesh,
+    reshape: str | None = None,
+    kill: tuple[ReshapeStage, str] | None = None,
+    whole: int | None = None,
+) -> tuple[dict[str, Answer], str]:
+    """Send the requests at once, and re-shape the mesh in the midst of them, and kill a process when that has come so far;
+    what they got, and what the command said. `whole`: see `bodies`.
     """
-    answers = [Streamed() for _ in BODIES]
     said = ""
+
+    async def change_shape() -> None:
+        nonlocal said
+        assert reshape is not None
+        known = await asyncio.to_thread(mesh.planned)
+        change = 0 if known is None else known.change
+        command = asyncio.create_task(asyncio.to_thread(mesh.command, "reshape", reshape))
+        if kill is not None:
+            killing = asyncio.create_task(asyncio.to_thread(kill_at, mesh, change, *kill))
+            await asyncio.wait([command, killing], return_when=asyncio.FIRST_COMPLETED)
+            assert killing.done(), (await command).stderr
+            killing.result()
+        done = await command
+        said = done.stdout + done.stderr
+        assert done.returncode == 0 or kill is not None, said
+
     async with mesh.async_client() as client:
-        streams = [asyncio.create_task(stream(client, body, into)) for body, into in zip(BODIES, answers, strict=True)]
-        if reshape is not None:
-            await asyncio.gather(*(each.has_begun.wait() for each in answers))
-            known = await asyncio.to_thread(mesh.planned)
-            change = 0 if known is None else known.change
-            command = asyncio.create_task(asyncio.to_thread(mesh.command, "reshape", reshape))
-            if kill is not None:
-                killing = asyncio.create_task(asyncio.to_thread(kill_at, mesh, change, *kill))
-                await asyncio.wait([command, killing], return_when=asyncio.FIRST_COMPLETED)
-                assert killing.done(), (await command).stderr
-                killing.result()
-            done = await command
-            said = done.stdout + done.stderr
-            assert done.returncode == 0 or kill is not None, said
-        await asyncio.gather(*streams)
+        answers = await ask_all(client, bodies(NEW_TOKENS, whole=whole), None if reshape is None else change_shape)
     return answers, said
 
 
@@ -82,27 +86,29 @@ def kill_at(mesh: LiveMesh, change: int, stage: ReshapeStage, victim: str) -> No
 
 
 @pytest.fixture(scope="module")
-def undisturbed(mesh: LiveMesh) -> list[Streamed]:
-    """What the streams give where nothing happens."""
-    answers, _ = asyncio.run(streamed(mesh))
-    assert tuple(answers[0].token_ids[0]) == greedy(PROMPTS[0], NEW_TOKENS)
+def undisturbed(mesh: LiveMesh) -> dict[str, Answer]:
+    """What the requests give where nothing happens."""
+    answers, _ = asyncio.run(asked(mesh))
+    assert tuple(answers["greedy"].token_ids[0]) == greedy(tuple(BODIES["greedy"]["prompt"]), NEW_TOKENS)
+    assert_fitting(answers)
     return answers
 
 
 # Every change between two shapes is in tests/long, and every process at every stage in tests/faults.
-@pytest.mark.parametrize("config", ["1,2,3", "1+1,3,1"])
-def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undisturbed: list[Streamed]) -> None:
+@pytest.mark.parametrize(("config", "whole"), [("1,2,3", 0), ("1+1,3,1", 1)])
+def test_requests_go_on_through_another_shape(
+    config: str, whole: int, mesh: LiveMesh, undisturbed: dict[str, Answer]
+) -> None:
     """Each in one attempt, with its KV; the processes are those of before, and only the new groups are left."""
     before = {name: mesh.pid(name) for name in mesh.state.services}
-    answers, said = asyncio.run(streamed(mesh, config))
-    for answer, expected in zip(answers, undisturbed, strict=True):
-        assert answer.token_ids == expected.token_ids, said
-        assert answer.logprobs == expected.logprobs
+    answers, said = asyncio.run(asked(mesh, config, whole=whole))
+    assert_same(answers, undisturbed, said)
+    for answer in answers.values():
         facts = mesh.ledger(answer.request_id, "completed")
         assert facts["completed"]["attempts"] == 1, said
         served_s = deployment_of(mesh).served_s
         assert served_s is not None
-        if answer.ended_s > served_s + ORDERED_S:  # on a busy machine a stream may end before the new groups serve
+        if answer.ended_s > served_s + ORDERED_S:  # it may end before the new groups serve
             assert "moved" in facts, said
     deployment = deployment_of(mesh)
     assert (deployment.unplanned_bytes, deployment.read_bytes) == (0, 0), (
@@ -125,11 +131,11 @@ def test_streams_go_on_through_another_shape(config: str, mesh: LiveMesh, undist
     ],
 )
 def test_a_process_that_dies_in_the_midst_of_it_costs_a_pause(
-    stage: ReshapeStage, victim: str, config: str, mesh: LiveMesh, undisturbed: list[Streamed]
+    stage: ReshapeStage, victim: str, config: str, mesh: LiveMesh, undisturbed: dict[str, Answer]
 ) -> None:
-    """The re-shape goes on, or the old groups do: the same tokens either way, and nothing is left behind."""
-    answers, _ = asyncio.run(streamed(mesh, config, kill=(stage, victim)))
-    assert [answer.token_ids for answer in answers] == [expected.token_ids for expected in undisturbed]
+    """The re-shape goes on, or the old groups do: the same answers either way, and nothing is left behind."""
+    answers, said = asyncio.run(asked(mesh, config, kill=(stage, victim)))
+    assert_same(answers, undisturbed, said)
     wait_for(lambda: deployment_of(mesh).stage.is_over, lambda: f"the end of {deployment_of(mesh)}", 90.0)
     groups = {group.worker_id: (group.stages, group.shards) for group in deployment_of(mesh).groups}
     if groups:

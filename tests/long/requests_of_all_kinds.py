@@ -1,33 +1,18 @@
-"""Requests to SmolLM2 that differ in how they are sampled, and prompts that take long to compute."""
+"""Requests of all kinds to SmolLM2 for long tests, what transformers gives for them, and prompts that take long to compute."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+from tests.live.answers import Answer, Bodies
 from tests.live.oracle import greedy, greedy_with_penalties, mixed_prompts
-from tests.live.reshaped_requests import Bodies
-from tests.live.streamed import Streamed
+from tests.live.request_kinds import PENALTIES, assert_fitting, bodies
 
 #: What a stream of one process decodes in a few seconds.
 MOST_TOKENS = 128
 #: Of a long prompt's answer.
 FEW_TOKENS = 24
 LONG_PROMPT = 1000
-PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.3}
-_PROMPTS = mixed_prompts(8, 200)
-_KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 2, "logprobs": 1},
-    "penalties": {"temperature": 0, **PENALTIES},
-}
-
-
-def bodies(new_tokens: int) -> dict[str, dict[str, Any]]:
-    """One of each kind."""
-    return {
-        kind: {"prompt": [*prompt], "max_tokens": new_tokens, **fields}
-        for prompt, (kind, fields) in zip(_PROMPTS, _KINDS.items(), strict=False)
-    }
 
 
 def long_prompts(number: int) -> Bodies:
@@ -43,12 +28,12 @@ def long_prompts(number: int) -> Bodies:
     }
 
 
-def assert_as_transformers(answers: dict[str, Streamed]) -> None:
-    """The greedy ones, with penalties or without."""
-    for (name, body), tokens in ((item, answers[item[0]].token_ids) for item in bodies(MOST_TOKENS).items()):
-        prompt = tuple(body["prompt"])
-        if name == "greedy":
-            assert tuple(tokens[0]) == greedy(prompt, MOST_TOKENS)
-        elif name == "penalties":
-            presence, frequency = PENALTIES.values()
-            assert tuple(tokens[0]) == greedy_with_penalties(prompt, MOST_TOKENS, presence, frequency, 1.0)
+def assert_as_transformers(answers: Mapping[str, Answer]) -> None:
+    """The greedy ones, with penalties or without; structured ones fit."""
+    assert_fitting(answers)
+    asked = bodies(MOST_TOKENS)
+    plain, penalised = (tuple(asked[name]["prompt"]) for name in ("greedy", "penalties"))
+    assert tuple(answers["greedy"].token_ids[0]) == greedy(plain, MOST_TOKENS)
+    presence, frequency = PENALTIES["presence_penalty"], PENALTIES["frequency_penalty"]
+    expected = greedy_with_penalties(penalised, MOST_TOKENS, presence, frequency, 1.0)
+    assert tuple(answers["penalties"].token_ids[0]) == expected

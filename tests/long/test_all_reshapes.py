@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.live.answers import Answer
 from tests.live.mesh import MODEL, LiveMesh
+from tests.live.request_kinds import bodies
 from tests.live.reshaped_requests import undisturbed
-from tests.live.streamed import Streamed
-from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies
+from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers
 from tests.long.walk import Pair, ServedModel, Totals, begin_at, change_shape, tokens_for, walk
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,7 +28,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh) -> dict[str, Streamed]:
+def expected(mesh: LiveMesh) -> dict[str, Answer]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, MODEL, bodies(MOST_TOKENS))
     assert_as_transformers(answers)
@@ -36,10 +37,10 @@ def expected(mesh: LiveMesh) -> dict[str, Streamed]:
 
 @pytest.mark.parametrize("pair", walk(SHAPES))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Streamed], totals: Totals
+    pair: Pair, mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Answer], totals: Totals
 ) -> None:
-    """Greedy, seeded with two choices and log-probabilities, and with penalties; all that outlast it are moved."""
+    """Of requests of all kinds, streamed and whole; all that outlast it are moved."""
     before, after = pair
     begin_at(mesh, before)
-    decoding = bodies(tokens_for(before, MOST_TOKENS))
+    decoding = bodies(tokens_for(before, MOST_TOKENS), whole=totals.changes % 2)
     totals.add(change_shape(mesh, smollm, after, decoding, expected))

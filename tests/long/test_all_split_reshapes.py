@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
+from tests.live.answers import Answer
 from tests.live.mesh import MODEL, LiveMesh
+from tests.live.request_kinds import bodies
 from tests.live.reshaped_requests import undisturbed
-from tests.live.streamed import Streamed
-from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, bodies, long_prompts
+from tests.long.requests_of_all_kinds import MOST_TOKENS, assert_as_transformers, long_prompts
 from tests.long.walk import Pair, ServedModel, Totals, begin_at, change_shape, walk
 
 pytestmark = pytest.mark.timeout(600)
@@ -30,7 +31,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh) -> dict[str, Streamed]:
+def expected(mesh: LiveMesh) -> dict[str, Answer]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, MODEL, bodies(MOST_TOKENS))
     assert_as_transformers(answers)
@@ -40,21 +41,21 @@ def expected(mesh: LiveMesh) -> dict[str, Streamed]:
 
 
 def test_pools_of_unequal_shapes_become_equal(
-    mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Streamed], totals: Totals
+    mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Answer], totals: Totals
 ) -> None:
     """With requests in both."""
-    decoding = bodies(MOST_TOKENS * 3 // 4)
+    decoding = bodies(MOST_TOKENS * 3 // 4, whole=0)
     totals.add(change_shape(mesh, smollm, FIRST, decoding, expected, long_prompts(1)))
 
 
 @pytest.mark.parametrize("pair", walk(SHAPES, prompt_groups=1))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Streamed], totals: Totals
+    pair: Pair, mesh: LiveMesh, smollm: ServedModel, expected: dict[str, Answer], totals: Totals
 ) -> None:
     """Of requests that decode, and of prompts that are on their way from the old prompt group when it begins."""
     before, after = pair
     begin_at(mesh, before)
-    decoding = bodies(MOST_TOKENS)
+    decoding = bodies(MOST_TOKENS, whole=totals.changes % 2)
     done = change_shape(mesh, smollm, after, decoding, expected, long_prompts(totals.changes % 2))
     totals.add(done)
     assert done.prompts_in_flight(), "no prompt was computed any more when the re-shape began; make them longer"

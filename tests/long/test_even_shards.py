@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
+from tests.live.answers import Answer
 from tests.live.mesh import LiveMesh
 from tests.live.oracle import mixed_prompts
 from tests.live.reshaped_requests import assert_undisturbed, reshaped, undisturbed, wait_for_shape
-from tests.live.streamed import Streamed
 from tests.live.tiny_checkpoint import FOUR_KV_HEADS, greedy_tokens, write_tiny_model
 
 PROMPTS = mixed_prompts(4, 200)
@@ -20,7 +20,7 @@ PROMPTS = mixed_prompts(4, 200)
 NEW_TOKENS = 600
 BODIES: dict[str, dict[str, Any]] = {
     "greedy": {"prompt": [*PROMPTS[0]], "max_tokens": NEW_TOKENS, "temperature": 0},
-    "seeded": {"prompt": [*PROMPTS[1]], "max_tokens": NEW_TOKENS, "temperature": 0.8, "seed": 7, "n": 2, "logprobs": 1},
+    "seeded": {"prompt": [*PROMPTS[1]], "max_tokens": NEW_TOKENS, "temperature": 0.8, "seed": 7, "n": 4, "logprobs": 1},
 }
 
 
@@ -40,7 +40,7 @@ def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh, folder: Path) -> dict[str, Streamed]:
+def expected(mesh: LiveMesh, folder: Path) -> dict[str, Answer]:
     """What the requests give where nothing happens."""
     answers = undisturbed(mesh, folder.name, BODIES)
     assert tuple(answers["greedy"].token_ids[0]) == greedy_tokens(folder, PROMPTS[0], NEW_TOKENS)
@@ -49,7 +49,7 @@ def expected(mesh: LiveMesh, folder: Path) -> dict[str, Streamed]:
 
 @pytest.mark.parametrize("config", ["1,1,4", "1,2,2"])
 def test_two_and_four_shards_give_the_same_tokens(
-    config: str, mesh: LiveMesh, folder: Path, expected: dict[str, Streamed]
+    config: str, mesh: LiveMesh, folder: Path, expected: dict[str, Answer]
 ) -> None:
     """In one attempt, with their KV."""
     target = ParallelConfig.parse(config)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.live.answers import Answer
 from tests.live.mesh import LiveMesh
 from tests.live.oracle import mixed_prompts
 from tests.live.reshaped_requests import undisturbed
-from tests.live.streamed import Streamed
 from tests.live.tiny_checkpoint import FOUR_KV_HEADS, greedy_tokens, write_tiny_model
 from tests.long.walk import Pair, ServedModel, Totals, begin_at, change_shape, tokens_for, walk
 
@@ -24,8 +24,8 @@ PROMPTS = mixed_prompts(3, 200)
 
 
 def bodies(new_tokens: int) -> dict[str, dict[str, Any]]:
-    """Greedy, and seeded with two choices and log-probabilities."""
-    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 2, "logprobs": 1}
+    """Greedy, and seeded with four choices and log-probabilities."""
+    seeded = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "n": 4, "logprobs": 1}
     kinds: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "seeded": seeded}
     return {
         kind: {"prompt": [*prompt], "max_tokens": new_tokens, **fields}
@@ -49,7 +49,7 @@ def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 
 
 @pytest.fixture(scope="module")
-def expected(mesh: LiveMesh, folder: Path) -> dict[str, Streamed]:
+def expected(mesh: LiveMesh, folder: Path) -> dict[str, Answer]:
     """What the requests give where nothing happens, and transformers gives, too."""
     answers = undisturbed(mesh, folder.name, bodies(MOST_TOKENS))
     assert tuple(answers["greedy"].token_ids[0]) == greedy_tokens(folder, PROMPTS[0], MOST_TOKENS)
@@ -58,7 +58,7 @@ def expected(mesh: LiveMesh, folder: Path) -> dict[str, Streamed]:
 
 @pytest.mark.parametrize("pair", walk(SHAPES))
 def test_a_change_of_shape_changes_no_token(
-    pair: Pair, mesh: LiveMesh, folder: Path, expected: dict[str, Streamed], totals: Totals
+    pair: Pair, mesh: LiveMesh, folder: Path, expected: dict[str, Answer], totals: Totals
 ) -> None:
     """Each shape is entered from every other one, and left for every other one."""
     before, after = pair

@@ -13,16 +13,15 @@ import pytest
 from spotwise.benchmarks.groups import Shape, shape_name
 from spotwise.benchmarks.reshape import all_pairs
 from spotwise.core.parallel.config import ParallelConfig
+from tests.live.answers import Answer, Bodies
 from tests.live.mesh import LiveMesh
 from tests.live.reshaped_requests import (
-    Bodies,
     Reshaped,
     assert_undisturbed,
     reshaped,
     serving_shapes,
     wait_for_shape,
 )
-from tests.live.streamed import Streamed
 from tests.long.held_weights import assert_as_in_folder
 
 #: A change's configurations, before and after.
@@ -91,7 +90,7 @@ def change_shape(
     model: ServedModel,
     after: ParallelConfig,
     decoding: Bodies,
-    expected: dict[str, Streamed],
+    expected: dict[str, Answer],
     prompts: Bodies | None = None,
 ) -> Reshaped:
     """Re-shape a mesh of a model under requests, which get what they would undisturbed. No process restarts, nothing
