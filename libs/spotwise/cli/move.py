@@ -15,8 +15,7 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_mesh
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError, MeshStore
+from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 from spotwise.wire.roles import MeshRole
@@ -62,7 +61,7 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
                 raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
             bus = await connect_bus(mesh.nats_url, "spotwise-move")
             stack.push_async_callback(bus.close)
-            return await _order(bus, holders, worker)
+            return await order_moves(bus, holders, worker)
     except MeshError as error:
         raise CommandError(str(error)) from error
 
@@ -94,14 +93,15 @@ def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
     return holders
 
 
-async def _order(bus: NatsBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
+async def order_moves(bus: MessageBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
+    """Order the moves of choices, by id with epoch and worker, and return how each ended; see `move_request`."""
     own_id = subjects.operator_id(os.getpid())
     answers: asyncio.Queue[MoveEnded] = asyncio.Queue()
 
     async def take(raw: BusMessage) -> None:
         with contextlib.suppress(MalformedMessageError):
             message = decode(raw.payload)
-            if isinstance(message, MoveEnded):
+            if isinstance(message, MoveEnded) and message.choice_id in holders:  # the pid may be another machine's, too
                 answers.put_nowait(message)
 
     await bus.subscribe(subjects.inbox_from(MeshRole.WORKER, own_id), take)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from spotwise.cli.move import choices_to_move, running_choices
+from spotwise.cli.move import choices_to_move, order_moves, running_choices
 from spotwise.core.messages import LedgerEntry
-from spotwise.mesh.memory import MemoryStore
+from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import BusMessage
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.roles import MeshRole
 
 
 def entry(stage: str, member: str = "gateway-0", choice: str = "r", epoch: int = 1, **facts: str) -> LedgerEntry:
@@ -59,3 +64,27 @@ def test_a_request_that_has_ended_is_not_waited_for() -> None:
         return await asyncio.wait_for(choices_to_move(store, "r"), timeout=0.5)
 
     assert asyncio.run(found()) == {}
+
+
+def test_answers_to_another_command_are_not_its_own() -> None:
+    """Two machines' commands, of which each has the pid of the other, get the answers of both."""
+
+    async def moved() -> list[MoveEnded]:
+        broker = MemoryBroker()
+        bus, worker = MemoryBus(broker), MemoryBus(broker)
+
+        async def move(raw: BusMessage) -> None:
+            order = decode(raw.payload)
+            assert isinstance(order, MoveRequest)
+            for choice_id in ("another's", order.choice_id):
+                ended = MoveEnded(choice_id, order.epoch, "token-0", order.target_id, MoveOutcome.MOVED)
+                await worker.publish(subjects.inbox_from(MeshRole.WORKER, order.sender_id), encode(ended))
+
+        await worker.subscribe(subjects.inbox_from(MeshRole.OPERATOR, "token-0"), move)
+        try:
+            return await order_moves(bus, {"r": (1, "token-0"), "r#1": (1, "token-0")}, "token-1")
+        finally:
+            await bus.close()
+            await worker.close()
+
+    assert [each.choice_id for each in asyncio.run(moved())] == ["r", "r#1"]
