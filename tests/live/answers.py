@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tests.live.mesh import MODEL
@@ -30,6 +31,12 @@ class ChoiceAnswer:
     token_ids: list[int] = field(default_factory=list)
     scores: list[Any] = field(default_factory=list)
     ends: list[tuple[str, Any]] = field(default_factory=list)
+
+    def beginning(self, most_tokens: int) -> ChoiceAnswer:
+        """Return itself, or what a request for fewer tokens gives of it, with the text of all."""
+        if len(self.token_ids) <= most_tokens:
+            return self
+        return ChoiceAnswer(self.text, self.token_ids[:most_tokens], self.scores[:most_tokens], [("length", None)])
 
     def add(self, choice: Any) -> None:
         """Append what a chunk, or a whole answer, has of it."""
@@ -57,13 +64,14 @@ class Answer:
 
     Attributes:
         has_begun: set once the first choice has some tokens; of a whole answer, whose beginning nobody sees, once it is sent.
-        last_s: Unix time of each streamed choice's last token, and `ended_s` of the end.
+        asked_s: Unix time at which it was sent, `last_s` of each streamed choice's last token, and `ended_s` of the end.
         longest_gap_s: the longest wait for tokens of a choice after its first ones.
     """
 
     request_id: str = ""
     choices: dict[int, ChoiceAnswer] = field(default_factory=dict)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    asked_s: float = 0.0
     last_s: dict[int, float] = field(default_factory=dict)
     ended_s: float = 0.0
     longest_gap_s: float = 0.0
@@ -95,6 +103,7 @@ async def ask(
     fields = {"ignore_eos": True, "return_token_ids": True, "stream": True, **body}
     endpoint, prompt = (client.chat.completions, "messages") if "messages" in body else (client.completions, "prompt")
     arguments = {each: fields.pop(each) for each in (prompt, "stream")}
+    into.asked_s = time.time()
     try:
         if arguments["stream"]:
             await _read(await endpoint.create(model=model, extra_body=fields, **arguments), into, on_chunk)
@@ -140,18 +149,38 @@ async def ask_all(
 def assert_same(answers: Mapping[str, Answer], expected: Mapping[str, Answer], about: str = "") -> None:
     """Each request got the text, tokens, log-probabilities and finish reasons of its twin."""
     assert answers.keys() == expected.keys()
-    for name, answer in answers.items():
-        assert answer.choices == expected[name].choices, (name, about)
+    found = [each for name, answer in answers.items() for each in _differences(name, answer, expected[name])]
+    assert not found, "\n".join([*found, about])
 
 
 def assert_same_beginning(answer: Answer, expected: Answer, most_tokens: int, name: str) -> None:
     """The same of a request that may have had fewer tokens than its twin, `most_tokens` a choice."""
-    assert answer.choices.keys() == expected.choices.keys(), name
+    begun = Answer(choices={index: each.beginning(most_tokens) for index, each in expected.choices.items()})
+    for index, due in begun.choices.items():
+        if (
+            due is not expected.choices[index] and index in answer.choices
+        ):  # where a text is cut is its tokens' business
+            assert due.text.startswith(answer.choices[index].text.rstrip("\ufffd")), name
+            due.text = answer.choices[index].text
+    found = _differences(name, answer, begun)
+    assert not found, "\n".join(found)
+
+
+def _differences(name: str, answer: Answer, expected: Answer) -> list[str]:
+    """Say where a request's choices are not those of its twin: of each field, in a line."""
+    if answer.choices.keys() != expected.choices.keys():
+        return [f"{name}: choices {[*answer.choices]}, not {[*expected.choices]}"]
+    found = []
     for index, due in expected.choices.items():
-        got = answer.choices[index]
-        if len(due.token_ids) <= most_tokens:
-            assert got == due, name
-        else:
-            assert (got.token_ids, got.scores) == (due.token_ids[:most_tokens], due.scores[:most_tokens]), name
-            assert due.text.startswith(got.text.rstrip("\ufffd")), name  # of a character that is not whole
-            assert [reason for reason, _ in got.ends] == ["length"], name
+        for each in fields(ChoiceAnswer):
+            got, want = getattr(answer.choices[index], each.name), getattr(due, each.name)
+            if got != want:
+                at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(got, want, strict=False)))
+                about = f"{name}, {each.name} of choice {index}, from {at} of {len(want)} on"
+                found.append(f"{about}: {got[at : at + 5]!r}, not {want[at : at + 5]!r}")
+    return found
+
+
+def lasted_s(answers: Mapping[str, Answer]) -> float:
+    """Seconds from the first request to the end of the last one."""
+    return max(each.ended_s for each in answers.values()) - min(each.asked_s for each in answers.values())
