@@ -15,6 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.multiples import multiples_problem
 from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, JSON_BLANKS, MessageGrammar
 
@@ -41,6 +42,8 @@ class GrammarCheck:
 
     def _problem(self, grammar: str) -> str:
         """Return why a grammar cannot be followed; empty where it can."""
+        if problem := multiples_problem(grammar):
+            return problem
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._load()

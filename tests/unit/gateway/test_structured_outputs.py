@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -158,6 +159,39 @@ async def test_costly_grammars_hold_up_nobody(
     response = await client.post(CHATS, json=CHAT | {"structured_outputs": asked})
     assert response.status_code in (200, 400), response.text
     assert threading.main_thread() not in threads
+
+
+def _integer(multiple: float) -> dict[str, Any]:
+    return {"type": "integer", "multipleOf": multiple}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": _integer(4_294_967_295)},
+        {"json": {"type": "number", "multipleOf": 999.983}},
+        {"json": {"allOf": [_integer(9_973), _integer(9_967)]}},
+        {"json": {"type": "object", "properties": {f"p{number}": _integer(49_999) for number in range(20)}}},
+        {"json": '{"type": "integer", "\\u006dultipleOf": 9999991, "multipleOf": 9999991}'},
+        {"grammar": "start: number\nnumber: %json " + json.dumps(_integer(9_999_991))},
+    ],
+)
+async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(
+    client: httpx.AsyncClient, asked: dict[str, Any]
+) -> None:
+    """Of a number, of several that hold together, and of many; wherever a schema may be."""
+    async with asyncio.timeout(1.0):
+        response = await client.post(CHATS, json=CHAT | {"structured_outputs": asked})
+    assert response.status_code == 400
+    assert "multipleOf" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("multiples", [[0.01, 5, 1000], [7], [0.25, 0.5], [10] * 50])
+async def test_usual_multiples_are_followed(client: httpx.AsyncClient, multiples: list[float]) -> None:
+    """Prices, steps, weeks."""
+    schema = {"type": "object", "properties": {f"p{n}": {"multipleOf": each} for n, each in enumerate(multiples)}}
+    response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": schema}})
+    assert response.status_code == 200, response.text
 
 
 async def test_a_grammar_that_is_sent_again_is_not_tried_again(
