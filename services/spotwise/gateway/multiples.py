@@ -1,6 +1,6 @@
 """Bounds what a grammar's `multipleOf` costs to compile: as much as the number, which llguidance bounds nowhere.
 
-It makes an automaton with a state for each remainder, of numbers with decimals once these are scaled away, and of numbers that must
+It makes an automaton with a state for each remainder: of numbers with decimals once these are scaled away, of numbers that must
 hold together for each remainder of their least common multiple.
 """
 
