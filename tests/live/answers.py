@@ -25,28 +25,40 @@ class ChoiceAnswer:
     Attributes:
         scores: of each token, itself, its log-probability and its alternatives, as the endpoint has them.
         ends: its finish reason and stop reason; one pair, unless something is wrong.
+        calls: of tools, names and arguments.
     """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     scores: list[Any] = field(default_factory=list)
     ends: list[tuple[str, Any]] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
 
     def beginning(self, most_tokens: int) -> ChoiceAnswer:
         """Return itself, or what a request for fewer tokens gives of it, with the text of all."""
         if len(self.token_ids) <= most_tokens:
             return self
-        return ChoiceAnswer(self.text, self.token_ids[:most_tokens], self.scores[:most_tokens], [("length", None)])
+        return ChoiceAnswer(
+            self.text, self.token_ids[:most_tokens], self.scores[:most_tokens], [("length", None)], self.calls
+        )
 
     def add(self, choice: Any) -> None:
         """Append what a chunk, or a whole answer, has of it."""
         message = getattr(choice, "delta", None) or getattr(choice, "message", None)
         self.text += (choice.text if message is None else message.content) or ""
+        for number, call in enumerate(getattr(message, "tool_calls", None) or ()):
+            self._add_call(getattr(call, "index", number), call.function)
         self.token_ids.extend(getattr(choice, "token_ids", None) or ())  # the chunk that opens a chat has none
         if choice.logprobs is not None:
             self.scores.extend(_of_chat(choice.logprobs) if message is not None else _of_completion(choice.logprobs))
         if choice.finish_reason:
             self.ends.append((choice.finish_reason, choice.stop_reason))
+
+    def _add_call(self, index: int, function: Any) -> None:
+        if index == len(self.calls):
+            self.calls.append(["", ""])
+        self.calls[index][0] += function.name or ""
+        self.calls[index][1] += function.arguments or ""
 
 
 def _of_chat(logprobs: Any) -> list[Any]:
@@ -161,7 +173,8 @@ def assert_same_beginning(answer: Answer, expected: Answer, most_tokens: int, na
             due is not expected.choices[index] and index in answer.choices
         ):  # where a text is cut is its tokens' business
             assert due.text.startswith(answer.choices[index].text.rstrip("\ufffd")), name
-            due.text = answer.choices[index].text
+            assert "".join(map(str, due.calls)).startswith("".join(map(str, answer.choices[index].calls))[:-2]), name
+            due.text, due.calls = answer.choices[index].text, answer.choices[index].calls
     found = _differences(name, answer, begun)
     assert not found, "\n".join(found)
 

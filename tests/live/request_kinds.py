@@ -63,8 +63,8 @@ _DRAWN = {"temperature": 1.0, "seed": 17}
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """A kind of request: the fields of its body; the prompt, if there is none, is of running text. What a text that has
-    ended must be: `fits`.
+    """A kind of request: the fields of its body; the prompt, if there is none, is running text. `fits` says whether a text, or
+    the arguments of a call, that has ended is what was asked for.
     """
 
     fields: dict[str, Any]
@@ -98,6 +98,15 @@ KINDS: Mapping[str, RequestKind] = {
     ),
     "regex": _structured(_matches(REGEX), logprobs=1, structured_outputs={"regex": REGEX}),
     "choice": _structured(lambda text: text in CHOICES, **_CHAT, structured_outputs={"choice": CHOICES}),
+    "tool calls": _structured(
+        _fits_schema,
+        **_CHAT,
+        n=2,
+        logprobs=True,
+        tools=[{"type": "function", "function": {"name": "report", "parameters": SCHEMA}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    ),
     "grammar": _structured(_matches(_LINES), structured_outputs={"grammar": GRAMMAR}),
 }
 
@@ -122,10 +131,11 @@ def bodies(new_tokens: int, longest: int = 200, whole: int | None = None) -> dic
 def assert_fitting(answers: Mapping[str, Answer]) -> None:
     """What has ended by itself is what was asked for; something has."""
     ended = [
-        (name, choice.text)
+        (name, text)
         for name, answer in answers.items()
         for choice in answer.choices.values()
-        if choice.ends == [("stop", None)]
+        if choice.ends in ([("stop", None)], [("tool_calls", None)])
+        for text in ([arguments for _, arguments in choice.calls] or [choice.text])
     ]
     assert ended
     for name, text in ended:
