@@ -20,6 +20,7 @@ from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.engine.adapters import Adapters
 from spotwise.engine.attention_interface import set_attention_context
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
@@ -64,6 +65,7 @@ class Engine:
         memory: WeightMemory = PRIVATE,
         part: LoadStage | None = None,
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Install the model's attention.
 
@@ -77,6 +79,10 @@ class Engine:
             memory: holds the kernels' weights.
             part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
             grammars: of its sequences; `None`: those that have one are refused.
+            adapters: of its sequences, loaded for `model`; `None`: those that have one are refused.
+
+        Raises:
+            AdapterError: an adapter cannot be applied to the model.
         """
         self._model = model
         self._facts = facts
@@ -92,6 +98,7 @@ class Engine:
         self.attention_name = "native attention"
         self._kernels = kernels
         self._grammars = grammars
+        self._adapters = adapters or Adapters()
         self._attention: Any
         self._layout: Any
         self._stage: PipelineStage | None = None
@@ -106,8 +113,9 @@ class Engine:
         set_attention_context(model, self._attention)
         if kernels is not None:
             self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
-            return
-        if capture is not None:
+        self._adapters.install(model, kernels, len(facts.layers))
+        self._adapters.try_each(facts, cache, self._probe)
+        if kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 
     @classmethod
@@ -117,9 +125,11 @@ class Engine:
         Raises:
             ModelError: the folder cannot be loaded.
             UnsupportedModelError: the model would not be computed exactly.
+            AdapterError: an adapter cannot be read, or applied to the model.
             ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block.
         """
         model, facts = load_model(config)
+        adapters = Adapters.load(config.adapters, model)
         bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
         num_blocks = config.kv_cache_bytes // bytes_per_block
         if num_blocks < 1:
@@ -135,12 +145,12 @@ class Engine:
         if kernels is None:
             capture = CudaCapture(model.device) if records else None
             backend = choose_attention(cache, facts)
-            return cls(model, facts, cache, backend=backend, capture=capture, grammars=grammars)
+            return cls(model, facts, cache, None, backend, capture, grammars=grammars, adapters=adapters)
         # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
-            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars)
+            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars, adapters=adapters)
 
     @classmethod
     def load_part(
@@ -243,14 +253,15 @@ class Engine:
 
         Raises:
             ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or
-                the record has a grammar and this engine follows none.
+                the record has a grammar or an adapter that this engine does not have.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
         require_valid(record, self.context_length, self.vocab_size)
         if record.sampling.grammar and self._grammars is None:
             raise ValueError(f"sequence {record.sequence_id} has a grammar")
-        self._sequences[record.sequence_id] = sequence = EngineSequence(record)
+        sequence = EngineSequence(record, self._adapters.of(record.adapter))
+        self._sequences[record.sequence_id] = sequence
         if self.samples and self._grammars is not None:
             self._grammars.prepare(sequence)
 
@@ -301,7 +312,7 @@ class Engine:
         if logits is None:
             flat = self._layout.lay_out(rows, last_only=True)
             with reporting_layers(self._attention, self.kv, on_layers):
-                logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+                logits = self._forward(rows, flat, [flat.last_token[index] for index in sampled])
         elif len(sampled) < len(rows):
             logits = logits[sampled]
         if not sampled or logits is None:
@@ -320,17 +331,20 @@ class Engine:
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
         """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
-        if self.graphs is None or not all(row.is_decode for row, _ in rows):
+        if self.graphs is None or not all(row.is_decode and sequence.adapter is None for row, sequence in rows):
             return None
         return self.graphs.run(rows)
 
-    def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
-        """Compute the flat batch and return logits `[positions, vocab_size]` at these flat positions; `None` in a member of a
-        group that does not sample.
+    def _forward(self, rows: Rows[SequenceRow], flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
+        """Compute the flat batch of `rows` and return logits `[positions, vocab_size]` at these flat positions; `None` in a
+        member of a group that does not sample.
         """
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
         forward = partial(self._compute, flat.token_ids, flat.position_ids, flat.plan, keep)
-        return forward() if self._stage is None else self._stage.run(forward)
+        if self._stage is not None:
+            return self._stage.run(forward)
+        with self._adapters.applied(rows, flat):
+            return forward()
 
     def _compute(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
@@ -358,9 +372,14 @@ class Engine:
             for last, (row, _) in zip(flat.last_token, rows, strict=True)
             for offset in range(row.num_tokens)
         ]
-        logits = self._forward(flat, positions)
+        logits = self._forward(rows, flat, positions)
         if logits is not None:
             note_prompt_logprobs(logits, rows)
+
+    @torch.inference_mode()
+    def _probe(self, row: SequenceRow) -> None:
+        flat = self._layout.lay_out([row], last_only=False)
+        self._forward([row], flat, flat.last_token)
 
     def _sequence(self, sequence_id: str) -> EngineSequence:
         try:
