@@ -104,11 +104,15 @@ class SimulatedEngine:
         """Neither is ever called: the engine is this process."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence; raises `ValueError` where it exists already, has no prompt, or all words are its stop tokens."""
+        """Add a sequence; raises `ValueError` where it exists already, has no prompt, or an adapter, or all words are its stop
+        tokens.
+        """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
         if not record.prompt_token_ids:
             raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
+        if record.adapter is not None:
+            raise ValueError(f"a simulated worker does not have the adapter {record.adapter.name!r}")
         words: tuple[int, ...] = self._vocabulary
         stops = frozenset(record.stop.stop_token_ids)
         if not stops.isdisjoint(words):
