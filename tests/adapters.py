@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def base_model(model_folder: Path) -> Any:
 
 def save_adapter(
     folder: Path,
-    model_folder: Path,
+    model: Any,
     seed: int,
     targets: Sequence[str] = ALL,
     rank: int = 4,
@@ -33,11 +34,11 @@ def save_adapter(
     effect: float = 0.5,
     **config: Any,
 ) -> Path:
-    """Write an adapter for all layers of a model whose products change by about `effect` of their size."""
+    """Write an adapter for all layers of a model, by which each matrix changes by `effect` of its norm."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     ranks = config.get("rank_pattern", {})
-    for path, module in base_model(model_folder).named_modules():
+    for path, module in model.named_modules():
         if path.rpartition(".")[2] not in targets:
             continue
         outputs, inputs = _weight(module).shape
@@ -53,7 +54,6 @@ def save_adapter(
             {
                 "peft_type": "LORA",
                 "task_type": "CAUSAL_LM",
-                "base_model_name_or_path": model_folder.name,
                 "r": rank,
                 "lora_alpha": alpha,
                 "target_modules": list(targets),
@@ -73,11 +73,15 @@ def save_adapter(
     return folder
 
 
-def merged(model_folder: Path, adapter: Path) -> Any:
-    """The model with `scale * B @ A` added to its weights, as PEFT's documentation defines it."""
-    model = base_model(model_folder)
+@contextlib.contextmanager
+def merged(model: Any, adapter: Path | None) -> Iterator[None]:
+    """The model has `scale * B @ A` added to its weights, as PEFT's documentation defines it, inside the block."""
+    if adapter is None:
+        yield
+        return
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
+    before: dict[str, torch.Tensor] = {}
     for name, down in tensors.items():
         if not name.endswith(".lora_A.weight"):
             continue
@@ -88,8 +92,14 @@ def merged(model_folder: Path, adapter: Path) -> Any:
             config["lora_alpha"],
         )
         scale = alpha / (len(down) ** 0.5 if config["use_rslora"] else len(down))
-        _weight(model.get_submodule(path)).data += scale * (up @ down)
-    return model
+        weight = _weight(model.get_submodule(path)).data
+        before[path] = weight.clone()
+        weight += scale * (up @ down)
+    try:
+        yield
+    finally:
+        for path, weight in before.items():
+            _weight(model.get_submodule(path)).data.copy_(weight)
 
 
 def greedy(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -> list[int]:

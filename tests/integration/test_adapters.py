@@ -32,8 +32,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(llama: Path) -> dict[str, Path]:
-    return {name: save_adapter(llama.parent / name, llama, **kind) for name, kind in KINDS.items()}
+def oracle(llama: Path) -> Any:
+    return base_model(llama)
+
+
+@pytest.fixture(scope="module")
+def folders(llama: Path, oracle: Any) -> dict[str, Path]:
+    return {name: save_adapter(llama.parent / name, oracle, **kind) for name, kind in KINDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +47,15 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(llama: Path, folders: dict[str, Path], prompts: list[list[int]]) -> list[list[int]]:
+def expected(oracle: Any, folders: dict[str, Path], prompts: list[list[int]]) -> list[list[int]]:
     """What each prompt gets with its adapter, alone: the first with none, the second with the first adapter, and so on."""
-    models = [base_model(llama), *(merged(llama, folder) for folder in folders.values())]
-    return [greedy(models[index % len(models)], prompt, NEW_TOKENS) for index, prompt in enumerate(prompts)]
+    merges = [None, *folders.values()]
+    return [alone(oracle, merges[index % len(merges)], prompt) for index, prompt in enumerate(prompts)]
+
+
+def alone(oracle: Any, folder: Path | None, prompt: list[int]) -> list[int]:
+    with merged(oracle, folder):
+        return greedy(oracle, prompt, NEW_TOKENS)
 
 
 def engine_with(model: Path, folders: dict[str, Path], *, native: bool, **options: Any) -> Engine:
@@ -82,8 +92,7 @@ def test_adapters_in_one_batch_give_what_merged_models_give(
     assert [results[f"{index}@1"] for index in range(len(prompts))] == expected
 
 
-def test_each_adapter_changes_the_answer(llama: Path, folders: dict[str, Path], prompts: list[list[int]]) -> None:
-    """The adapters of these tests have an effect, each its own: the tests above would fail without it."""
-    models = [base_model(llama), *(merged(llama, folder) for folder in folders.values())]
-    answers = [tuple(greedy(model, prompts[0], NEW_TOKENS)) for model in models]
+def test_each_adapter_changes_the_answer(oracle: Any, folders: dict[str, Path], prompts: list[list[int]]) -> None:
+    """The adapters of these tests have an effect, each its own: the tests of this file would fail without it."""
+    answers = [tuple(alone(oracle, folder, prompts[0])) for folder in (None, *folders.values())]
     assert len(set(answers)) == len(answers)

@@ -142,7 +142,7 @@ class ModelServiceSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _adapters_have_names_of_their_own(self) -> Self:
-        if self.served_name in dict(self.adapter_folders):
+        if self.adapters and self.served_name in dict(self.adapter_folders):
             raise ValueError(f"SPOTWISE_ADAPTERS: the model itself is called {self.served_name!r}; rename the adapter")
         return self
 
