@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from spotwise.core.adapter import AdapterRef
 from spotwise.engine.adapter_files import AdaptedModule, AdapterFiles, read_adapter
 from spotwise.engine.compatibility import ModelFacts
+from spotwise.engine.completeness import one_line
 from spotwise.engine.errors import AdapterError
 from spotwise.engine.fused_layer import FusedDecoderLayer
 from spotwise.engine.iteration import FlatBatch, SequenceRow
@@ -118,8 +119,8 @@ class Adapters:
         for adapter in self._by_name.values():
             try:
                 forward(probe_row(facts, cache, adapter))
-            except (ValueError, RuntimeError) as error:
-                raise AdapterError(adapter.ref.name, str(error)) from error
+            except Exception as error:  # any model's code may raise anything
+                raise AdapterError(adapter.ref.name, one_line(error)) from error
             for path, linear in self._linears.items():
                 calls, linear.calls = linear.calls, 0
                 if calls != 1 and linear.has(adapter):
