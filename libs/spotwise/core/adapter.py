@@ -31,7 +31,7 @@ def named_folders(listed: str) -> Iterator[tuple[str, str]]:
     names: set[str] = set()
     for entry in filter(None, map(str.strip, listed.split(","))):
         name, equals, folder = entry.partition("=")
-        if not (equals and folder):
+        if not (name and equals and folder):
             raise ValueError(f"{entry!r} is no adapter; write NAME=FOLDER, a folder whose name has no comma")
         if not _NAME.fullmatch(name):
             raise ValueError(

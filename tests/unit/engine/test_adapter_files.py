@@ -52,7 +52,10 @@ def test_modules_ranks_and_scales_are_read(folder: Path) -> None:
 
 def test_patterns_and_rank_stabilised_scales(tmp_path: Path, model: Any) -> None:
     """As PEFT has them: the first pattern that fits the end of a path; alpha over the root of the rank."""
-    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 9}, "alpha_pattern": {"^model.layers.0.*k_proj": 2}}
+    patterns: dict[str, Any] = {
+        "rank_pattern": {"layers.1.self_attn.q_proj": 9},
+        "alpha_pattern": {"^model.layers.0.*k_proj": 2},
+    }
     folder = save_adapter(tmp_path, model, seed=1, targets=ATTENTION, use_rslora=True, **patterns)
     scales = {module.path: (module.rank, module.scale) for module in read_adapter("style", folder).modules}
     assert scales["model.layers.1.self_attn.q_proj"] == (9, 8 / 3)

@@ -43,7 +43,9 @@ def folders(llama: Path, oracle: Any) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    return prompts_of_mixed_lengths(15, 120)
+    """The second one fills more than one window of rows with an adapter, and the third is not alone in its iteration."""
+    prompts = prompts_of_mixed_lengths(15, 120)
+    return [prompts[0], (prompts[1] * 300)[:400], *prompts[2:]]
 
 
 @pytest.fixture(scope="module")
