@@ -91,6 +91,23 @@ def test_neighbours_with_other_adapters_change_no_bit(
     assert all(torch.equal(logits, alone[key]) for key, logits in watch.logits.items())
 
 
+def test_every_kind_of_processor(
+    llama_folder: Path, folders: dict[str, Path], kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each computes what the merged model gives, for tiles that are whole and those that are not."""
+    monkeypatch.setattr("spotwise.engine.engine.load_kernels", lambda: kernels)
+    driver = Driver(load(llama_folder, folders))
+    names = (None, "all", "some", "all")
+    for index, name in enumerate(names):
+        request = record(str(index), prompt(35, index), max_new_tokens=NEW_TOKENS)
+        driver.add(replace(request, adapter=None if name is None else ref(folders, name)))
+    found = driver.finish()
+    model = base_model(llama_folder)
+    for index, name in enumerate(names):
+        with merged(model, None if name is None else folders[name]):
+            assert found[f"{index}@1"] == greedy(model, prompt(35, index), NEW_TOKENS), name
+
+
 def test_prompts_are_scored_with_their_adapter(llama_folder: Path, folders: dict[str, Path]) -> None:
     """As the merged model scores them."""
     engine = load(llama_folder, folders)
