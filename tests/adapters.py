@@ -94,7 +94,7 @@ def merged(model: Any, adapter: Path | None) -> Iterator[None]:
         scale = alpha / (len(down) ** 0.5 if config["use_rslora"] else len(down))
         weight = _weight(model.get_submodule(path)).data
         before[path] = weight.clone()
-        weight += scale * (up @ down)
+        weight += scale * (up @ down).to(weight.device)
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def merged(model: Any, adapter: Path | None) -> Iterator[None]:
 
 def greedy(model: Any, prompt: Sequence[int], new_tokens: int, **options: Any) -> list[int]:
     """The tokens that `generate` gives a prompt alone."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     with torch.inference_mode():
         output = model.generate(
             ids,

@@ -76,6 +76,11 @@ class Adapters:
                 self._linear(model, path).add(adapter, pair, kernels)
         self._matrices = ()
 
+    @property
+    def refs(self) -> tuple[AdapterRef, ...]:
+        """Their names and digests."""
+        return tuple(adapter.ref for adapter in self._by_name.values())
+
     def of(self, ref: AdapterRef | None) -> LoadedAdapter | None:
         """Return the adapter that a sequence names, `None` for none; raises `ValueError` where it is not here, or differs."""
         if ref is None:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.record import RequestRecord
@@ -141,7 +142,7 @@ class Engine:
             facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
         )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
-        grammars = _grammars_of(config, facts)
+        grammars = Grammars(config.model_dir, facts.vocab_size)
         if kernels is None:
             capture = CudaCapture(model.device) if records else None
             backend = choose_attention(cache, facts)
@@ -181,7 +182,8 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        return cls(model, facts, cache, structure.kernels, part=part, grammars=_grammars_of(store.config, facts))
+        grammars = Grammars(store.config.model_dir, facts.vocab_size)
+        return cls(model, facts, cache, structure.kernels, part=part, grammars=grammars)
 
     @property
     def is_native(self) -> bool:
@@ -227,6 +229,11 @@ class Engine:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return self._facts.vocab_size
+
+    @property
+    def adapters(self) -> tuple[AdapterRef, ...]:
+        """Those that its sequences may have."""
+        return self._adapters.refs
 
     @property
     def dtype(self) -> str:
@@ -391,7 +398,3 @@ class Engine:
         sequence = self._sequence(row.sequence_id)
         sequence.check_row(row, self.block_size)
         return sequence
-
-
-def _grammars_of(config: EngineConfig, facts: ModelFacts) -> Grammars:
-    return Grammars(config.model_dir, facts.vocab_size)

@@ -16,11 +16,14 @@ from transformers.models.llama import modeling_llama
 from spotwise.core.adapter import AdapterRef
 from spotwise.core.sampling import SamplingParams
 from spotwise.engine.adapter_files import CONFIG_FILE, read_adapter
+from spotwise.engine.adapters import Adapters
 from spotwise.engine.engine import Engine
 from spotwise.engine.errors import AdapterError
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels
 from tests.adapters import ATTENTION, base_model, greedy, merged, save_adapter
+from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import Logits, Watch
 
@@ -106,6 +109,28 @@ def test_every_kind_of_processor(
     for index, name in enumerate(names):
         with merged(model, None if name is None else folders[name]):
             assert found[f"{index}@1"] == greedy(model, prompt(35, index), NEW_TOKENS), name
+
+
+def test_recorded_decodes_are_those_without_an_adapter(llama_folder: Path, folders: dict[str, Path]) -> None:
+    """As on a GPU: a batch with an adapter is computed, one without is replayed, and tokens are the merged model's."""
+    model, facts = load_model(EngineConfig(llama_folder, "float32", "cpu", threads=1))
+    adapters = Adapters.load(tuple(folders.items()), model)
+    cache = PagedKvCache(facts.geometry, 300, 16, torch.float32, torch.device("cpu"), scratch=True)
+    capture = TapeCapture()
+    driver = Driver(Engine(model, facts, cache, capture=capture, adapters=adapters))
+    chosen = {"0": (None, 12), "1": ("all", 4), "2": (None, 12)}
+    for index, (name, new_tokens) in chosen.items():
+        request = record(index, prompt(20, int(index)), max_new_tokens=new_tokens)
+        driver.add(replace(request, adapter=None if name is None else ref(folders, name)))
+    replays = []
+    while driver.step():
+        replays.append(capture.replays)
+    assert replays[3] == 0 < replays[-1]  # the adapter's four tokens come first
+    oracle = base_model(llama_folder)
+    for index, (name, new_tokens) in chosen.items():
+        with merged(oracle, None if name is None else folders[name]):
+            tokens = [token.token_id for token in driver.results[f"{index}@1"]]
+            assert tokens == greedy(oracle, prompt(20, int(index)), new_tokens)
 
 
 def test_prompts_are_scored_with_their_adapter(llama_folder: Path, folders: dict[str, Path]) -> None:
