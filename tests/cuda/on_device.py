@@ -14,11 +14,19 @@ GEOMETRY = KvGeometry(num_layers=6, kv_heads=4, key_dim=64, value_dim=64)
 BLOCKS = 200
 
 
-def load(folder: Path, device: torch.device, dtype: str = "float32", *, decode_graphs: bool = True) -> Engine:
+def load(
+    folder: Path,
+    device: torch.device,
+    dtype: str = "float32",
+    *,
+    decode_graphs: bool = True,
+    adapters: tuple[tuple[str, Path], ...] = (),
+) -> Engine:
     """Load on a GPU, with products in full precision, so that tokens can be compared."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    return Engine.load(EngineConfig(folder, dtype, str(device), kv_cache_bytes=64 << 20, decode_graphs=decode_graphs))
+    config = EngineConfig(folder, dtype, str(device), 64 << 20, decode_graphs=decode_graphs, adapters=adapters)
+    return Engine.load(config)
 
 
 def filled(device: torch.device, seed: int) -> PagedKvCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.sampling import SamplingParams
+from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.agreement import compare
 from spotwise.engine.engine import Engine
 from spotwise.engine.loading import EngineConfig
+from tests.adapters import base_model, greedy, merged, save_adapter
 from tests.cuda.on_device import load
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, record, save_model
 
@@ -86,6 +90,25 @@ def test_tokens_are_transformers_own_in_float32(name: str, tmp_path: Path, devic
         assert recording.graphs is not None
         if name != "mixtral":  # whether experts can be recorded depends on how transformers runs them
             assert not recording.graphs.off and recording.graphs.recorded > 0
+
+
+def test_adapters_share_batches_with_recorded_decodes(tmp_path: Path, device: torch.device) -> None:
+    """Two adapters and none: the tokens of models with the adapter merged."""
+    folder = save_model(CONFIGS["llama"], tmp_path / "llama")
+    oracle = base_model(folder).to(device)
+    adapters = {name: save_adapter(tmp_path / name, base_model(folder), seed) for seed, name in enumerate("ab")}
+    refs = [None, *(AdapterRef(name, read_adapter(name, path).digest) for name, path in adapters.items())]
+    engine = load(folder, device, adapters=tuple(adapters.items()))
+    driver = Driver(engine, chunk_tokens=29)
+    for index, prompt in enumerate(prompts()):
+        request = record(str(index), prompt, max_new_tokens=NEW_TOKENS + index)
+        driver.add(replace(request, adapter=refs[index % 3]))
+        driver.step()
+    found = driver.finish()
+    merges = [None, *adapters.values()]
+    for index, prompt in enumerate(prompts()):
+        with merged(oracle, merges[index % 3]):
+            assert found[f"{index}@1"] == greedy(oracle, prompt, NEW_TOKENS + index)
 
 
 def test_seeded_sampling_does_not_depend_on_recording(tmp_path: Path, device: torch.device) -> None:

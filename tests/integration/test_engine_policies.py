@@ -15,6 +15,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.mlfq_policy import queues_for
@@ -22,7 +23,9 @@ from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
-from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record, save_model
+from spotwise.engine.loading import EngineConfig
+from tests.adapters import base_model, save_adapter
+from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, record, save_model
 
 BLOCK_SIZE = 8
 MAX_NEW = 24
@@ -120,21 +123,30 @@ def _nothing() -> None:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = save_model(llama_config(), tmp_path_factory.mktemp("policies") / "llama")
-    return load_engine(folder, block_size=BLOCK_SIZE)
+    adapter = save_adapter(folder.parent / "adapter", base_model(folder), seed=1)
+    config = EngineConfig(folder, "float32", "cpu", 4 << 20, BLOCK_SIZE, threads=1, adapters=(("adapter", adapter),))
+    return Engine.load(config)
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[RequestRecord]:
-    """Twenty-four prompts of up to 90 tokens; most begin like one of three others, some are the same."""
+def requests(engine: Engine) -> list[RequestRecord]:
+    """Twenty-four prompts of up to 90 tokens; most begin like one of three others, some are the same. One in four has an
+    adapter.
+    """
+    (adapter,) = engine.adapters
     rng = random.Random(5)
     beginnings = [[rng.randrange(VOCAB_SIZE) for _ in range(60)] for _ in range(3)]
     prompts = []
     for _ in range(24):
         shared = beginnings[rng.randrange(3)][: rng.choice([0, 8, 31, 48, 60])]
         prompts.append(shared + [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 30]) if shared else 30)])
-    return [
+    plain = [
         replace(record(f"r{number}", prompt, max_new_tokens=MAX_NEW), attempt_id=number)
         for number, prompt in enumerate(prompts)
+    ]
+    return [
+        replace(each, adapter=adapter, prefix_salt=prefix_salt("", "", adapter)) if each.attempt_id % 4 == 3 else each
+        for each in plain
     ]
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters import ATTENTION, save_adapter
 from tests.live.embeddings import MEANS
 from tests.live.marks import mark_live
 from tests.live.mesh import LiveMesh
+from tests.live.oracle import model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,9 +30,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    """One prompt worker, one token worker; with embeddings."""
-    with LiveMesh(tmp_path_factory.mktemp("mesh"), env=MEANS) as live:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of the shared mesh's adapters, by name."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        "all-layers": save_adapter(folder / "all", model(), seed=1, rank=16, effect=0.15),
+        "attention": save_adapter(folder / "attention", model(), seed=2, targets=ATTENTION, effect=0.15),
+    }
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory, adapters: dict[str, Path]) -> Iterator[LiveMesh]:
+    """One prompt worker, one token worker, and two adapters of the model; with embeddings."""
+    options = [option for name, folder in adapters.items() for option in ("--adapter", f"{name}={folder}")]
+    with LiveMesh(tmp_path_factory.mktemp("mesh"), *options, env=MEANS) as live:
         yield live
 
 

@@ -27,7 +27,8 @@ def model_folder() -> Path:
 
 
 @functools.cache
-def _model() -> Any:
+def model() -> Any:
+    """The default model as transformers has it."""
     # While it computes, the mesh under test has nothing to do; where another mesh computes beside it, two threads would wait
     # for one another.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -64,7 +65,7 @@ def greedy_with(prompt: tuple[int, ...], new_tokens: int, **options: Any) -> tup
     """The same with further options of `generate`."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        output = _model().generate(
+        output = model().generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
@@ -80,7 +81,7 @@ def greedy_with(prompt: tuple[int, ...], new_tokens: int, **options: Any) -> tup
 def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:
     """The log-probability of each token of a prompt but the first."""
     with torch.inference_mode():
-        logprobs = _model()(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        logprobs = model()(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
     return [float(logprobs[place, token_id]) for place, token_id in enumerate(prompt[1:])]
 
 
@@ -88,7 +89,7 @@ def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:
 def hidden_states(prompt: tuple[int, ...]) -> torch.Tensor:
     """The hidden states of a prompt's tokens after the final norm, `[tokens, hidden]`."""
     with torch.inference_mode():
-        hidden: torch.Tensor = _model().base_model(torch.tensor([prompt])).last_hidden_state[0]
+        hidden: torch.Tensor = model().base_model(torch.tensor([prompt])).last_hidden_state[0]
     return hidden
 
 
@@ -101,7 +102,7 @@ def greedy_with_penalties(
     for _ in range(new_tokens):
         step = torch.tensor([list(prompt)] if past is None else [output[-1:]])
         with torch.inference_mode():
-            result = _model()(step, past_key_values=past, use_cache=True)
+            result = model()(step, past_key_values=past, use_cache=True)
         past = result.past_key_values
         logits = result.logits[0, -1].clone()
         for token in {*prompt, *output}:

@@ -9,12 +9,12 @@ from tests.live.mesh import MODEL
 
 
 async def stream(
-    client: Any, prompt: tuple[int, ...], new_tokens: int, seen: Callable[[int], None]
+    client: Any, prompt: tuple[int, ...], new_tokens: int, seen: Callable[[int], None], model: str = MODEL
 ) -> tuple[str, tuple[int, ...]]:
     """One greedy stream's id and tokens; `seen` is called with how many there are so far."""
     request_id, tokens = "", list[int]()
     chunks = await client.completions.create(
-        model=MODEL,
+        model=model,
         prompt=list(prompt),
         max_tokens=new_tokens,
         temperature=0,

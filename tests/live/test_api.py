@@ -91,9 +91,9 @@ def test_a_stream_brings_the_same_text_and_the_same_usage(mesh: LiveMesh) -> Non
 
 
 def test_models_are_listed(mesh: LiveMesh) -> None:
-    """The one model, by list and by name."""
+    """The model, by list, before its adapters, and by name."""
     client = mesh.client()
-    assert [model.id for model in client.models.list()] == [MODEL]
+    assert next(iter(client.models.list())).id == MODEL
     assert client.models.retrieve(MODEL).id == MODEL
 
 

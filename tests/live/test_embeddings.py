@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 
 from spotwise.core.sampling import Pooling
+from tests.adapters import merged
 from tests.live.embeddings import expected, require_embeddings, require_near
 from tests.live.mesh import MODEL, LiveMesh
-from tests.live.oracle import greedy, mixed_prompts, tokenizer
+from tests.live.oracle import greedy, hidden_states, mixed_prompts, model, tokenizer
 
 TEXTS = ["What is the capital of France?", "Paris is the capital of France.", "The books and the bread arrive."]
 
@@ -48,6 +51,20 @@ def test_prompts_of_all_lengths_beside_running_answers(mesh: LiveMesh) -> None:
     for answer, of in ((begun, prompts[:4]), (others, prompts[4:]), (again, prompts)):
         require_embeddings(answer, of, Pooling.MEAN)
     mesh.wait_until_idle()
+
+
+def test_an_adapters_embeddings_are_its_own(mesh: LiveMesh, adapters: dict[str, Path]) -> None:
+    """Those of the model with the adapter merged; the answer names the adapter."""
+    name, folder = next(iter(adapters.items()))
+    tokens: list[tuple[int, ...]] = [tuple(ids) for ids in tokenizer()(TEXTS)["input_ids"]]
+    of_model = mesh.client().embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding
+    answer = mesh.client().embeddings.create(model=name, input=TEXTS)
+    assert answer.model == name
+    assert float((torch.tensor(answer.data[0].embedding) - torch.tensor(of_model)).norm()) > 0.01
+    with merged(model(), folder):
+        for each, ids in zip(answer.data, tokens, strict=True):
+            mean = hidden_states.__wrapped__(ids).mean(0)  # the kept ones are the model's own
+            require_near(each.embedding, torch.nn.functional.normalize(mean, dim=0))
 
 
 def test_a_wrong_request_is_the_clients_own_exception(mesh: LiveMesh) -> None:

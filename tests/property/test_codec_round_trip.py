@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core import messages as m
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.members import DevicePlace
 from spotwise.core.parallel.config import ParallelConfig
@@ -327,6 +328,7 @@ RECORDS = st.builds(
     PRIORITIES,
     TEXT,
     st.none() | TEXT,
+    adapter=st.none() | st.builds(AdapterRef, TEXT, TEXT),
 )
 
 

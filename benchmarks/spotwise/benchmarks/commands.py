@@ -20,6 +20,7 @@ COMMANDS = {
     "scheduler": "spotwise.benchmarks.scheduler:scheduler",
     "planning": "spotwise.benchmarks.planning:planning",
     "control-plane": "spotwise.benchmarks.control_plane:control_plane",
+    "adapters": "spotwise.benchmarks.adapters:adapters",
     "structured": "spotwise.benchmarks.structured:structured",
     "crowd": "spotwise.benchmarks.crowd:crowd",
     "simulator": "spotwise.benchmarks.simulator:simulator",

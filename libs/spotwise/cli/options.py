@@ -126,6 +126,7 @@ class MeshOptions(BaseModel):
         reshapable: whether workers are devices, which a re-shape may give other positions.
         schedulers, planners: processes of each, of which one acts and the others stand by.
         further_ports: of the gateways beside the one at `port`.
+        adapters: of the model, as the setting `SPOTWISE_ADAPTERS`; empty for none.
         spare_devices: further devices, which wait for a re-shape.
         fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
@@ -172,6 +173,7 @@ class MeshOptions(BaseModel):
     schedulers: PositiveInt = 1
     planners: PositiveInt = 1
     further_ports: tuple[int, ...] = ()
+    adapters: str = ""
     fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0
@@ -197,6 +199,17 @@ class MeshOptions(BaseModel):
         if self.fleet is None and self.mixed_workers == 0 and not (self.prompt_workers and self.token_workers):
             raise ValueError(
                 "a mesh needs a prompt worker and a token worker, or a mixed worker: --prompt-workers 1 --token-workers 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_workers(self) -> Self:
+        if self.adapters and self.engine is EngineKind.SIMULATED:
+            raise ValueError("--adapter: simulated workers compute nothing, and serve no adapters; leave one out")
+        if self.adapters and (self.reshapable or self.num_devices > self.num_workers):
+            raise ValueError(
+                "--adapter: workers of several processes, or of --parallel, --fleet and --trace, serve no adapters; name "
+                "workers with --prompt-workers, --token-workers or --mixed-workers"
             )
         return self
 

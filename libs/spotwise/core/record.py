@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.request import StopCriteria
@@ -30,6 +31,7 @@ class RequestRecord:
             output tokens, or from workers without weights.
         prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefix_salt.py`).
         deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
+        adapter: with which all its tokens are computed; `None`: with the model alone.
     """
 
     choice_id: str
@@ -47,6 +49,7 @@ class RequestRecord:
     model_digest: str | None = None
     prefix_salt: str = ""
     deadline_unix_s: float | None = None
+    adapter: AdapterRef | None = None
 
     @property
     def sequence_id(self) -> str:

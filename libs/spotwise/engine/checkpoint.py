@@ -66,7 +66,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     by_name: dict[str, StoredTensor] = {}
     files, index = _weight_files(folder, config)
     for file in files:
-        for tensor in _stored_tensors(file):
+        for tensor in stored_tensors(file):
             other = by_name.setdefault(tensor.name, tensor)
             if other is not tensor:
                 raise ModelError(f"{tensor.name} is in {other.file} and in {file.name} as well; {_ADVICE}")
@@ -82,7 +82,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: the file is missing, or not a JSON object.
     """
-    return _json_object(folder / CONFIG_FILE)
+    return json_object(folder / CONFIG_FILE)
 
 
 def index_file(folder: Path, config: Mapping[str, Any]) -> list[Path]:
@@ -103,7 +103,7 @@ def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], 
         return [single], {}
     if not index.is_file():
         raise ModelError(f"{folder} has neither {single.name} nor {index.name}; save the model with save_pretrained()")
-    shards = _json_object(index).get("weight_map")
+    shards = json_object(index).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
         raise ModelError(f"{index} has no weight_map; {_ADVICE}")
     files = [folder / name for name in sorted(set(shards.values()))]
@@ -114,8 +114,8 @@ def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], 
     return files, shards
 
 
-def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a safetensors file."""
+def stored_tensors(file: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a safetensors file; raises `ModelError` where it is none, or is truncated."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -149,7 +149,8 @@ def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
     yield from tensors
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises `ModelError` where there is none."""
     try:
         value = json.loads(file.read_bytes())
     except OSError as error:

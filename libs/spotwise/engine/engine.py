@@ -16,10 +16,12 @@ from typing import Any, Self
 
 import torch
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.engine.adapters import Adapters
 from spotwise.engine.attention_interface import set_attention_context
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
@@ -65,6 +67,7 @@ class Engine:
         memory: WeightMemory = PRIVATE,
         part: LoadStage | None = None,
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Install the model's attention.
 
@@ -78,6 +81,10 @@ class Engine:
             memory: holds the kernels' weights.
             part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
             grammars: of its sequences; `None`: those that have one are refused.
+            adapters: of its sequences, loaded for `model`; `None`: those that have one are refused.
+
+        Raises:
+            AdapterError: an adapter cannot be applied to the model.
         """
         self._model = model
         self._facts = facts
@@ -93,6 +100,7 @@ class Engine:
         self.attention_name = "native attention"
         self._kernels = kernels
         self._grammars = grammars
+        self._adapters = adapters or Adapters()
         self._attention: Any
         self._layout: Any
         self._stage: PipelineStage | None = None
@@ -107,6 +115,8 @@ class Engine:
             set_attention_context(model, self._attention)
             if kernels is not None:
                 self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
+            self._adapters.install(model, kernels, len(facts.layers))
+            self._adapters.try_each(facts, cache, self._probe)
         self._head_input = HeadInput(model)
         if part is None and kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
@@ -118,9 +128,11 @@ class Engine:
         Raises:
             ModelError: the folder cannot be loaded.
             UnsupportedModelError: the model would not be computed exactly.
+            AdapterError: an adapter cannot be read, or applied to the model.
             ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block.
         """
         model, facts = load_model(config)
+        adapters = Adapters.load(config.adapters, model)
         bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
         num_blocks = config.kv_cache_bytes // bytes_per_block
         if num_blocks < 1:
@@ -132,16 +144,16 @@ class Engine:
             facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
         )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
-        grammars = _grammars_of(config, facts)
+        grammars = Grammars(config.model_dir, facts.vocab_size)
         if kernels is None:
             capture = CudaCapture(model.device) if records else None
             backend = choose_attention(cache, facts)
-            return cls(model, facts, cache, backend=backend, capture=capture, grammars=grammars)
+            return cls(model, facts, cache, None, backend, capture, grammars=grammars, adapters=adapters)
         # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
-            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars)
+            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars, adapters=adapters)
 
     @classmethod
     def load_part(
@@ -172,7 +184,8 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        return cls(model, facts, cache, structure.kernels, part=part, grammars=_grammars_of(store.config, facts))
+        grammars = Grammars(store.config.model_dir, facts.vocab_size)
+        return cls(model, facts, cache, structure.kernels, part=part, grammars=grammars)
 
     @property
     def is_native(self) -> bool:
@@ -220,6 +233,11 @@ class Engine:
         return self._facts.vocab_size
 
     @property
+    def adapters(self) -> tuple[AdapterRef, ...]:
+        """Those that its sequences may have."""
+        return self._adapters.refs
+
+    @property
     def dtype(self) -> str:
         """Type of weights and activations, e.g. `bfloat16`."""
         return str(self._model.dtype).removeprefix("torch.")
@@ -244,7 +262,8 @@ class Engine:
 
         Raises:
             ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or
-                the record has a grammar and this engine follows none, or an embedding and this model gives none.
+                the record has a grammar or an adapter that this engine does not have, or an embedding that the model does
+                not give.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
@@ -255,7 +274,8 @@ class Engine:
             raise ValueError(
                 f"sequence {record.sequence_id} has an embedding, and the model has no head to read it from"
             )
-        self._sequences[record.sequence_id] = sequence = EngineSequence(record)
+        sequence = EngineSequence(record, self._adapters.of(record.adapter))
+        self._sequences[record.sequence_id] = sequence
         if self.samples and self._grammars is not None:
             self._grammars.prepare(sequence)
 
@@ -309,7 +329,7 @@ class Engine:
             positions = [flat.last_token[index] for index in sampled]
             pooling = self._head_input.pooling(pooled, flat.last_token, positions)
             with reporting_layers(self._attention, self.kv, on_layers), pooling:
-                logits = self._forward(flat, positions)
+                logits = self._forward(rows, flat, positions)
         elif len(sampled) < len(rows):
             logits = logits[sampled]
         if not sampled or logits is None:
@@ -328,17 +348,22 @@ class Engine:
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
         """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
-        if self.graphs is None or not all(row.is_decode and sequence.pooling is None for row, sequence in rows):
+        if self.graphs is None:
+            return None
+        if not all(row.is_decode and sequence.pooling is None and sequence.adapter is None for row, sequence in rows):
             return None
         return self.graphs.run(rows)
 
-    def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
-        """Compute the flat batch and return logits `[positions, vocab_size]` at these flat positions; `None` in a member of a
-        group that does not sample.
+    def _forward(self, rows: Rows[SequenceRow], flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
+        """Compute the flat batch of `rows` and return logits `[positions, vocab_size]` at these flat positions; `None` in a
+        member of a group that does not sample.
         """
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
         forward = partial(self._compute, flat.token_ids, flat.position_ids, flat.plan, keep)
-        return forward() if self._stage is None else self._stage.run(forward)
+        if self._stage is not None:
+            return self._stage.run(forward)
+        with self._adapters.applied(rows, flat):
+            return forward()
 
     def _compute(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
@@ -366,9 +391,14 @@ class Engine:
             for last, (row, _) in zip(flat.last_token, rows, strict=True)
             for offset in range(row.num_tokens)
         ]
-        logits = self._forward(flat, positions)
+        logits = self._forward(rows, flat, positions)
         if logits is not None:
             note_prompt_logprobs(logits, rows)
+
+    @torch.inference_mode()
+    def _probe(self, row: SequenceRow) -> None:
+        flat = self._layout.lay_out([row], last_only=False)
+        self._forward([row], flat, flat.last_token)
 
     def _sequence(self, sequence_id: str) -> EngineSequence:
         try:
@@ -380,7 +410,3 @@ class Engine:
         sequence = self._sequence(row.sequence_id)
         sequence.check_row(row, self.block_size)
         return sequence
-
-
-def _grammars_of(config: EngineConfig, facts: ModelFacts) -> Grammars:
-    return Grammars(config.model_dir, facts.vocab_size)

@@ -9,3 +9,10 @@ class ModelError(Exception):
 
 class UnsupportedModelError(ModelError):
     """The model is there, and this engine would compute it wrongly: it is refused with the reason."""
+
+
+class AdapterError(ModelError):
+    """An adapter cannot be read, or cannot be applied to the model; the message begins with its name."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"the adapter {name!r} cannot be served: {reason}")

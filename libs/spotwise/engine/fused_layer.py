@@ -154,7 +154,8 @@ class FusedDecoderLayer(torch.nn.Module):
         self._shard = shard
         self._context = context
         self._is_last = is_last
-        self._index = parts.index
+        #: Of the layer in the model.
+        self.index = parts.index
         self._kept: list[torch.Tensor] = []
         cache = context.cache
         geometry = cache.geometry
@@ -186,6 +187,7 @@ class FusedDecoderLayer(torch.nn.Module):
             first_inner=inner_columns.start,
             key_gap=weights.qkv.gaps[0],
             value_gap=weights.qkv.gaps[1],
+            index=parts.index,
             scale=attention.scaling,
             softcap=attention.softcap or 0.0,
             epsilon=_epsilon(parts.input_norm),
@@ -237,11 +239,12 @@ class FusedDecoderLayer(torch.nn.Module):
             cosine.data_ptr(),
             sine.data_ptr(),
             int(self._is_last and plan.last_only),
+            None if plan.adapters is None else plan.adapters.address,
         )
         if not is_whole:
             raise self._shard.error()
         if self._context.on_written is not None:
-            self._context.on_written(self._index)
+            self._context.on_written(self.index)
         return hidden_states
 
     def _keep(self, tensor: torch.Tensor) -> int:

@@ -41,6 +41,7 @@ class EngineConfig:
         decode_graphs: record decodes and replay them, on a CUDA device.
         shared_weights: folder of packed weights that all processes of this machine map; `None`: each process keeps a copy.
         storage_bytes_per_s: at which parts of a model are read from the folder, at most; `None`: as fast as storage is.
+        adapters: names and folders of LoRA adapters, which sequences may choose.
     """
 
     model_dir: Path
@@ -53,6 +54,7 @@ class EngineConfig:
     decode_graphs: bool = True
     shared_weights: Path | None = None
     storage_bytes_per_s: float | None = None
+    adapters: tuple[tuple[str, Path], ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in _DTYPES:

@@ -15,6 +15,7 @@ from spotwise.engine.attention_interface import AttentionCall, PlannedAttention
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import KvOrder, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.low_rank import FusedRows
 from spotwise.engine.native.library import FORMATS, LANES, AttentionFields, Kernels, RowFields
 
 
@@ -26,11 +27,13 @@ class NativePlan:
         fields: passed to the kernels.
         arrays: kept alive, since `fields` holds their addresses.
         last_only: whether only each row's last token of the last layer's output is read.
+        adapters: of the rows; `None`: no row has one.
     """
 
     fields: RowFields
     arrays: tuple[NDArray[Any], ...]
     last_only: bool
+    adapters: FusedRows | None
 
     @property
     def address(self) -> int:
@@ -44,7 +47,7 @@ def can_attend(cache: PagedKvCache) -> bool:
 
 
 class NativeLayout:
-    """Lays rows out for the kernel, in batch order."""
+    """Lays rows out for the kernel: those without an adapter first, then by adapter, in batch order among themselves."""
 
     def __init__(self, cache: PagedKvCache) -> None:
         self._num_blocks = cache.num_blocks
@@ -57,6 +60,9 @@ class NativeLayout:
             ValueError: a block table names a block that the cache does not have.
         """
         count = len(rows)
+        numbers = [0 if sequence.adapter is None else sequence.adapter.number for _, sequence in rows]
+        order = sorted(range(count), key=numbers.__getitem__)
+        rows = [rows[index] for index in order]
         first_position = np.fromiter((row.first_position for row, _ in rows), np.int32, count)
         lengths = np.fromiter((row.num_tokens for row, _ in rows), np.int32, count)
         first_token = np.zeros(count + 1, np.int32)
@@ -74,11 +80,14 @@ class NativeLayout:
         )
         arrays = (first_token, first_position, table_start, flat_tables, row_of_token)
         fields = RowFields(count, tokens, *(array.ctypes.data for array in arrays))
+        adapters = FusedRows([sequence.adapter for _, sequence in rows]) if any(numbers) else None
+        last_token = np.empty(count, np.int64)
+        last_token[order] = first_token[1:] - 1
         return FlatBatch(
             torch.from_numpy(token_ids).unsqueeze(0),
             torch.from_numpy(positions).unsqueeze(0),
-            NativePlan(fields, arrays, last_only),
-            tuple((first_token[1:] - 1).tolist()),
+            NativePlan(fields, arrays, last_only, adapters),
+            tuple(last_token.tolist()),
         )
 
     def _check(self, tables: NDArray[np.int32], start: NDArray[np.int64], ends: NDArray[np.int32]) -> None:

@@ -18,6 +18,7 @@ from spotwise.engine.fused_layer import FusedDecoderLayer, LayerWeights, find_pa
 from spotwise.engine.iteration import SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.low_rank import LoadedAdapter
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout
 from spotwise.engine.packed import PackedLinear, PackedWeight, can_pack
@@ -65,10 +66,10 @@ def rewrite(
     return fused
 
 
-def probe_row(facts: ModelFacts, cache: PagedKvCache) -> SequenceRow:
+def probe_row(facts: ModelFacts, cache: PagedKvCache, adapter: LoadedAdapter | None = None) -> SequenceRow:
     """Return a short prompt in the cache's first blocks."""
     length = min(PROBE_TOKENS, facts.context_length, cache.num_blocks * cache.block_size)
-    sequence = EngineSequence.of_tokens([index % facts.vocab_size for index in range(length)])
+    sequence = EngineSequence.of_tokens([index % facts.vocab_size for index in range(length)], adapter)
     return BatchRow("probe", 0, length, tuple(range(-(-length // cache.block_size)))), sequence
 
 

@@ -12,13 +12,15 @@ from spotwise.core.batching import BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.engine.low_rank import LoadedAdapter
 from spotwise.engine.pooling import PromptPooling
 
 
 class EngineSequence:
-    """One sequence's tokens, parameters and block table, kept in arrays to avoid Python loops per token."""
+    """One sequence's tokens, parameters, adapter and block table, kept in arrays to avoid Python loops per token."""
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: RequestRecord, adapter: LoadedAdapter | None = None) -> None:
+        self.adapter = adapter
         self.sequence_id = record.sequence_id
         self.sampling = record.sampling
         self.stop = record.stop
@@ -40,10 +42,11 @@ class EngineSequence:
         )
 
     @classmethod
-    def of_tokens(cls, token_ids: Iterable[int]) -> Self:
+    def of_tokens(cls, token_ids: Iterable[int], adapter: LoadedAdapter | None = None) -> Self:
         """Return a sequence without a request, for the engine's probes."""
         stop = StopCriteria(max_new_tokens=1)
-        return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), SamplingParams(temperature=0.0), stop, 0.0))
+        sampling = SamplingParams(temperature=0.0)
+        return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), sampling, stop, 0.0), adapter)
 
     @property
     def num_tokens(self) -> int:

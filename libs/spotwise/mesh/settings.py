@@ -8,11 +8,12 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from spotwise.core.adapter import named_folders
 from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
@@ -128,11 +129,30 @@ class ModelServiceSettings(ServiceSettings):
 
     model_dir: Path = Field(description="Hugging Face folder of the model")
     model_name: str = Field("", description="model name in requests; the folder's name where empty")
+    adapters: str = Field(
+        "",
+        description="comma-separated LoRA adapters, each NAME=FOLDER, that requests may name as their model; the same for "
+        "gateways and workers",
+    )
 
     @field_validator("model_dir")
     @classmethod
     def _is_model(cls, model_dir: Path) -> Path:
         return is_model_folder(model_dir)
+
+    @model_validator(mode="after")
+    def _adapters_have_names_of_their_own(self) -> Self:
+        if self.adapters and self.served_name in dict(self.adapter_folders):
+            raise ValueError(f"SPOTWISE_ADAPTERS: the model itself is called {self.served_name!r}; rename the adapter")
+        return self
+
+    @property
+    def adapter_folders(self) -> tuple[tuple[str, Path], ...]:
+        """Name and folder of each adapter; raises `ValueError` where the setting is malformed."""
+        try:
+            return tuple((name, Path(folder)) for name, folder in named_folders(self.adapters))
+        except ValueError as error:
+            raise ValueError(f"SPOTWISE_ADAPTERS: {error}") from error
 
     @property
     def served_name(self) -> str:

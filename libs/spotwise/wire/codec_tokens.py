@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
@@ -76,6 +77,9 @@ def record_to(record: RequestRecord) -> pb.RequestRecord:
         model_digest=record.model_digest,
         prefix_salt=record.prefix_salt,
         deadline_unix_s=record.deadline_unix_s,
+        adapter=None
+        if record.adapter is None
+        else pb.AdapterRef(name=record.adapter.name, digest=record.adapter.digest),
     )
 
 
@@ -114,6 +118,7 @@ def record_from(proto: pb.RequestRecord) -> RequestRecord:
         model_digest=proto.model_digest if proto.HasField("model_digest") else None,
         prefix_salt=proto.prefix_salt,
         deadline_unix_s=proto.deadline_unix_s if proto.HasField("deadline_unix_s") else None,
+        adapter=AdapterRef(proto.adapter.name, proto.adapter.digest) if proto.HasField("adapter") else None,
     )
 
 

@@ -181,6 +181,8 @@ class EngineThread:
         words = [f"{engine.dtype} on {engine.device}", self.kernels]
         if engine.graphs is not None and not engine.graphs.off:
             words.append(f"{engine.graphs.recorded} decode graphs")
+        if engine.adapters:
+            words.append(f"adapters {', '.join(adapter.name for adapter in engine.adapters)}")
         return ", ".join(words)
 
     @property

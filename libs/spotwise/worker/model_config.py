@@ -18,4 +18,5 @@ def engine_config(settings: WorkerSettings) -> EngineConfig:
         decode_graphs=settings.decode_graphs,
         shared_weights=settings.shared_weights,
         storage_bytes_per_s=settings.storage_bytes_per_s,
+        adapters=settings.adapter_folders,
     )

@@ -211,6 +211,15 @@ class WorkerSettings(ModelServiceSettings):
         return self
 
     @model_validator(mode="after")
+    def _serves_adapters(self) -> Self:
+        if self.adapters and self.is_device:
+            raise ValueError(
+                "SPOTWISE_ADAPTERS: a worker of several processes, or one that a re-shape may change, serves no adapters; "
+                "unset it, or serve with SPOTWISE_STAGES=1, SPOTWISE_SHARDS=1 and SPOTWISE_RESHAPABLE=false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _policy_fits(self) -> Self:
         if self.kv_host_bytes == 0 and self._when_full.swaps:
             raise ValueError(

@@ -9,7 +9,10 @@ from pathlib import Path
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.members import MemberKind
+from spotwise.engine.adapter_files import read_adapter
+from spotwise.engine.errors import ModelError
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import open_access
 from spotwise.gateway.api_options import ApiOptions
@@ -34,6 +37,14 @@ def _tls(certificate: Path, key: Path, client_ca: Path | None) -> ServerTls:
         return ServerTls(certificate, key, client_ca)
     except ValueError as error:
         raise MeshError(f"SPOTWISE_TLS_CERT, SPOTWISE_TLS_KEY or SPOTWISE_TLS_CLIENT_CA: {error}") from error
+
+
+def _adapters(settings: GatewaySettings) -> tuple[AdapterRef, ...]:
+    try:
+        read = [read_adapter(name, folder) for name, folder in settings.adapter_folders]
+    except ModelError as error:
+        raise MeshError(f"SPOTWISE_ADAPTERS: {error}") from error
+    return tuple(AdapterRef(files.name, files.digest) for files in read)
 
 
 def _sampling_defaults(settings: GatewaySettings) -> SamplingDefaults:
@@ -74,6 +85,7 @@ async def serve(settings: GatewaySettings) -> None:
         embeddings=_embeddings(settings),
         least_priority=settings.least_priority,
         shares_prefixes=settings.prefix_sharing == "mesh",
+        adapters=_adapters(settings),
     )
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:
         host.introduce(model=settings.served_name)

@@ -78,24 +78,28 @@ def create_app(
     bodies = BodyWork(options.max_body_bytes, options.max_held_bytes)
     planning = Planning(text, options, metrics, access.quotas, bodies, now)
     kept = None if keep is None else keep(planning)
-    model_card = {
-        "id": options.model_name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "spotwise",
-        "root": options.model_name,
-        "parent": None,
-        "max_model_len": text.context_length,
+    created = int(time.time())
+    cards = {
+        name: {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "spotwise",
+            "root": name,
+            "parent": options.model_name if options.adapter(name) else None,
+            "max_model_len": text.context_length,
+        }
+        for name in options.names
     }
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        return _json({"object": "list", "data": [model_card]})
+        return _json({"object": "list", "data": list(cards.values())})
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:
         require_model(model_id, options)
-        return _json(model_card)
+        return _json(cards[model_id])
 
     async def respond(request: Request, endpoint: str) -> Response:
         arrived_s = time.monotonic()

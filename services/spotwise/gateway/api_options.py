@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults
 from spotwise.gateway.schema import LEAST_PRIORITY
@@ -14,7 +15,7 @@ class ApiOptions:
     """Limits and names of the API.
 
     Attributes:
-        model_name: the model's name; requests for another are refused.
+        model_name: the model's name; requests for another, or none of the adapters, are refused.
         max_body_bytes: largest request body.
         max_held_bytes: most bytes of request bodies that are read or wait at the same time.
         cors_origins: origins whose pages may use the API from a browser; `*` is every one.
@@ -26,6 +27,7 @@ class ApiOptions:
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
         embeddings: what those of the model are.
+        adapters: of the model, which requests may name instead.
     """
 
     model_name: str
@@ -40,3 +42,13 @@ class ApiOptions:
     max_sequences: int = 256
     max_logprobs: int = 20
     embeddings: EmbeddingModel = NO_EMBEDDINGS
+    adapters: tuple[AdapterRef, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may give as their model: its name, then those of adapters."""
+        return self.model_name, *(adapter.name for adapter in self.adapters)
+
+    def adapter(self, name: str) -> AdapterRef | None:
+        """Return the adapter of a name; `None`: it is the model's own, or unknown."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)

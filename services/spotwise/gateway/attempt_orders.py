@@ -136,6 +136,7 @@ class AttemptOrders:
             model_digest=command.model_digest,
             prefix_salt=stream.spec.prefix_salt,
             deadline_unix_s=stream.spec.deadline_unix_s,
+            adapter=stream.spec.adapter,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:

@@ -39,7 +39,6 @@ class EmbeddingResponse(Response):
 
     Args:
         plan: the sequences to compute.
-        model_name: for the answer.
         generate: gives the tokens of a sequence, the first with its prompt's embedding.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
@@ -49,7 +48,6 @@ class EmbeddingResponse(Response):
     def __init__(
         self,
         plan: EmbeddingPlan,
-        model_name: str,
         generate: Generate,
         metrics: GatewayMetrics,
         arrived_s: float,
@@ -57,7 +55,6 @@ class EmbeddingResponse(Response):
     ) -> None:
         super().__init__()
         self._plan = plan
-        self._model_name = model_name
         self._generate = generate
         self._metrics = metrics
         self._arrived_s = arrived_s
@@ -87,7 +84,7 @@ class EmbeddingResponse(Response):
         tail = {
             "id": self._plan.request_id,
             "created": int(time.time()),
-            "model": self._model_name,
+            "model": self._plan.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
         body = b"".join((b'{"object":"list","data":[', b",".join(written), b"],", orjson.dumps(tail)[1:]))

@@ -30,6 +30,7 @@ class EmbeddingPlan:
 
     Attributes:
         request_id: id of the answer; the sequences' ids begin with it.
+        model: as the client named it: the model, or one of its adapters.
         sequences: in order of the inputs.
         dimensions: numbers of an embedding; `None`: all.
         normalizes: to the length 1.
@@ -37,6 +38,7 @@ class EmbeddingPlan:
     """
 
     request_id: str
+    model: str
     sequences: tuple[PlannedSequence, ...]
     dimensions: int | None
     normalizes: bool
@@ -80,8 +82,9 @@ def plan_embeddings(
     truncation = _truncation(request, longest)
     add_special_tokens = request.add_special_tokens is not False
     priority = require_priority(request.priority or 0, options)
+    adapter = options.adapter(request.model)
     tenant = tenant_of(key_name, request.user)
-    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "")
+    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
     sampling = SamplingParams(temperature=0.0, pooling=pooling)
     request_id = f"embd-{secrets.token_hex(16)}"
     sequences: list[PlannedSequence] = []
@@ -100,11 +103,13 @@ def plan_embeddings(
             client_request_id=client_request_id,
             prefix_salt=salt,
             deadline_unix_s=deadline_unix_s,
+            adapter=adapter,
         )
         choice_id = f"{request_id}#{len(sequences)}" if inputs > 1 else request_id
         sequences.append(PlannedSequence(choice_id, spec, PromptTokens(token_ids, None, param)))
     return EmbeddingPlan(
         request_id=request_id,
+        model=request.model,
         sequences=tuple(sequences),
         dimensions=dimensions,
         normalizes=model.normalizes if request.normalize is None else request.normalize,

@@ -43,4 +43,4 @@ def add_embedding_routes(
         plan = await planning.bodies.of(request, partial(planned, request, deadline_unix_s))
         name_request(request, plan.request_id)
         reservation = await planning.reserve(request, plan)
-        return LateAnswer(EmbeddingResponse(plan, options.model_name, generate, metrics, arrived_s, reservation))
+        return LateAnswer(EmbeddingResponse(plan, generate, metrics, arrived_s, reservation))

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
@@ -59,6 +60,7 @@ class SequenceSpec:
         client_request_id: what the client calls the request; empty where it gave no id.
         owner: under which the request is kept, and its tokens are saved; empty where it is not.
         earlier: its tokens so far, where this gateway has taken it over.
+        adapter: of the model, with which it is computed; `None`: without one.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -72,6 +74,7 @@ class SequenceSpec:
     deadline_unix_s: float | None = None
     owner: str = ""
     earlier: EarlierTokens | None = None
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,5 +88,7 @@ def restored(
 
 
 def _prompt_hash(plan: GenerationPlan) -> str:
+    """Return a hash of what is read: the prompts, and the adapter that they are read with."""
     prompts = {id(sequence.prompt): sequence.prompt for sequence in plan.sequences}
-    return hash_of(*(array("I", prompt.token_ids).tobytes() for prompt in prompts.values()))
+    adapters = {adapter.digest for sequence in plan.sequences if (adapter := sequence.spec.adapter) is not None}
+    return hash_of(*(array("I", prompt.token_ids).tobytes() for prompt in prompts.values()), *adapters)

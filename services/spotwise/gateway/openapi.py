@@ -66,7 +66,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/v1/embeddings": {"post": _EMBEDDING_PATH},
             "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], _TOKENS)},
             "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], _object(prompt=_TEXT))},
-            "/v1/models": {"get": _operation("The model that is served.", _json_of(_MODELS))},
+            "/v1/models": {"get": _operation("The model that is served, and its adapters.", _json_of(_MODELS))},
             "/v1/models/{model_id}": {
                 "get": _operation("A model.", _json_of(_ref("ModelCard"))) | {"parameters": [_path_part("model_id")]}
             },
@@ -78,8 +78,8 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
 
 
 def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOptions) -> None:
-    """Add what only this server knows: the model's name, its limits, and the parameters that it refuses."""
-    properties["model"] = {"const": options.model_name}
+    """Add what only this server knows: the names of models, its limits, and the parameters that it refuses."""
+    properties["model"] = {"enum": list(options.names)}
     for name, most in (("n", options.max_n), ("best_of", options.max_n), ("top_logprobs", options.max_logprobs)):
         if name in properties:
             properties[name]["anyOf"][0]["maximum"] = most
@@ -102,7 +102,7 @@ def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
 
 def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
     for of_body in properties.values():
-        of_body["model"] = {"enum": [None, options.model_name]}
+        of_body["model"] = {"enum": [None, *options.names]}
     properties["TokenizePrompt"]["messages"] = properties["TokenizeChat"]["prompt"] = {"type": "null"}
     for refused in REFUSED:
         if refused.name in TEMPLATE_PARAMETERS:

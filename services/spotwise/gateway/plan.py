@@ -86,6 +86,7 @@ class GenerationPlan:
         stream: answer as server-sent events.
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
+        model: as the client named it: the model, or one of its adapters.
         created_unix_s: time of the answer's objects; `None` is now.
     """
 
@@ -96,6 +97,7 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    model: str
     created_unix_s: int | None = None
 
     def named(self, client_request_id: str) -> GenerationPlan:
@@ -123,8 +125,9 @@ def require_model(name: str, options: ApiOptions) -> None:
     Raises:
         ApiError: 404.
     """
-    if name != options.model_name:
-        message = f"The model '{name}' does not exist here; this server has '{options.model_name}'."
+    if name not in options.names:
+        served = ", ".join(f"'{each}'" for each in options.names)
+        message = f"The model '{name}' does not exist here; this server has {served}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -199,7 +202,8 @@ def plan_generation(
     request_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
-    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "")
+    adapter = options.adapter(request.model)
+    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
     sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
@@ -212,7 +216,9 @@ def plan_generation(
                 seed=seed_of(request, choice),
                 prompt_logprobs=_prompt_logprobs(request, prompt, logprobs),
             )
-            spec = SequenceSpec(prompt.token_ids, drawn, stop, unbounded, priority, tenant, prefix_salt=salt)
+            spec = SequenceSpec(
+                prompt.token_ids, drawn, stop, unbounded, priority, tenant, prefix_salt=salt, adapter=adapter
+            )
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),
@@ -232,6 +238,7 @@ def plan_generation(
         stream=request.stream or False,
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         return_token_ids=request.return_token_ids or False,
+        model=request.model,
     )
 
 

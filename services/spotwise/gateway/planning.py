@@ -137,7 +137,7 @@ class Planning:
     def response_format(self, endpoint: str, plan: GenerationPlan) -> ResponseFormat:
         """Return what writes an endpoint's answers."""
         _, write = _ENDPOINTS[endpoint]
-        return write(plan, self._options.model_name, self._text.token_bytes)
+        return write(plan, self._text.token_bytes)
 
     def choices(self, plan: GenerationPlan) -> list[Choice]:
         """Return the choices of a plan, before their first tokens."""

@@ -59,7 +59,6 @@ class ResponseFormat(abc.ABC):
 
     Args:
         plan: the request that is answered.
-        model_name: as the client knows it.
         token_bytes: bytes and text of tokens.
     """
 
@@ -71,11 +70,11 @@ class ResponseFormat(abc.ABC):
     #: Whether each choice holds what belongs to its prompt (the prompts of a completion may differ), or the answer does.
     PROMPT_IN_CHOICES: ClassVar[bool]
 
-    def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
+    def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
         self._plan = plan
         self._token_bytes = token_bytes
         created_unix_s = int(time.time()) if plan.created_unix_s is None else plan.created_unix_s
-        self._names = {"id": plan.request_id, "created": created_unix_s, "model": model_name}
+        self._names = {"id": plan.request_id, "created": created_unix_s, "model": plan.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = orjson.dumps(self._chunk([{"index": 0}])).split(b'{"index":0}')
         self._fronts = [

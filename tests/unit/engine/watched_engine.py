@@ -25,8 +25,8 @@ def note_logits(engine: Engine) -> list[NDArray[np.float32]]:
     noted: list[NDArray[np.float32]] = []
     forward = engine._forward
 
-    def note(flat: Any, positions: Sequence[int]) -> torch.Tensor | None:
-        logits = forward(flat, positions)
+    def note(rows: Any, flat: Any, positions: Sequence[int]) -> torch.Tensor | None:
+        logits = forward(rows, flat, positions)
         if logits is not None and len(logits):
             noted.append(logits.float().numpy().copy())
         return logits
@@ -45,8 +45,8 @@ class Watch(Driver):
         forward, run = engine._forward, engine.run_iteration
         last: list[torch.Tensor] = []
 
-        def keep(flat: Any, positions: Sequence[int]) -> torch.Tensor:
-            logits = forward(flat, positions)
+        def keep(rows: Any, flat: Any, positions: Sequence[int]) -> torch.Tensor:
+            logits = forward(rows, flat, positions)
             assert logits is not None  # it is no member of a group
             last[:] = [logits]
             return last[0].clone()

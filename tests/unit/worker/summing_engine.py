@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs
@@ -107,6 +108,7 @@ class SummingEngine:
     attention_name = "no attention"
     kv_bytes_per_token = LAYERS
     graphs: Any = None
+    adapters: tuple[AdapterRef, ...] = ()
 
     def __init__(self) -> None:
         self.kv = ByteKv()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from spotwise.core import messages as m
+from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import BatchLimits
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SamplingParams
@@ -90,6 +91,9 @@ async def test_a_worker_describes_its_engine(worker: TwinWorker, other: TwinWork
     assert other.runtime.description().engine == "uint8 on cuda:0, no attention"
     other.engine.graphs = SimpleNamespace(off=False, recorded=3)
     assert other.runtime.description().engine == "uint8 on cuda:0, no attention, 3 decode graphs"
+    other.engine.adapters = (AdapterRef("law", "1"), AdapterRef("poems", "2"))
+    assert other.runtime.description().engine.endswith("3 decode graphs, adapters law, poems")
+    other.engine.adapters = ()
     other.engine.graphs.off = True
     assert other.runtime.description().engine == "uint8 on cuda:0, no attention"
 

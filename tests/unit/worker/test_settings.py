@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +15,9 @@ from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 
 @pytest.fixture
@@ -38,6 +41,18 @@ def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
     assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
         kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
+
+
+@pytest.mark.parametrize("group", [{"stages": 2}, {"shards": 2}, {"reshapable": True}])
+def test_workers_of_several_processes_serve_no_adapters(model_dir: Path, group: dict[str, Any]) -> None:
+    """Refused by name, as are devices, before a model is loaded."""
+    assert WorkerSettings(model_dir=model_dir, adapters="law=/a").adapter_folders == (("law", Path("/a")),)
+    with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS"):
+        WorkerSettings(model_dir=model_dir, adapters="law=/a", **group)
+    with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS"):
+        DeviceSettings(model_dir=model_dir, adapters="law=/a")
+    with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS"):
+        SimulatedWorkerSettings(model_dir=model_dir, adapters="law=/a")
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:

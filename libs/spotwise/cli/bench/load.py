@@ -92,8 +92,10 @@ async def run_round(
     answered: Callable[[], Any],
     ca_file: Path | None = None,
     options: Mapping[str, object] | None = None,
+    models: Sequence[str] = (),
 ) -> RoundMeasurements:
-    """Run one round: one uncounted request of each stream, then the load, all with these further parameters.
+    """Run one round: one uncounted request of each stream, then the load, all with these further parameters; streams take
+    `models` in turn, by default the first that is listed.
 
     Raises:
         CommandError: the gateway fails.
@@ -101,10 +103,12 @@ async def run_round(
     rng = random.Random(shape.seed)
     with http_errors_as_command_errors(url):
         async with open_client(url, ca_file) as client:
-            model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+            listed = (await client.get("/v1/models")).raise_for_status().json()["data"]
+            served = models or [listed[0]["id"]]
 
-            async def send(*_: int) -> Answer:
+            async def send(stream: int, _: int) -> Answer:
                 prompt = random_prompt(rng, shape.input_tokens)
+                model = served[stream % len(served)]
                 return await stream_completion(client, model, prompt, shape.output_tokens, options=options)
 
             await run_closed_loop(shape.streams, range(1).__contains__, send)  # warms connections and caches

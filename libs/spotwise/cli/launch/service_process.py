@@ -67,10 +67,12 @@ def service(
 
 
 def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
-    """Return the environment of every service: the servers, the mesh's secret and the model."""
-    secret = {} if options.mesh_secret_file is None else {"SPOTWISE_MESH_SECRET_FILE": str(options.mesh_secret_file)}
+    """Return the environment of every service: the servers, the mesh's secret, the model and its adapters."""
+    given = {} if options.mesh_secret_file is None else {"SPOTWISE_MESH_SECRET_FILE": str(options.mesh_secret_file)}
+    if options.adapters:
+        given["SPOTWISE_ADAPTERS"] = options.adapters
     return {
-        **secret,
+        **given,
         "SPOTWISE_NATS_URL": nats_url,
         "SPOTWISE_REDIS_URL": redis_url,
         "SPOTWISE_MODEL_DIR": str(options.model_folder),

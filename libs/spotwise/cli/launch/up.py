@@ -12,6 +12,7 @@ from rich.console import Console
 
 from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.adapter_options import adapters_option, require_other_names
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.gateway_options import require_keys, require_pair
@@ -100,6 +101,13 @@ def up(
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter (PEFT's layout) that requests may name as their model; repeatable.",
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -270,6 +278,7 @@ def up(
             log_bytes=parse_size(log_size, "--log-size"),
             reshapable=parallel is not None or fleet_mesh is not None,
             fleet=fleet_mesh,
+            adapters=adapters_option(adapter or ()),
         )
         if devices is not None:
             options = options.with_devices(devices)
@@ -293,6 +302,7 @@ def up(
             "further_ports": tuple(further_ports),
         }
     )
+    require_other_names(options)
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 
 

@@ -49,7 +49,7 @@ extern "C" {
 // three ranges: the gaps are the panels between them.
 struct LayerFields {
   int32_t format, heads, kv_heads, key_dim, value_dim, window, hidden, intermediate, rotary_dim, activation;
-  int32_t attended, first_attended, own_hidden, first_hidden, own_inner, first_inner, key_gap, value_gap;
+  int32_t attended, first_attended, own_hidden, first_hidden, own_inner, first_inner, key_gap, value_gap, index;
   float scale, softcap, epsilon;
   const float *slopes, *sinks;
   const void *input_norm, *post_norm, *query_norm, *key_norm, *qkv_bias, *output_bias;
@@ -108,9 +108,10 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, const vo
   });
 }
 
-// Computes one decoder layer in place on x [tokens, hidden]; returns 0 where the group is broken.
+// Computes one decoder layer in place on x [tokens, hidden]; `adapters` is null where no row has one. Returns 0 where the group is
+// broken.
 int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
-              int last_only) {
+             int last_only, const AdapterRows* adapters) {
   bool is_whole = false;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
@@ -143,11 +144,12 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
         l.first_hidden,
         l.first_inner,
         l.gathering,
+        l.index,
     };
     const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
                     row_fields->table_start, row_fields->tables, row_fields->row_of_token};
     is_whole = compute_layer<Format>(team(), workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine,
-                                     (const Value*)sine, last_only != 0);
+                                     (const Value*)sine, last_only != 0, adapters);
   });
   return is_whole;
 }

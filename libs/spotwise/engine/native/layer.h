@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "exchange.h"
+#include "low_rank.h"
 
 namespace spotwise {
 
@@ -36,6 +37,7 @@ struct Layer {
   int attended_width, inner_width;                     // columns of the whole attention output and gated activation
   int attended_column, hidden_column, inner_column;    // this shard's first in each gathered matrix
   const Gathering* gathering;  // null: there is one shard
+  int index;                   // of the layer in the model
 };
 
 template <class Format>
@@ -43,6 +45,7 @@ struct Workspace {
   typedef typename Format::Value Value;
   std::vector<Value> normed, qkv, attended, activated;
   std::vector<AttentionScratch<Format>> scratch;
+  AdapterScratch<Format> adapting;
 
   void fit(const Layer<Format>& layer, int tokens) {
     grow(normed, long(tokens) * layer.hidden);
@@ -76,12 +79,12 @@ inline void rotate(typename Format::Value* head, const typename Format::Value* c
 }
 
 // Computes the layer in place on `x` [tokens, hidden]; `cosine` and `sine` are [tokens, rotary_dim]. With `last_only` only keys
-// and values are computed for tokens other than each row's last; these tokens stay unchanged in `x`. Returns false, and leaves
-// `x` undefined, where the group is broken.
+// and values are computed for tokens other than each row's last; these tokens stay unchanged in `x`. `adapters` is null where no
+// row has one. Returns false, and leaves `x` undefined, where the group is broken.
 template <class Format>
 bool compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& layer, const Rows& rows,
                    typename Format::Value* x, const typename Format::Value* cosine, const typename Format::Value* sine,
-                   bool last_only) {
+                   bool last_only, const AdapterRows* adapters) {
   typedef typename Format::Value Value;
   const AttentionShape& shape = layer.attention;
   const int hidden = layer.hidden, tokens = rows.tokens, width = layer.qkv.outputs;
@@ -101,8 +104,18 @@ bool compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
     normalize<Format>(x + long(token) * hidden, layer.input_norm, hidden, layer.epsilon, normed + long(token) * hidden);
   });
   multiply<Format>(team, normed, hidden, tokens, layer.qkv, StoreRows<Format>{qkv, width, width, layer.qkv_bias});
-
   const int key_start = shape.heads * shape.key_dim, value_start = key_start + shape.kv_heads * shape.key_dim;
+  Adapting<Format> adapting(team, work.adapting, adapters, layer.index);
+  const auto adapt = [&](LowRank AdaptedLayer::*product, const int32_t* first_token, const Value* a, long a_stride, Value* y,
+                         long y_stride, const int(&outputs)[kMostParts]) {
+    adapting.choose(product, first_token);
+    if (!adapting.any()) return;
+    adapting.narrow(a, a_stride, int(a_stride));
+    adapting.add(y, y_stride, outputs);
+  };
+  adapt(&AdaptedLayer::qkv, rows.first_token, normed, hidden, qkv, width,
+        {key_start, value_start - key_start, width - value_start});
+
   const Heads<Format> queries{qkv, width, shape.key_dim};
   const Heads<Format> keys{qkv + key_start, width, shape.key_dim};
   const Heads<Format> values{qkv + value_start, width, shape.value_dim};
@@ -133,16 +146,31 @@ bool compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
   Value* own = residual + layer.hidden_column;
   multiply<Format>(team, attended, attended_width, wanted, layer.output,
                    StoreRows<Format>{own, hidden, layer.output.outputs, layer.output_bias, own});
+  const int32_t* first_token = last_only ? nullptr : rows.first_token;
+  adapt(&AdaptedLayer::output, first_token, attended, attended_width, own, hidden, {layer.output.outputs, 0, 0});
   if (!gathered(residual, wanted, hidden, &Gathering::hidden)) return false;
   in_pieces(wanted, [&](int i) {
     normalize<Format>(residual + long(i) * hidden, layer.post_norm, hidden, layer.epsilon, normed + long(i) * hidden);
   });
   Value* activated = work.activated.data();
-  multiply<Format>(team, normed, hidden, wanted, layer.gate_up,
-                   StoreGated<Format>{activated + layer.inner_column, inner_width, layer.gate_up.outputs / 2, layer.activation});
+  const StoreGated<Format> store_gated{activated + layer.inner_column, inner_width, layer.gate_up.outputs / 2, layer.activation};
+  adapting.choose(&AdaptedLayer::gate_up, first_token);
+  if (!adapting.any()) {
+    multiply<Format>(team, normed, hidden, wanted, layer.gate_up, store_gated);
+  } else {
+    adapting.narrow(normed, hidden, hidden);
+    for (int row = 0, next; row < wanted; row = next) {  // weights are read once, unless many rows have adapters
+      const int first = std::max(row, adapting.first());
+      next = std::min(wanted, first + kDeltaRows);
+      const StoreGated<Format> store{store_gated.out + row * inner_width, inner_width, store_gated.width, layer.activation};
+      multiply<Format>(team, normed + long(row) * hidden, hidden, next - row, layer.gate_up,
+                       StoreGatedAdapted<Format>{store, adapting.deltas(first, next, store.width), first - row});
+    }
+  }
   if (!gathered(activated, wanted, inner_width, &Gathering::inner)) return false;
   multiply<Format>(team, activated, inner_width, wanted, layer.down,
                    StoreRows<Format>{own, hidden, layer.down.outputs, nullptr, own});
+  adapt(&AdaptedLayer::down, first_token, activated, inner_width, own, hidden, {layer.down.outputs, 0, 0});
   if (!gathered(residual, wanted, hidden, &Gathering::hidden)) return false;
   if (last_only) {
     for (int row = 0; row < rows.rows; row++)

@@ -36,7 +36,7 @@ class LayerFields(ctypes.Structure):
         *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window", "hidden")),
         *((name, c_int32) for name in ("intermediate", "rotary_dim", "activation", "attended", "first_attended")),
         *((name, c_int32) for name in ("own_hidden", "first_hidden", "own_inner", "first_inner")),
-        *((name, c_int32) for name in ("key_gap", "value_gap")),
+        *((name, c_int32) for name in ("key_gap", "value_gap", "index")),
         *((name, c_float) for name in ("scale", "softcap", "epsilon")),
         *((name, c_void_p) for name in ("slopes", "sinks", "input_norm", "post_norm", "query_norm", "key_norm")),
         *(
@@ -46,6 +46,24 @@ class LayerFields(ctypes.Structure):
         ("kv_blocks", c_int64),
         ("gathering", c_void_p),
     )
+
+
+class LowRankFields(ctypes.Structure):
+    """Mirrors `LowRank` of low_rank.h."""
+
+    _fields_ = (("down", c_void_p), ("up", c_void_p * 3), ("ranks", c_int32 * 3))
+
+
+class AdaptedLayerFields(ctypes.Structure):
+    """Mirrors `AdaptedLayer` of low_rank.h."""
+
+    _fields_ = tuple((name, LowRankFields) for name in ("qkv", "output", "gate_up", "down"))
+
+
+class AdapterRowFields(ctypes.Structure):
+    """Mirrors `AdapterRows` of low_rank.h."""
+
+    _fields_ = (("count", c_int32), ("first_row", c_void_p), ("layers", c_void_p))
 
 
 class Gathering(ctypes.Structure):
@@ -106,7 +124,7 @@ class Kernels:
             c_int64,
             c_int,
         )
-        self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, returns=c_int)
+        self.layer = _function(library.sw_layer, *[c_void_p] * 5, c_int, c_void_p, returns=c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
         self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)
         self.exchange_bytes = _function(library.sw_exchange_bytes, c_int, c_int64, returns=c_int64)

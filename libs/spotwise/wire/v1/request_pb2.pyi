@@ -188,6 +188,30 @@ class StopCriteria(_message.Message):
 Global___StopCriteria: _TypeAlias = StopCriteria  # noqa: Y015
 
 @_typing.final
+class AdapterRef(_message.Message):
+    """`digest` is of the adapter's weights and scaling."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterRef: _TypeAlias = AdapterRef  # noqa: Y015
+
+@_typing.final
 class RequestRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,6 +227,7 @@ class RequestRecord(_message.Message):
     ARRIVAL_UNIX_S_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PREFIX_SALT_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
@@ -225,6 +250,10 @@ class RequestRecord(_message.Message):
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def stop(self) -> Global___StopCriteria: ...
+    @_builtins.property
+    def adapter(self) -> Global___AdapterRef:
+        """none: the model alone"""
+
     def __init__(
         self,
         *,
@@ -240,13 +269,14 @@ class RequestRecord(_message.Message):
         arrival_unix_s: _builtins.float = ...,
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        adapter: Global___AdapterRef | None = ...,
         model_digest: _builtins.str | None = ...,
         prefix_salt: _builtins.str = ...,
         deadline_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "deadline_unix_s", b"deadline_unix_s", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "adapter", b"adapter", "deadline_unix_s", b"deadline_unix_s", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "prefix_salt", b"prefix_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "adapter", b"adapter", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "prefix_salt", b"prefix_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015

@@ -27,6 +27,11 @@ class DeviceSettings(WorkerSettings):
         return model_dir if model_dir == Path() else is_model_folder(model_dir)
 
     @property
+    def is_device(self) -> bool:
+        """It is one."""
+        return True
+
+    @property
     def has_folder(self) -> bool:
         """Whether it has a model folder."""
         return self.model_dir != Path()

@@ -104,8 +104,8 @@ class SimulatedEngine:
         """Neither is ever called: the engine is this process."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence; raises `ValueError` where it exists already, has no prompt, wants an embedding, or all words are its
-        stop tokens.
+        """Add a sequence; raises `ValueError` where it exists already, has no prompt, has an adapter, wants an embedding, or all
+        words are its stop tokens.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
@@ -113,6 +113,8 @@ class SimulatedEngine:
             raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
         if record.sampling.pooling is not None:
             raise ValueError("a simulated worker has no hidden states to pool into an embedding")
+        if record.adapter is not None:
+            raise ValueError(f"a simulated worker does not have the adapter {record.adapter.name!r}")
         words: tuple[int, ...] = self._vocabulary
         stops = frozenset(record.stop.stop_token_ids)
         if not stops.isdisjoint(words):

@@ -38,6 +38,12 @@ class SimulatedWorkerSettings(WorkerSettings):
         self.link(self.costs())
         return self
 
+    @model_validator(mode="after")
+    def _has_no_adapters(self) -> Self:
+        if self.adapters:
+            raise ValueError("SPOTWISE_ADAPTERS: a simulated worker computes nothing, and serves no adapters; unset it")
+        return self
+
     @property
     def member_ids(self) -> tuple[str, ...]:
         """The workers of this process, in order, each once."""

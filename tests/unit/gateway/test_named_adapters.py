@@ -1,0 +1,132 @@
+"""Adapters over HTTP: requests name one as their model, and answers name it again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from spotwise.core.adapter import AdapterRef
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.chat import plan_chat
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.kept_plan import form_of, restored
+from spotwise.gateway.openapi import api_description
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.text import ChatText
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
+
+ADAPTERS = (AdapterRef("law", "11"), AdapterRef("acme/poems", "22"))
+BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+
+
+@pytest.fixture
+async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(make_app(adapters=ADAPTERS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
+        yield opened
+
+
+async def test_adapters_are_listed_after_their_model(client: httpx.AsyncClient) -> None:
+    """An adapter's parent is the model; each has a card of its own."""
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["root"], card["parent"]) for card in listed] == [
+        (MODEL, MODEL, None),
+        ("law", "law", MODEL),
+        ("acme/poems", "acme/poems", MODEL),
+    ]
+    assert {card["max_model_len"] for card in listed} == {CONTEXT_LENGTH}
+    for card in listed:
+        assert (await client.get(f"/v1/models/{card['id']}")).json() == card
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_chooses_an_adapter_by_name(
+    client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """It travels with each of its sequences, and answers name it."""
+    answer = await client.post(path, json=body | {"model": "law", "n": 2, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    events = answer.text.split("data: ")[1:-1] if stream else [answer.text]
+    assert {orjson.loads(event)["model"] for event in events} == {"law"}
+    assert [spec.adapter for spec in mesh.specs.values()] == [ADAPTERS[0]] * 2
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+async def test_the_model_itself_has_none(
+    client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, Any]
+) -> None:
+    """Its requests and answers are what they are without adapters."""
+    assert (await client.post(path, json=body)).json()["model"] == MODEL
+    assert (mesh.spec.adapter, mesh.spec.prefix_salt) == (None, "")
+
+
+async def test_salts_differ_by_adapter_and_client(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """An adapter's KV is found by requests for it alone, and by those with the client's own salt alone."""
+    for name in (MODEL, *(adapter.name for adapter in ADAPTERS)):
+        for salt in ({}, {"cache_salt": "mine"}):
+            await client.post("/v1/completions", json=COMPLETION | {"model": name} | salt)
+    assert len({spec.prefix_salt for spec in mesh.specs.values()}) == 6
+
+
+@pytest.mark.parametrize(("path", "body"), [*BOTH, ("/tokenize", {"prompt": "Hi"}), ("/detokenize", {"tokens": [1]})])
+async def test_names_that_are_served(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    """Every path with a model takes the adapters' names; another gets a 404 with the names there are."""
+    assert (await client.post(path, json=body | {"model": "law"})).status_code == 200
+    answer = await client.post(path, json=body | {"model": "poems"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert f"'{MODEL}', 'law', 'acme/poems'" in error["message"]
+
+
+def test_the_description_has_all_names() -> None:
+    """Of `/openapi.json`."""
+    schemas = api_description(ApiOptions(MODEL, adapters=ADAPTERS), keeps_requests=False)["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["model"] == {"enum": [MODEL, "law", "acme/poems"]}
+    assert schemas["TokenizePrompt"]["properties"]["model"] == {"enum": [None, MODEL, "law", "acme/poems"]}
+
+
+def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> None:
+    """A gateway whose adapter of that name has other weights refuses to continue the answer."""
+
+    def planned(digest: str) -> GenerationPlan:
+        options = ApiOptions(MODEL, adapters=(AdapterRef("law", digest),))
+        return plan_chat(CHAT | {"model": "law"}, text, options, "")
+
+    facts: dict[str, Any] = {"scope": "", "key_name": "", "idempotency_key": "", "client_request_id": ""}
+    form = form_of(planned("11"), "chat", b"{}", "", is_resumable=True, **facts)
+    assert restored(planned("11"), form).request_id == form.request_id
+    with pytest.raises(ApiError, match="files differ"):
+        restored(planned("12"), form)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "said"),
+    [
+        ("law", "NAME=FOLDER"),
+        ("law=", "NAME=FOLDER"),
+        ("=folder", "NAME=FOLDER"),
+        ("a law=folder", "no adapter's name"),
+        ("law=a,law=b", "named twice"),
+        ("acme=a,tiny=b", "the model itself is called 'tiny'"),
+    ],
+)
+def test_malformed_settings_are_refused(model_dir: Path, adapters: str, said: str) -> None:
+    """With what is wrong."""
+    with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS") as refused:
+        GatewaySettings(model_dir=model_dir, model_name="tiny", adapters=adapters)
+    assert said in str(refused.value)
+
+
+def test_names_and_folders_are_read(model_dir: Path) -> None:
+    """Blanks around entries do not count; a folder may have an equals sign."""
+    settings = GatewaySettings(model_dir=model_dir, adapters=" law=/a/b , acme/poems=/c=d,")
+    assert settings.adapter_folders == (("law", Path("/a/b")), ("acme/poems", Path("/c=d")))
