@@ -104,7 +104,7 @@ class SimulatedEngine:
         """Neither is ever called: the engine is this process."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence; raises `ValueError` where it exists already, has no prompt, has an adapter, wants an embedding, or all
+        """Add a sequence; raises `ValueError` where it exists already, has no prompt, an adapter, an embedding to give, or all
         words are its stop tokens.
         """
         if record.sequence_id in self._sequences:
