@@ -116,10 +116,11 @@ class Engine:
             if kernels is not None:
                 self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
         self._head_input = HeadInput(model)
-        if part is None:
-            self._adapters.install(model, kernels, len(facts.layers))
-            self._adapters.try_each(facts, cache, self._probe)
-        if part is None and kernels is None and capture is not None:
+        if part is not None:
+            return
+        self._adapters.install(model, kernels, len(facts.layers))
+        self._adapters.try_each(facts, cache, self._probe)
+        if kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 
     @classmethod
