@@ -49,7 +49,7 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         [PromptTokens(token_ids)],
         text,
         options,
-        id_prefix="chatcmpl",
+        id_prefix="chatcmpl-",
         key_name=key_name,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,

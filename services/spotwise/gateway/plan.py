@@ -175,7 +175,7 @@ def plan_generation(
         prompts: at least one.
         text: the model's facts.
         options: the server's limits.
-        id_prefix: `chatcmpl` or `cmpl`.
+        id_prefix: of the answer's id: `chatcmpl-`, `cmpl-`, `resp_`.
         key_name: of the key that the request came with; may be empty.
         max_tokens: as the client gave it; 0 requests the prompt's scores alone.
         max_tokens_param: name under which it did.
@@ -196,7 +196,7 @@ def plan_generation(
     priority = require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
-    request_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    request_id = f"{id_prefix}{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
     salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "")

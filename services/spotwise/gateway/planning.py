@@ -1,4 +1,4 @@
-"""From bodies to plans, and from plans to responses, of both endpoints."""
+"""From bodies to plans, and from plans to responses, of all endpoints that generate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
+from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import caller_of, key_name
 from spotwise.gateway.body import parse_json_object
@@ -19,21 +20,24 @@ from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
+from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import INLINE_BYTES
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
-from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
+#: From a plan, the model's name and its tokens to what writes the answer.
+NewFormat = Callable[[GenerationPlan, str, TokenBytes], AnswerFormat]
+
 CHAT, COMPLETIONS = "chat", "completions"
-_ENDPOINTS: Mapping[str, tuple[PlanBody, type[ResponseFormat]]] = {
+_ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
     CHAT: (plan_chat, ChatFormat),
     COMPLETIONS: (plan_completion, CompletionFormat),
 }
@@ -122,7 +126,7 @@ class Planning:
         """Return the response of a plan; see `GenerationResponse`."""
         return GenerationResponse(
             plan,
-            self.response_format(endpoint, plan),
+            self.answer_format(endpoint, plan),
             generate,
             self._text,
             self._metrics,
@@ -134,7 +138,7 @@ class Planning:
             outlives_connection=outlives_connection,
         )
 
-    def response_format(self, endpoint: str, plan: GenerationPlan) -> ResponseFormat:
+    def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
         """Return what writes an endpoint's answers."""
         _, write = _ENDPOINTS[endpoint]
         return write(plan, self._options.model_name, self._text.token_bytes)
