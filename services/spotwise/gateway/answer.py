@@ -171,8 +171,9 @@ class GenerationResponse(Response):
         async with self._pieces() as pieces:
             index, piece = await anext(pieces)
             await send(stream_start(self._answer_headers))
+            openings = self._format.openings()
             if self._position is None or self._position.is_start:
-                await self._send_following(send, self._format.openings())
+                await self._send_following(send, openings)
             try:
                 await self._send_piece(send, index, piece)
                 async for index, piece in pieces:

@@ -30,7 +30,7 @@ from spotwise.gateway.late_answers import LateAnswer, LateAnswers
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import require_model
-from spotwise.gateway.planning import CHAT, COMPLETIONS, Planning
+from spotwise.gateway.planning import CHAT, COMPLETIONS, RESPONSES, Planning
 from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
 from spotwise.gateway.request_routes import add_request_routes
@@ -114,6 +114,10 @@ def create_app(
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         return await respond(request, COMPLETIONS)
+
+    @app.post("/v1/responses")
+    async def create_response(request: Request) -> Response:
+        return await respond(request, RESPONSES)
 
     add_token_routes(app, text, options, bodies)
     add_embedding_routes(app, generation.generate, text, options, metrics, planning)

@@ -26,6 +26,7 @@ class ApiOptions:
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
         embeddings: what those of the model are.
+        stores_responses: responses are found again by their ids, unless they say otherwise.
     """
 
     model_name: str
@@ -40,3 +41,4 @@ class ApiOptions:
     max_sequences: int = 256
     max_logprobs: int = 20
     embeddings: EmbeddingModel = NO_EMBEDDINGS
+    stores_responses: bool = False

@@ -7,8 +7,9 @@ sequence gets a seed: the client's plus the index of the choice, or a random one
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.request import StopCriteria
@@ -75,6 +76,21 @@ class PlannedSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedRequest:
+    """A request as its answer repeats it, of endpoints whose answers do.
+
+    Attributes:
+        fields: of the answer's object.
+        items: the conversation that the answer follows on; none where it is not stored.
+        is_stored: the answer is found again by its id.
+    """
+
+    fields: Mapping[str, Any]
+    items: Sequence[Mapping[str, Any]]
+    is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationPlan:
     """All that an API request makes the mesh do.
 
@@ -87,6 +103,8 @@ class GenerationPlan:
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
         created_unix_s: time of the answer's objects; `None` is now.
+        repeated: what the answer says of the request.
+        scope: whose it is; see `caller_scope`.
     """
 
     request_id: str
@@ -97,6 +115,8 @@ class GenerationPlan:
     include_usage: bool
     return_token_ids: bool
     created_unix_s: int | None = None
+    repeated: RepeatedRequest | None = None
+    scope: str = ""
 
     def named(self, client_request_id: str) -> GenerationPlan:
         """Return the plan with the client's own request id; the same where that is empty."""

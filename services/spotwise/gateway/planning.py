@@ -21,25 +21,33 @@ from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.detokenize import TokenBytes
+from spotwise.gateway.items_format import ItemsFormat
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import INLINE_BYTES
+from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
+from spotwise.gateway.responses import plan_response
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
+#: Members of bodies that may have a grammar.
+_GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"')
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
 #: From a plan, the model's name and its tokens to what writes the answer.
 NewFormat = Callable[[GenerationPlan, str, TokenBytes], AnswerFormat]
 
-CHAT, COMPLETIONS = "chat", "completions"
+CHAT, COMPLETIONS, RESPONSES = (
+    endpoint.value for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
+)
 _ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
     CHAT: (plan_chat, ChatFormat),
     COMPLETIONS: (plan_completion, CompletionFormat),
+    RESPONSES: (plan_response, ItemsFormat),
 }
 
 
@@ -156,5 +164,5 @@ class Planning:
 
 def _effort_bytes(body: bytearray) -> int:
     """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
-    has_grammar = any(name in body for name in (b'"structured_outputs"', b'"response_format"', b'"tools"'))
+    has_grammar = any(name in body for name in _GRAMMARS)
     return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)

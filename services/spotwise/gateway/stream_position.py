@@ -85,8 +85,9 @@ class StreamPosition:
 
     def add(self, index: int, token_ids: Sequence[int], *, is_end: bool) -> None:
         """Count a choice's next tokens."""
-        if token_ids or is_end:
-            self.events = 0
+        if not token_ids and not is_end:
+            return
+        self.events = 0
         choice = self.choices[index]
         choice.add(token_ids, is_end=is_end)
         self._written[index] = _written(choice)

@@ -164,6 +164,7 @@ class Client:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._buffer = ""
+        self._is_over = False
         self.task = asyncio.create_task(app(scope, self._receive, self._sent.put))
 
     async def _receive(self) -> Message:
@@ -183,10 +184,18 @@ class Client:
 
     async def event(self) -> Event:
         """Return the next event."""
-        while "\n\n" not in self._buffer:
-            await self._read()
-        part, _, self._buffer = self._buffer.partition("\n\n")
+        part = await self.part()
+        assert part is not None
         return parsed(part)
+
+    async def part(self) -> str | None:
+        """Return the lines of the next event; `None` after the last."""
+        while "\n\n" not in self._buffer:
+            if self._is_over:
+                return None
+            self._is_over = not await self._read()
+        part, _, self._buffer = self._buffer.partition("\n\n")
+        return part
 
     async def events(self) -> list[Event]:
         """Return all that follow; the last must be `[DONE]`."""
