@@ -32,6 +32,13 @@ def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, 
     return replace(plan, repeated=RepeatedRequest(_repeated(request, plan, is_stored=is_stored), items, is_stored))
 
 
+def previous_response(body: Mapping[str, Any]) -> str | None:
+    """Return the response that a body goes on from, if any; raises as `plan_response` where the body is wrong."""
+    if body.get("previous_response_id") is None:
+        return None
+    return parse_request(ResponsesRequest, body).previous_response_id
+
+
 def _repeated(request: ResponsesRequest, plan: GenerationPlan, *, is_stored: bool) -> dict[str, Any]:
     sampling = plan.sequences[0].spec.sampling
     tools = [{"strict": None, "parameters": {}, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()]

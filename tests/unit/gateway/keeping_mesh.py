@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from spotwise.core.gateway.kept_request import KeptAttempt
+from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.api import create_app
@@ -23,6 +24,7 @@ from spotwise.gateway.generation import GeneratedTokens, GenerationError, Sequen
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import saved
@@ -121,7 +123,8 @@ def keeping_app(
     """The API of one gateway."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
-    return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep)
+    stored = StoredResponses(mesh.store.responses, ResponseLimits(3600.0, 1 << 20, 2 << 20), timeout_s=5.0)
+    return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep, stored=stored)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,13 @@ class Client:
     """One connection: reads event by event, and can break."""
 
     def __init__(
-        self, app: FastAPI, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        app: FastAPI,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        query: str = "",
     ) -> None:
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._left = asyncio.Event()
@@ -156,7 +165,7 @@ class Client:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",

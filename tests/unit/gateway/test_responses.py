@@ -289,7 +289,7 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"metadata": {"a": "b" * 513}}, "metadata.a"),
     ],
-    ids=str,
+    ids=lambda part: part if isinstance(part, str) else "",
 )
 async def test_what_is_wrong_is_named(
     client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], param: str
