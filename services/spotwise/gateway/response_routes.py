@@ -14,7 +14,7 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.stored_responses import StoredResponses
 
 #: Items of a page: by default, and at most.
-_PAGE, _MOST = 20, 100
+_PAGE_ITEMS, MOST_ITEMS = 20, 100
 
 
 def add_response_routes(app: FastAPI, stored: StoredResponses) -> None:
@@ -63,9 +63,9 @@ class _Page:
 
 def _page_of(request: Request) -> _Page:
     given = request.query_params
-    limit, order = given.get("limit", str(_PAGE)), given.get("order", "desc")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= _MOST):
-        raise bad_request(f"Invalid value for 'limit': must be 1 to {_MOST}.", "limit", "invalid_value")
+    limit, order = given.get("limit", str(_PAGE_ITEMS)), given.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST_ITEMS):
+        raise bad_request(f"Invalid value for 'limit': must be 1 to {MOST_ITEMS}.", "limit", "invalid_value")
     if order not in ("asc", "desc"):
         raise bad_request("Invalid value for 'order': must be 'asc' or 'desc'.", "order", "invalid_value")
     return _Page(int(limit), given.get("after"), is_ascending=order == "asc")

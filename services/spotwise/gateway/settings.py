@@ -154,7 +154,7 @@ class GatewaySettings(ModelServiceSettings):
     responses_kept_s: float = Field(
         86_400.0,
         ge=0,
-        description="how long a response with `store` is stored with its conversation; 0 stores none",
+        description="how long a response that is to be stored is stored, with its conversation; 0 stores none",
     )
     max_responses_bytes: int = Field(
         256 << 20,

@@ -123,8 +123,13 @@ def keeping_app(
     """The API of one gateway."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
-    stored = StoredResponses(mesh.store.responses, ResponseLimits(3600.0, 1 << 20, 2 << 20), timeout_s=5.0)
+    stored = storing(mesh.store)
     return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep, stored=stored)
+
+
+def storing(store: MemoryStore) -> StoredResponses:
+    """What stores responses in a store."""
+    return StoredResponses(store.responses, ResponseLimits(3600.0, 1 << 20, 2 << 20), timeout_s=5.0)
 
 
 @dataclass(frozen=True)

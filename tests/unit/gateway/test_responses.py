@@ -23,11 +23,11 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE, FakeMesh
 from tests.unit.gateway.test_http_tools import FUNCTION, THINKING_TEMPLATE, TOOL, WRITTEN
 
 RESPONSES = "/v1/responses"
-HI: dict[str, Any] = {"model": MODEL, "input": "Hi"}
+HI = RESPONSE
 FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
 THOUGHT = f"I look.</think>So: {WRITTEN}\n{WRITTEN}"
 

@@ -15,13 +15,13 @@ from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.text import ChatText
 from spotwise.mesh.ports import MeshError
-from tests.unit.gateway.fake_mesh import MODEL
+from tests.unit.gateway.fake_mesh import MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
 from tests.unit.gateway.test_resumed_responses import RESPONSES, STREAM, events_of
 
 Encode = Callable[[str], list[int]]
-HI: dict[str, Any] = {"model": MODEL, "input": "Hi"}
+HI = RESPONSE
 FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
 
 
