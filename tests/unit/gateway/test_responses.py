@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -201,6 +202,19 @@ async def test_the_bytes_are_openais(client: httpx.AsyncClient) -> None:
     assert "[DONE]" not in answer.text
 
 
+async def test_how_tokens_come_changes_no_event(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """One by one, a few at a time or all at once: the same events, their numbers and log-probabilities included."""
+    mesh.reply = [*encode(f"So 😀: {WRITTEN}\n{WRITTEN} done"), 2]
+    asked = HI | {"stream": True, "tools": [FLAT_TOOL], "include": ["message.output_text.logprobs"]}
+    told = set[str]()
+    for batch_tokens in (1, 2, 3, 7, 100):
+        mesh.batch_tokens = batch_tokens
+        written = (await client.post(RESPONSES, json=asked)).text
+        written = re.sub(r"(resp|msg|fc|call)_[0-9a-f]+", "id", written)
+        told.add(re.sub(r'"created_at":[0-9]+', "", written))
+    assert len(told) == 1
+
+
 async def test_a_schema_is_parsed(api: AsyncOpenAI, mesh: FakeMesh, encode: Encode) -> None:
     """The client's `parse` sends its schema in the flat form; it reaches the mesh as the chat's grammar."""
 
@@ -309,3 +323,12 @@ async def test_truncation(client: httpx.AsyncClient, mesh: FakeMesh, text: ChatT
     assert (await client.post(RESPONSES, json=long | {"truncation": "disabled"})).status_code == 400
     assert (await client.post(RESPONSES, json=long | {"truncation": "auto"})).status_code == 200
     assert len(mesh.spec.prompt_token_ids) == text.context_length - 16
+
+
+async def test_a_gateway_that_stores_nothing_says_so(api: AsyncOpenAI) -> None:
+    """`store` is false in its responses, and there is nothing to go on from."""
+    response = await api.responses.create(**HI, store=True)
+    assert response.model_dump()["store"] is False
+    with pytest.raises(openai.NotFoundError) as refusal:
+        await api.responses.create(**HI, previous_response_id=response.id)
+    assert (refusal.value.code, refusal.value.param) == ("response_not_found", "previous_response_id")
