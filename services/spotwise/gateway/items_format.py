@@ -19,6 +19,7 @@ from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.sse import named_event
 
 _Fields = dict[str, Any]
 
@@ -195,9 +196,9 @@ class ItemsFormat(AnswerFormat):
             self._events.append(self._event(kind, output_index=len(self._items) - 1, **fields))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        written = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
+        written = named_event(kind, {"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), written)
+        return written
 
     def _response(self, status: str, usage: Usage | None) -> _Fields:
         return {
