@@ -21,6 +21,7 @@ from spotwise.mesh.redis_requests import CLAIM_TTL_S, KEPT_TTL_S
 from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
 from tests.contracts.requests import FORM, RequestStoreContract
+from tests.contracts.responses import LIMITS, RESPONSE, ResponseStoreContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.mesh
 ROOT = Path(__file__).parents[2]
 
 
-class TestRedisStore(StoreContract, RequestStoreContract):
+class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract):
     @pytest.fixture
     async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
         """The session's server, emptied."""
@@ -65,6 +66,7 @@ class TestRedisStore(StoreContract, RequestStoreContract):
         assert await store.put_fleet("default", FLEET)
         await store.keep_request(FORM, "g0")
         await store.save_tokens([KeptTokens(FORM.request_id, "g0", 0, 0, 1, b"tokens")])
+        await store.responses.put_response(RESPONSE, LIMITS)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -80,6 +82,11 @@ class TestRedisStore(StoreContract, RequestStoreContract):
             subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,
             subjects.kept_tokens_key(FORM.request_id): KEPT_TTL_S,
             subjects.claim_key(FORM.claim): CLAIM_TTL_S,
+            subjects.response_key(RESPONSE.response_id): LIMITS.kept_s,
+            **dict.fromkeys(
+                (subjects.responses_key(RESPONSE.scope), subjects.RESPONSES_KEY, subjects.RESPONSES_BYTES_KEY),
+                2 * LIMITS.kept_s,
+            ),
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

@@ -6,11 +6,12 @@ import asyncio
 import http.client
 import json
 import time
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, greedy_with_penalties, prompt_logprobs, tokenizer
@@ -309,6 +310,14 @@ WEATHER: Any = {
         },
     },
 }
+
+
+class Place(BaseModel):
+    """What a schema is made of."""
+
+    city: Literal["Paris", "London"]
+
+
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
@@ -345,3 +354,33 @@ def test_a_call_of_a_tool(mesh: LiveMesh, choice: Any) -> None:
 
 def _plain(message: Any) -> Any:
     return message if isinstance(message, dict) else message.model_dump(exclude_none=True)
+
+
+def test_a_response_and_what_goes_on_from_it(mesh: LiveMesh) -> None:
+    """The chat's answer; streamed it is the same; a schema is parsed; a call's output goes on by the response's id alone."""
+    client = mesh.client()
+    asked: Any = {"model": MODEL, "input": QUESTION[0]["content"], "temperature": 0, "max_output_tokens": 32}
+    whole = client.responses.create(**asked)
+    chat = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    assert whole.output_text == chat.choices[0].message.content
+    assert (whole.usage.input_tokens, whole.status) == (chat.usage.prompt_tokens, "completed")
+    with client.responses.stream(**asked) as stream:
+        said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == said == whole.output_text
+    assert client.responses.retrieve(whole.id) == whole
+
+    parsed = client.responses.parse(**asked | {"input": "Where is the Louvre? Answer in JSON."}, text_format=Place)
+    assert isinstance(parsed.output_parsed, Place)
+
+    tool: Any = {"type": "function", "strict": True, **WEATHER["function"]}
+    asked |= {"input": "What is the weather in Paris?", "max_output_tokens": 120, "tools": [tool]}
+    called = client.responses.create(**asked, tool_choice="required", parallel_tool_calls=False)
+    (call,) = called.output
+    assert set(json.loads(call.arguments)) == {"city", "unit"}
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}]
+    final = client.responses.create(**asked | {"input": output}, previous_response_id=called.id)
+    assert final.usage.input_tokens > called.usage.input_tokens
+    listed = list(client.responses.input_items.list(final.id, order="asc"))
+    assert [item.type for item in listed] == ["message", "function_call", "function_call_output"]
+    client.responses.delete(final.id)
+    assert mesh.get(f"/v1/responses/{final.id}").status_code == 404

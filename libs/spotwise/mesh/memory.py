@@ -21,6 +21,7 @@ from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.memory_keys import MemoryKeys
 from spotwise.mesh.memory_requests import MemoryRequests
+from spotwise.mesh.memory_responses import MemoryResponses
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
 from spotwise.wire import subjects
@@ -202,6 +203,7 @@ class MemoryStore(MemoryRequests):
         super().__init__()
         self._clock = clock or SystemClock()
         self.keys = MemoryKeys(self._clock)
+        self.responses = MemoryResponses(self._clock)
         self._records: dict[str, RequestRecord] = {}
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}

@@ -16,6 +16,7 @@ from spotwise.core.planner.plan import Plan
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 from spotwise.mesh.key_ports import KeyStore
 from spotwise.mesh.request_store import KeptRequestStore
+from spotwise.mesh.response_store import ResponseStore
 
 
 class MeshError(Exception):
@@ -89,6 +90,10 @@ class MeshStore(KeptRequestStore, Protocol):
     @property
     def keys(self) -> KeyStore:
         """The API keys."""
+
+    @property
+    def responses(self) -> ResponseStore:
+        """The stored responses."""
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""

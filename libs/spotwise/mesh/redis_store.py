@@ -25,6 +25,7 @@ from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.redis_keys import RedisKeys
 from spotwise.mesh.redis_requests import RedisRequests
+from spotwise.mesh.redis_responses import RedisResponses
 from spotwise.mesh.redis_servers import is_sentinel_url, open_redis
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
@@ -107,6 +108,7 @@ class RedisStore(RedisRequests):
 
     Attributes:
         keys: the API keys in it.
+        responses: the stored responses in it.
     """
 
     def __init__(self, redis: Redis, *, has_replicas: bool = False) -> None:
@@ -115,6 +117,7 @@ class RedisStore(RedisRequests):
         # The client opens a connection per concurrent call and refuses calls beyond its limit: a burst waits here.
         self._turns = asyncio.Semaphore(_MAX_CALLS)
         self.keys = RedisKeys(redis, self._turn)
+        self.responses = RedisResponses(redis, self._turn)
 
     @classmethod
     async def connect(cls, url: str, tls: PlaneTls | None = None) -> RedisStore:

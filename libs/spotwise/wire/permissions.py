@@ -161,6 +161,17 @@ KEY_RULES: tuple[KeyRule, ...] = (
         {MeshRole.GATEWAY: "eval get set del exists hget hgetall hset hexists lrange rpush expire pexpire"},
     ),
     KeyRule(
+        (
+            subjects.response_key("*"),
+            subjects.responses_key("*"),
+            subjects.RESPONSES_KEY,
+            subjects.RESPONSES_BYTES_KEY,
+        ),
+        {
+            MeshRole.GATEWAY: "eval hget hset hmget hincrby hdel del pexpire zadd zrem zrange zrangebyscore",
+        },
+    ),
+    KeyRule(
         (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_USED_KEY),
         {
             MeshRole.GATEWAY: "eval get set del hget hgetall hset",

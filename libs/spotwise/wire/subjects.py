@@ -108,6 +108,22 @@ def claim_key(claim: str) -> str:
     return f"spotwise:claim:{claim}"
 
 
+def response_key(response_id: str) -> str:
+    """Return the Redis key of a stored response."""
+    return f"spotwise:response:{response_id}"
+
+
+def responses_key(scope: str) -> str:
+    """Return the Redis key of the index of a scope's stored responses."""
+    return f"spotwise:responses_of:{scope}"
+
+
+#: The Redis key of the index of all stored responses.
+RESPONSES_KEY = "spotwise:responses"
+#: The Redis key of the room that they take.
+RESPONSES_BYTES_KEY = "spotwise:responses_bytes"
+
+
 def member_key(member_id: str) -> str:
     """Return the Redis key of a member's registration."""
     return f"spotwise:member:{member_id}"

@@ -24,6 +24,7 @@ from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
 from spotwise.mesh.garbage import give_back_freed_memory
@@ -65,6 +66,11 @@ def _embeddings(settings: GatewaySettings) -> EmbeddingModel:
         raise MeshError(f"The model's embeddings: {error}") from error
 
 
+def _stored(settings: GatewaySettings, host: ServiceHost) -> StoredResponses | None:
+    limits = settings.response_limits
+    return None if limits is None else StoredResponses(host.store.responses, limits, settings.store_timeout_s)
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     try:
@@ -94,7 +100,7 @@ async def serve(settings: GatewaySettings) -> None:
         await generation.start()
         kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
         config = uvicorn.Config(
-            create_app(generation, text, options, metrics, access, kept, host.clock.now),
+            create_app(generation, text, options, metrics, access, kept, host.clock.now, _stored(settings, host)),
             host=settings.host,
             port=settings.port,
             log_config=None,

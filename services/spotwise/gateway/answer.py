@@ -1,21 +1,23 @@
-"""The response of both endpoints: generates the planned sequences and sends their text, whole or as a stream.
+"""The response of every endpoint that generates: generates the planned sequences and sends their text, whole or as a stream.
 
 Every generator that is opened here is closed here: at the end of its text, at an error of a sibling, or when the client leaves.
 A stream's status line waits for the mesh's first item, so that a full mesh is a 429 or 503 and not a broken stream; from then
-on an error is an event, followed by `[DONE]`.
+on an error is an event of the endpoint's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec, TextEndedError
@@ -23,8 +25,7 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.replay import ReplayedChoice
-from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
-from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
+from spotwise.gateway.sse import interleave, run_while_connected, stream_start
 from spotwise.gateway.stream_position import ChoicePosition, StreamPosition
 from spotwise.gateway.text import ChatText
 
@@ -33,11 +34,11 @@ Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]
 
 
 class GenerationResponse(Response):
-    """The response of both endpoints.
+    """The response of a plan.
 
     Args:
         plan: the sequences to generate.
-        response_format: the endpoint's.
+        answer_format: the endpoint's.
         generate: gives the tokens of a sequence, from the first on.
         text: tokenizer of the model.
         metrics: the gateway's.
@@ -46,13 +47,14 @@ class GenerationResponse(Response):
         ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
         headers: of the response.
         reservation: what the request has taken of its key's limits; it is settled at the end.
+        keep: awaited with the body of the whole answer, before the client learns that it is whole.
         outlives_connection: the request goes on where its client leaves, and its reservation with it.
     """
 
     def __init__(
         self,
         plan: GenerationPlan,
-        response_format: ResponseFormat,
+        answer_format: AnswerFormat,
         generate: Generate,
         text: ChatText,
         metrics: GatewayMetrics,
@@ -61,6 +63,7 @@ class GenerationResponse(Response):
         ended: Callable[[BaseException | None], None] = lambda error: None,
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
+        keep: Callable[[bytes], Awaitable[None]] | None = None,
         *,
         outlives_connection: bool = False,
     ) -> None:
@@ -68,10 +71,12 @@ class GenerationResponse(Response):
         self._reservation = reservation or Reservation()
         self._outlives_connection = outlives_connection
         self._plan = plan
-        self._format = response_format
+        self._format = answer_format
         self._generate = generate
         self._position = position
+        self._events_had = 0 if position is None else position.take_events()
         self._ended = ended
+        self._keep = keep
         self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
         self._metrics = metrics
         self._arrived_s = arrived_s
@@ -102,20 +107,19 @@ class GenerationResponse(Response):
 
     def _pieces(self) -> Any:
         had = [None] * len(self._choices) if self._position is None else [replace(c) for c in self._position.choices]
-        return aclosing(
-            interleave([self._run(*each) for each in zip(self._plan.sequences, self._choices, had, strict=True)])
-        )
+        of_choices = zip(self._plan.sequences, self._choices, had, strict=True)
+        return aclosing(interleave([self._run(index, *each) for index, each in enumerate(of_choices)]))
 
     async def _run(
-        self, sequence: PlannedSequence, choice: Choice, had: ChoicePosition | None
+        self, index: int, sequence: PlannedSequence, choice: Choice, had: ChoicePosition | None
     ) -> AsyncGenerator[ChoiceText, None]:
-        timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
+        timeline, by_token = self._metrics.sequence(self._arrived_s, sequence.spec), self._format.BY_TOKEN
         ended = "error"
         try:
             async with aclosing(self._generate(sequence.choice_id, sequence.spec)) as batches:
                 replay = None
                 if had is not None and (had.tokens or had.has_end):
-                    replay = ReplayedChoice(choice, had)
+                    replay = ReplayedChoice(choice, had, partial(self._format.collect, index), by_token=by_token)
                     yield ChoiceText("")  # opens the stream
                 async for batch in batches:
                     if replay is not None:
@@ -126,16 +130,17 @@ class GenerationResponse(Response):
                             ended = replay.finish_reason
                             return
                         batch, replay = following, None
-                    piece = choice.advance(batch)
-                    if piece.token_ids:
-                        timeline.received(len(piece.token_ids), batch.prefill_s)
-                    if piece.finish_reason is not None:
-                        ended = piece.finish_reason
+                    pieces = choice.pieces(batch, by_token=by_token)
+                    if num_tokens := sum(len(piece.token_ids) for piece in pieces):
+                        timeline.received(num_tokens, batch.prefill_s)
+                    if (reason := pieces[-1].finish_reason) is not None:
+                        ended = reason
                         if batch.finish_reason is None:
                             with suppress(TextEndedError):
                                 await batches.athrow(TextEndedError())
                         break
-                    yield piece
+                    for piece in pieces:
+                        yield piece
                 else:
                     raise GenerationError(500, "generation_failed", "The mesh ended this sequence without a reason.")
         except (GeneratorExit, asyncio.CancelledError):
@@ -143,58 +148,71 @@ class GenerationResponse(Response):
             raise
         finally:
             timeline.ended(ended)
-        yield piece  # the mesh has freed the sequence before the client receives the end
+        for piece in pieces:  # the mesh has freed the sequence before the client receives the end
+            yield piece
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [WholeChoice() for _ in self._choices]
         async with self._pieces() as pieces:
             async for index, piece in pieces:
-                choices[index].add(piece)
+                self._format.collect(index, piece)
         self._count_requests()
+        body = await self._kept()
         self._settle()  # before the client receives the end, and may send its next request
-        body = self._format.whole(choices, self._usage())
         await Response(body, headers=self._answer_headers, media_type="application/json")(scope, receive, send)
+
+    async def _kept(self) -> bytes:
+        """Return the body of the whole answer, once it is kept."""
+        body = self._format.whole(self._usage())
+        if self._keep is not None:
+            await self._keep(body)
+        return body
 
     async def _send_stream(self, send: Send) -> None:
         async with self._pieces() as pieces:
             index, piece = await anext(pieces)
             await send(stream_start(self._answer_headers))
+            openings = self._format.openings()
             if self._position is None or self._position.is_start:
-                await self._open_stream(send)
+                await self._send_following(send, openings)
             try:
                 await self._send_piece(send, index, piece)
                 async for index, piece in pieces:
                     await self._send_piece(send, index, piece)
+                if self._keep is not None:
+                    await self._kept()
             except Exception as error:
                 self._error = error
                 described = describe(error, self._plan.request_id)
                 self._metrics.count_error(described.code or str(described.status))
-                await _send_part(send, event(described.body()))
+                for each in self._format.failure(described):
+                    await send({"type": "http.response.body", "body": each, "more_body": True})
             else:
                 self._count_requests()
-                if self._plan.include_usage and self._position is None:
-                    await _send_part(send, self._format.usage(self._usage()))
-                elif self._plan.include_usage and self._position is not None and not self._position.has_usage:
-                    self._position.has_usage = True
-                    await _send_part(send, self._position.line() + self._format.usage(self._usage()))
+                await self._send_following(send, self._format.endings(self._usage()))
         self._settle()
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
-
-    async def _open_stream(self, send: Send) -> None:
-        openings = self._format.openings()
-        if openings and self._position is not None:
-            openings[-1] = self._position.line() + openings[-1]
-        await _send_part(send, b"".join(openings))
+        await send({"type": "http.response.body", "body": self._format.END, "more_body": False})
 
     async def _send_piece(self, send: Send, index: int, piece: ChoiceText) -> None:
-        position, body = self._position, b""
-        if position is not None:
-            position.add(index, piece.token_ids, is_end=piece.finish_reason is not None)
-        if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
-            body = self._format.delta(index, piece)
-            if position is not None:
-                body = position.line() + body
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        *begun, last = self._format.events(index, piece) or (b"",)
+        await self._send_following(send, begun)
+        if self._position is not None:
+            self._position.add(index, piece.token_ids, is_end=piece.finish_reason is not None)
+        if last:
+            await self._send_event(send, last)
+
+    async def _send_following(self, send: Send, events: Sequence[bytes]) -> None:
+        """Send events that say no more of the tokens than those before them."""
+        for each in events:
+            if self._position is not None:
+                self._position.events += 1
+            await self._send_event(send, each)
+
+    async def _send_event(self, send: Send, written: bytes) -> None:
+        if self._events_had:
+            self._events_had -= 1  # the client has it
+            return
+        line = b"" if self._position is None else self._position.line()
+        await send({"type": "http.response.body", "body": line + written, "more_body": True})
 
     def _count_requests(self) -> None:
         """Count what has been answered whole: a request a prompt, with all its choices."""
@@ -223,8 +241,3 @@ def usage_of(plan: GenerationPlan, choices: Sequence[Choice]) -> Usage:
         "total_tokens": plan.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first_choices.values())},
     }
-
-
-async def _send_part(send: Send, part: bytes) -> None:
-    if part:
-        await send({"type": "http.response.body", "body": part, "more_body": True})

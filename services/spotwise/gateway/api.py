@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -30,10 +31,12 @@ from spotwise.gateway.late_answers import LateAnswer, LateAnswers
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import require_model
-from spotwise.gateway.planning import CHAT, COMPLETIONS, Planning
+from spotwise.gateway.planning import CHAT, COMPLETIONS, RESPONSES, Planning
 from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
 from spotwise.gateway.request_routes import add_request_routes
+from spotwise.gateway.response_routes import add_response_routes
+from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_routes import add_token_routes
 
@@ -46,6 +49,7 @@ def create_app(
     access: ApiAccess,
     keep: Callable[[Planning], KeptRequests] | None = None,
     now: Callable[[], float] = time.time,
+    stored: StoredResponses | None = None,
 ) -> FastAPI:
     """Build the app.
 
@@ -57,6 +61,7 @@ def create_app(
         access: who may use it, and how much of it.
         keep: makes what keeps requests beyond their connection; without it none is.
         now: the clock by which the mesh judges deadlines, in Unix time.
+        stored: stores responses; without it none is.
     """
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
@@ -75,8 +80,9 @@ def create_app(
             expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
+    options = replace(options, stores_responses=stored is not None)
     bodies = BodyWork(options.max_body_bytes, options.max_held_bytes)
-    planning = Planning(text, options, metrics, access.quotas, bodies, now)
+    planning = Planning(text, options, metrics, access.quotas, bodies, now, stored)
     kept = None if keep is None else keep(planning)
     created = int(time.time())
     cards = {
@@ -119,10 +125,17 @@ def create_app(
     async def create_completion(request: Request) -> Response:
         return await respond(request, COMPLETIONS)
 
+    @app.post("/v1/responses")
+    async def create_response(request: Request) -> Response:
+        return await respond(request, RESPONSES)
+
     add_token_routes(app, text, options, bodies)
     add_embedding_routes(app, generation.generate, text, options, metrics, planning)
     if kept is not None:
         add_request_routes(app, kept, planning)
+
+    if stored is not None:
+        add_response_routes(app, stored)
 
     description = orjson.dumps(api_description(options, keeps_requests=kept is not None))
 

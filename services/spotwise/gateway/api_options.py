@@ -28,6 +28,7 @@ class ApiOptions:
         max_logprobs: most alternatives a token.
         embeddings: what those of the model are.
         adapters: of the model, which requests may name instead.
+        stores_responses: responses are found again by their ids, unless they say otherwise.
     """
 
     model_name: str
@@ -42,6 +43,7 @@ class ApiOptions:
     max_sequences: int = 256
     max_logprobs: int = 20
     embeddings: EmbeddingModel = NO_EMBEDDINGS
+    stores_responses: bool = False
     adapters: tuple[AdapterRef, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
 from spotwise.gateway.chat_tools import tool_use
 from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.detokenize import LEAST_LOGPROB
+from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.message_reader import MessagePart, calls_of
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
@@ -29,7 +29,13 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
     """
-    request = parse_request(ChatRequest, body)
+    return plan_chat_request(parse_request(ChatRequest, body), text, options, key_name, "chatcmpl-")
+
+
+def plan_chat_request(
+    request: ChatRequest, text: ChatText, options: ApiOptions, key_name: str, id_prefix: str
+) -> GenerationPlan:
+    """Plan a chat whose body is right by itself; `id_prefix`: of the answer's id. Raises as `plan_chat`."""
     require_model(request.model, options)
     logprobs = _logprobs(request, options)
     max_tokens, max_tokens_param = request.max_tokens, "max_tokens"
@@ -49,7 +55,7 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
         [PromptTokens(token_ids)],
         text,
         options,
-        id_prefix="chatcmpl",
+        id_prefix=id_prefix,
         key_name=key_name,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
@@ -178,17 +184,23 @@ class ChatFormat(ResponseFormat):
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-        content = []
-        for token in scored:
-            at_token = token.logprobs
-            if at_token is None:
-                continue
-            alternatives = zip(at_token.top_token_ids, at_token.top_logprobs, strict=True)
-            entry = self._token(token.token_id, at_token.logprob)
-            entry["top_logprobs"] = [self._token(token_id, logprob) for token_id, logprob in alternatives]
-            content.append(entry)
-        return {"content": content, "refusal": None}
+        return {"content": chat_logprobs(scored, self._token_bytes), "refusal": None}
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        spelled, raw = self._token_bytes.text_of(token_id), self._token_bytes.bytes_of(token_id)
+
+def chat_logprobs(scored: Sequence[ScoredToken], token_bytes: TokenBytes) -> list[dict[str, Any]]:
+    """Return tokens with their log-probabilities and alternatives, as chats and responses have them."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        spelled, raw = token_bytes.text_of(token_id), token_bytes.bytes_of(token_id)
         return {"token": spelled, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
+
+    content = []
+    for token in scored:
+        at_token = token.logprobs
+        if at_token is None:
+            continue
+        alternatives = zip(at_token.top_token_ids, at_token.top_logprobs, strict=True)
+        content.append(
+            entry(token.token_id, at_token.logprob) | {"top_logprobs": [entry(*each) for each in alternatives]}
+        )
+    return content

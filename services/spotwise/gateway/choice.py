@@ -6,7 +6,8 @@ stop string does here. The token that stopped a sequence gives no text unless th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import TokenLogprobs
@@ -106,6 +107,15 @@ class Choice:
         self._decoded_characters = 0
         self._started = False
 
+    def pieces(self, batch: GeneratedTokens, *, by_token: bool) -> list[ChoiceText]:
+        """Take what the mesh generated, up to what ends the text; return a piece, or one of each token. Raises as `advance`."""
+        pieces: list[ChoiceText] = []
+        for part in _singly(batch) if by_token else (batch,):
+            pieces.append(self.advance(part))
+            if pieces[-1].finish_reason is not None:
+                break
+        return pieces
+
     def advance(self, batch: GeneratedTokens) -> ChoiceText:
         """Take what the mesh generated; nothing may follow a piece with a finish reason.
 
@@ -191,3 +201,14 @@ class Choice:
             if piece.finish_reason is not None:
                 piece.parts += reader.finish()
                 piece.ends_with_calls = reader.calls > 0 and piece.finish_reason == "stop" and not reader.is_named
+
+
+def _singly(batch: GeneratedTokens) -> Sequence[GeneratedTokens]:
+    """Return the same tokens, one an item."""
+    last = len(batch.tokens) - 1
+    if last < 1:
+        return (batch,)
+    return [
+        replace(batch, tokens=(token,), finish_reason=batch.finish_reason if index == last else None)
+        for index, token in enumerate(batch.tokens)
+    ]

@@ -55,7 +55,7 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         prompts,
         text,
         options,
-        id_prefix="cmpl",
+        id_prefix="cmpl-",
         key_name=key_name,
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,

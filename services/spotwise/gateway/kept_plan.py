@@ -84,7 +84,13 @@ def restored(
         )
         _, of_several, number = sequence.choice_id.partition("#")
         sequences.append(replace(sequence, choice_id=form.request_id + of_several + number, spec=spec))
-    return replace(plan, request_id=form.request_id, sequences=tuple(sequences), created_unix_s=form.created_unix_s)
+    return replace(
+        plan,
+        request_id=form.request_id,
+        sequences=tuple(sequences),
+        created_unix_s=form.created_unix_s,
+        scope=form.scope,
+    )
 
 
 def _prompt_hash(plan: GenerationPlan) -> str:

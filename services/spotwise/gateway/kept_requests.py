@@ -13,12 +13,11 @@ import itertools
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.kept_request import KeptAttempt, KeptEnding, KeptRequest, KeptState
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import Generate, GenerationResponse
@@ -39,9 +38,6 @@ from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
-from spotwise.mesh.ports import MeshError
-
-Result = TypeVar("Result")
 
 #: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
 ENDED_STREAM_KEPT_S = 30.0
@@ -118,7 +114,7 @@ class KeptRequests:
             position = StreamPosition.parse(event_id)
             return await self._go_on(request, position.request_id, position, arrived_s, body_hash=form.body_hash)
         if form.claim:
-            known = await self._of_store(self._store.claimed_request(form.claim))
+            known = await self._turns.result(self._store.claimed_request(form.claim))
             if known is not None:
                 return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
         reservation = await self._planning.reserve(request, plan)
@@ -152,15 +148,15 @@ class KeptRequests:
             GenerationError: the store is away.
         """
         if (running := self._running.get(request_id)) is not None:
-            await self._of_store(self._generation.save(*_choice_ids(running.plan)))
-        kept = await self._of_store(self._store.get_request(request_id))
+            await self._turns.result(self._generation.save(*_choice_ids(running.plan)))
+        kept = await self._turns.result(self._store.get_request(request_id))
         if kept is None or kept.request.scope != caller_scope(request):
             raise unknown_request(request_id)
         return kept
 
     async def ledger(self, form: KeptRequest) -> list[LedgerEntry]:
         """Return the request's ledger, in order of time."""
-        return await self._of_store(self._store.get_ledger(form.request_id))
+        return await self._turns.result(self._store.get_ledger(form.request_id))
 
     async def cancel(self, request: Request, request_id: str) -> None:
         """Cancel a request of the caller's, wherever it runs; raises as `state`."""
@@ -173,10 +169,10 @@ class KeptRequests:
         if kept.ending is not None:
             return
         owner = self._new_owner()
-        taken = await self._of_store(self._store.take_request(request_id, owner))
+        taken = await self._turns.result(self._store.take_request(request_id, owner))
         if (running := self._running.get(request_id)) is not None:
             self._step_down(running)
-        await self._of_store(self._store.end_request(kept.request, owner, CANCELLED, self._kept_s(kept.request)))
+        await self._turns.result(self._store.end_request(kept.request, owner, CANCELLED, self._kept_s(kept.request)))
         for choice_id, attempt in ({} if taken is None else taken.attempts).items():
             self._generation.close(choice_id, attempt.epoch)
 
@@ -213,7 +209,7 @@ class KeptRequests:
         """Keep a new request; return the one that has its claim, if there is one."""
         self._room.take(form, plan)
         try:
-            known = await self._of_store(self._store.keep_request(form, self._limits.owner))
+            known = await self._turns.result(self._store.keep_request(form, self._limits.owner))
         except BaseException:
             self._room.give_back(form.request_id)
             raise
@@ -231,7 +227,7 @@ class KeptRequests:
         """Take a request over, or its answer where that is whole."""
         owner, request_id = self._new_owner(), kept.request.request_id
         if kept.ending is None:
-            taken = await self._of_store(self._store.take_request(request_id, owner))
+            taken = await self._turns.result(self._store.take_request(request_id, owner))
             if taken is None:
                 raise unknown_request(request_id)
             kept = taken
@@ -308,8 +304,8 @@ class KeptRequests:
         if self._generation.is_leaving and ending.state == "cancelled":
             return
         try:
-            await self._of_store(self._generation.save(*_choice_ids(running.plan)))
-            await self._of_store(
+            await self._turns.result(self._generation.save(*_choice_ids(running.plan)))
+            await self._turns.result(
                 self._store.end_request(running.form, running.owner, ending, self._kept_s(running.form))
             )
         except GenerationError:
@@ -333,16 +329,6 @@ class KeptRequests:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _of_store(self, work: Coroutine[Any, Any, Result]) -> Result:
-        try:
-            async with self._turns.turn():
-                return await work
-        except (MeshError, TimeoutError) as error:
-            message = "the request store does not take the request; send it again shortly"
-            raise GenerationError(503, g.FAIL_STORE, message, 1.0) from error
-        finally:
-            work.close()  # it may not have had its turn
 
 
 def unknown_request(request_id: str) -> ApiError:

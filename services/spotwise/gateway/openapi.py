@@ -13,19 +13,28 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import ChatFormat
 from spotwise.gateway.completions import CompletionFormat
 from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
-from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.response_routes import MOST_ITEMS
+from spotwise.gateway.schema import GenerationRequest, SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
 from spotwise.gateway.strict_body import StrictBody
 
 Schema = dict[str, Any]
 
 _TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, DetokenizeRequest)
-_BODIES: tuple[type[StrictBody], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest, *_TOKEN_BODIES)
+_BODIES: tuple[type[StrictBody], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ResponsesRequest,
+    *_TOKEN_BODIES,
+)
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_FLAG: Schema = {"type": "boolean"}
 _FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
 #: Statuses of every path that needs a key, and more of those that generate.
 _ERRORS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
@@ -43,7 +52,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
         [(model, "validation") for model in _BODIES], ref_template="#/components/schemas/{model}"
     )
     schemas: Schema = defined["$defs"]
-    for request in (ChatRequest, CompletionRequest):
+    for request in (ChatRequest, CompletionRequest, ResponsesRequest):
         _limit(schemas[request.__name__]["properties"], request, options)
     _limit_embeddings(schemas[EmbeddingRequest.__name__]["properties"], options)
     _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
@@ -63,6 +72,8 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/v1/completions": {
                 "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": _TEXT}, headers)
             },
+            "/v1/responses": {"post": _answered(ResponsesRequest, _RESPONSE, headers)},
+            **(_RESPONSE_PATHS if options.stores_responses else {}),
             "/v1/embeddings": {"post": _EMBEDDING_PATH},
             "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], _TOKENS)},
             "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], _object(prompt=_TEXT))},
@@ -77,7 +88,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
     }
 
 
-def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOptions) -> None:
+def _limit(properties: Schema, request: type[SharedRequest], options: ApiOptions) -> None:
     """Add what only this server knows: the names of models, its limits, and the parameters that it refuses."""
     properties["model"] = {"enum": list(options.names)}
     for name, most in (("n", options.max_n), ("best_of", options.max_n), ("top_logprobs", options.max_logprobs)):
@@ -92,7 +103,7 @@ def _limit(properties: Schema, request: type[GenerationRequest], options: ApiOpt
 
 
 def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
-    properties["model"] = {"const": options.model_name}
+    properties["model"] = {"enum": list(options.names)}
     properties["priority"]["anyOf"][0]["minimum"] = options.least_priority
     if options.embeddings.size is not None:
         properties["dimensions"]["anyOf"][0]["maximum"] = options.embeddings.size
@@ -130,9 +141,12 @@ def _generation(request: type[GenerationRequest], object_name: str, text: Schema
         choices={**_list(choice), "minItems": 1},
         usage=_object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
     )
+    return _answered(request, answer, headers)
+
+
+def _answered(request: type[SharedRequest], answer: Schema, headers: list[Schema]) -> Schema:
     content = {**_json_of(answer), "text/event-stream": {"schema": _EVENT}}
-    name = "a chat" if request.endpoint is Endpoint.CHAT else "a text"
-    return _operation(f"Continue {name}.", content, errors=_GENERATION_ERRORS) | {
+    return _operation(f"Continue {_CONTINUED[request.endpoint]}.", content, errors=_GENERATION_ERRORS) | {
         "requestBody": {"required": True, "content": _json_of(_ref(request.__name__))},
         "parameters": headers,
     }
@@ -163,6 +177,10 @@ def _header(name: str, description: str, **schema: Any) -> Schema:
     return {"name": name, "in": "header", "description": description, "schema": {**_TEXT, **schema}}
 
 
+def _query(name: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "query", "schema": schema}
+
+
 def _path_part(name: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
 
@@ -183,12 +201,49 @@ _TOKENS = _object(
 _CALL = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
 _MESSAGE: Schema = {"message": _object(role={"const": "assistant"}, content=_OR_NULL)}
 _MESSAGE["message"]["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
+_CONTINUED = {
+    Endpoint.CHAT: "a chat",
+    Endpoint.COMPLETIONS: "a text",
+    Endpoint.RESPONSES: "a conversation",
+}
+_ITEM = _object(id=_TEXT, type=_TEXT)
+_RESPONSE = _object(
+    id=_TEXT,
+    object={"const": "response"},
+    created_at=_COUNT,
+    model=_TEXT,
+    status={"enum": ["completed", "incomplete"]},
+    output={**_list(_ITEM), "minItems": 1},
+    usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+)
+_ITEMS = _object(object={"const": "list"}, data=_list(_ITEM), first_id=_OR_NULL, last_id=_OR_NULL, has_more=_FLAG)
+_RESPONSE_PATHS: Schema = {
+    "/v1/responses/{response_id}": {
+        "parameters": [_path_part("response_id")],
+        "get": _operation("A stored response.", _json_of(_RESPONSE))
+        | {"parameters": [_query("stream", {"enum": ["false", "0", ""]})]},
+        "delete": _operation(
+            "Forget a response.", _json_of(_object(id=_TEXT, object={"const": "response"}, deleted=_FLAG))
+        ),
+    },
+    "/v1/responses/{response_id}/input_items": {
+        "parameters": [_path_part("response_id")],
+        "get": _operation("The items that a response answers.", _json_of(_ITEMS))
+        | {
+            "parameters": [
+                _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS}),
+                _query("order", {"enum": ["asc", "desc"]}),
+                _query("after", _TEXT),
+            ]
+        },
+    },
+}
 _REQUEST = _object(
     id=_TEXT,
     object={"const": "request"},
     endpoint={"enum": [each.value for each in Endpoint]},
     created=_COUNT,
-    resumable={"type": "boolean"},
+    resumable=_FLAG,
     state=_TEXT,
     choices=_list(
         _object(index=_COUNT, output_tokens=_COUNT, attempts=_COUNT, finish_reason={"type": ["string", "null"]})

@@ -20,11 +20,14 @@ class Endpoint(Enum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"
 
 
-_BOTH = tuple(Endpoint)
+_ALL = tuple(Endpoint)
 _CHAT = (Endpoint.CHAT,)
 _COMPLETIONS = (Endpoint.COMPLETIONS,)
+_BOTH = (*_CHAT, *_COMPLETIONS)
+_RESPONSES = (Endpoint.RESPONSES,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Refused:
 
     name: str
     off: tuple[Any, ...] = ()
-    at: tuple[Endpoint, ...] = _BOTH
+    at: tuple[Endpoint, ...] = _ALL
     hint: str = "leave it out"
 
     def refuses(self, value: Any) -> bool:
@@ -60,13 +63,14 @@ class Ignored:
     """
 
     name: str
-    at: tuple[Endpoint, ...] = _BOTH
+    at: tuple[Endpoint, ...] = _ALL
 
 
 _ONLY_TEXT = "only text is generated"
 _USE_STRUCTURED = "use 'structured_outputs'"
 _USE_COMPLETIONS = "it belongs to /v1/completions"
 _USE_CHAT = "it belongs to /v1/chat/completions"
+_USE_OUTPUT_TOKENS = "use 'max_output_tokens' here"
 
 REFUSED = (
     # What the text has to look like.
@@ -91,7 +95,7 @@ REFUSED = (
     Refused("documents", ([],)),
     Refused("reasoning_effort"),
     Refused("verbosity", ("medium",)),
-    Refused("add_special_tokens", (False,), _CHAT),
+    Refused("add_special_tokens", (False,), (*_CHAT, *_RESPONSES)),
     Refused("add_special_tokens", (True,), _COMPLETIONS),
     Refused("suffix", ("",)),
     Refused("prompt_embeds"),
@@ -111,33 +115,56 @@ REFUSED = (
     # What is kept of the request, and where.
     Refused("kv_transfer_params", ({},)),
     Refused("ec_transfer_params", ({},)),
-    # Parameters of the other endpoint.
-    Refused("echo", (False,), _CHAT, _USE_COMPLETIONS),
-    Refused("best_of", (1,), _CHAT, _USE_COMPLETIONS),
-    Refused("prompt", (), _CHAT, _USE_COMPLETIONS),
+    # Parameters of other endpoints.
+    Refused("echo", (False,), (*_CHAT, *_RESPONSES), _USE_COMPLETIONS),
+    Refused("best_of", (1,), (*_CHAT, *_RESPONSES), _USE_COMPLETIONS),
+    Refused("prompt", (), (*_CHAT, *_RESPONSES), _USE_COMPLETIONS),
     Refused("messages", (), _COMPLETIONS, _USE_CHAT),
     Refused("max_completion_tokens", (), _COMPLETIONS, "use 'max_tokens' here"),
     Refused("top_logprobs", (0,), _COMPLETIONS, "use 'logprobs' here"),
-    Refused("continue_final_message", (False,), _COMPLETIONS, _USE_CHAT),
+    Refused("continue_final_message", (False,), (*_COMPLETIONS, *_RESPONSES), _USE_CHAT),
+    Refused("messages", (), _RESPONSES, "use 'input' here"),
+    Refused("max_tokens", (), _RESPONSES, _USE_OUTPUT_TOKENS),
+    Refused("max_completion_tokens", (), _RESPONSES, _USE_OUTPUT_TOKENS),
+    Refused("response_format", (), _RESPONSES, "use 'text.format' here"),
+    Refused("n", (1,), _RESPONSES, _USE_CHAT),
+    Refused("logprobs", (False,), _RESPONSES, "'include' may name 'message.output_text.logprobs'"),
+    Refused("prompt_logprobs", (), _RESPONSES, _USE_CHAT),
+    Refused("return_token_ids", (False,), _RESPONSES, _USE_CHAT),
+    # What OpenAI keeps, looks up or does beside the answer.
+    Refused(
+        "background",
+        (False,),
+        _RESPONSES,
+        "leave it out; 'X-Spotwise-Resumable: true' lets an answer go on without you",
+    ),
+    Refused("conversation", (), _RESPONSES, "use 'previous_response_id'"),
+    Refused("context_management", ([],), _RESPONSES),
+    Refused("access_programs", ({},), _RESPONSES),
+    Refused("image", ({},), _RESPONSES, _ONLY_TEXT),
 )
 
 IGNORED = (
     # Labels, bookkeeping and hints about caches and speed.
-    *map(Ignored, ("metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
+    *(Ignored(name, _BOTH) for name in ("metadata", "store")),
+    *map(Ignored, ("service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
     *map(Ignored, ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval")),
     # Details of what is refused, or of what no model here has.
     *map(Ignored, ("guided_decoding_backend", "guided_whitespace_pattern")),
     *map(Ignored, ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
     *map(Ignored, ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "return_token_offsets")),
-    Ignored("add_generation_prompt", _COMPLETIONS),
+    Ignored("add_generation_prompt", (*_COMPLETIONS, *_RESPONSES)),
     Ignored("parallel_tool_calls", _COMPLETIONS),
+    *(Ignored(name, _RESPONSES) for name in ("max_tool_calls", "stream_options")),
 )
 
 #: Members of honoured parameters that would change the answer; others that are not honoured are ignored.
 REFUSED_MEMBERS = {
     "stream_options": (
-        Refused("continuous_usage_stats", (False,), hint="'include_usage' ends the stream with the usage"),
+        Refused("continuous_usage_stats", (False,), _BOTH, hint="'include_usage' ends the stream with the usage"),
     ),
+    "text": (Refused("verbosity", ("medium",), _RESPONSES),),
+    "reasoning": tuple(Refused(name, (), _RESPONSES) for name in ("effort", "summary", "generate_summary")),
     "structured_outputs": (
         Refused("structural_tag"),
         Refused("disable_additional_properties", (False,), hint="say so in the schema"),
@@ -156,7 +183,7 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
     refuse(_REFUSED_AT[endpoint], body)
     for name, rules in REFUSED_MEMBERS.items():
         if isinstance(given := body.get(name), dict):
-            refuse(rules, given, f"{name}.")
+            refuse((rule for rule in rules if endpoint in rule.at), given, f"{name}.")
 
 
 def refuse(rules: Iterable[Refused], given: Mapping[str, Any], of: str = "") -> None:

@@ -7,8 +7,9 @@ sequence gets a seed: the client's plus the index of the choice, or a random one
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.request import StopCriteria
@@ -75,6 +76,21 @@ class PlannedSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedRequest:
+    """A request as its answer repeats it, of endpoints whose answers do.
+
+    Attributes:
+        fields: of the answer's object.
+        items: the conversation that the answer follows on; none where it is not stored.
+        is_stored: the answer is found again by its id.
+    """
+
+    fields: Mapping[str, Any]
+    items: Sequence[Mapping[str, Any]]
+    is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationPlan:
     """All that an API request makes the mesh do.
 
@@ -88,6 +104,8 @@ class GenerationPlan:
         return_token_ids: the answer holds token ids beside the text.
         model: as the client named it: the model, or one of its adapters.
         created_unix_s: time of the answer's objects; `None` is now.
+        repeated: what the answer says of the request.
+        scope: whose it is; see `caller_scope`.
     """
 
     request_id: str
@@ -99,6 +117,8 @@ class GenerationPlan:
     return_token_ids: bool
     model: str
     created_unix_s: int | None = None
+    repeated: RepeatedRequest | None = None
+    scope: str = ""
 
     def named(self, client_request_id: str) -> GenerationPlan:
         """Return the plan with the client's own request id; the same where that is empty."""
@@ -178,7 +198,7 @@ def plan_generation(
         prompts: at least one.
         text: the model's facts.
         options: the server's limits.
-        id_prefix: `chatcmpl` or `cmpl`.
+        id_prefix: of the answer's id: `chatcmpl-`, `cmpl-`, `resp_`.
         key_name: of the key that the request came with; may be empty.
         max_tokens: as the client gave it; 0 requests the prompt's scores alone.
         max_tokens_param: name under which it did.
@@ -199,7 +219,7 @@ def plan_generation(
     priority = require_priority(request.priority or 0, options)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
-    request_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    request_id = f"{id_prefix}{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
     adapter = options.adapter(request.model)

@@ -1,9 +1,9 @@
-"""From bodies to plans, and from plans to responses, of both endpoints."""
+"""From bodies to plans, and from plans to responses, of all endpoints that generate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,31 +11,44 @@ from starlette.requests import Request
 
 from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
+from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import caller_of, key_name
+from spotwise.gateway.auth import caller_of, caller_scope, key_name
 from spotwise.gateway.body import parse_json_object
 from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
+from spotwise.gateway.detokenize import TokenBytes
+from spotwise.gateway.items_format import ItemsFormat
 from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import INLINE_BYTES
+from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
-from spotwise.gateway.response_format import ResponseFormat
+from spotwise.gateway.responses import plan_response, previous_response
+from spotwise.gateway.stored_responses import Continuation, StoredResponses, unknown_response
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
+#: Members of bodies that may have a grammar.
+_GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"')
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
-CHAT, COMPLETIONS = "chat", "completions"
-_ENDPOINTS: Mapping[str, tuple[PlanBody, type[ResponseFormat]]] = {
+#: From a plan and the model's tokens to what writes the answer.
+NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
+
+CHAT, COMPLETIONS, RESPONSES = (
+    endpoint.value for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
+)
+_ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
     CHAT: (plan_chat, ChatFormat),
     COMPLETIONS: (plan_completion, CompletionFormat),
+    RESPONSES: (plan_response, ItemsFormat),
 }
 
 
@@ -68,6 +81,7 @@ class Planning:
         quotas: Quotas,
         bodies: BodyWork,
         now: Callable[[], float],
+        stored: StoredResponses | None = None,
     ) -> None:
         self._text = text
         self._options = options
@@ -75,15 +89,21 @@ class Planning:
         self._quotas = quotas
         self._now = now
         self.bodies = bodies
+        self._stored = stored
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = self.admit(request)
-        planned = partial(self._planned, endpoint, key_name(request))
-        plan, body_bytes, body_hash = await self.bodies.of(request, planned, _effort_bytes)
+        key, scope = key_name(request), caller_scope(request)
+        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key), _effort_bytes)
+        if isinstance(read, Continuation):
+            body = await self._continued(scope, read)
+            plan = await self._plan_body(endpoint, key, body)
+        else:
+            plan = read
         name_request(request, plan.request_id)
-        plan = plan.named(client_request_id(request)).due_by(deadline_unix_s)
-        return PlannedBody(plan, endpoint, body_bytes, body_hash)
+        plan = replace(plan.named(client_request_id(request)).due_by(deadline_unix_s), scope=scope)
+        return PlannedBody(plan, endpoint, body, body_hash)
 
     def admit(self, request: Request) -> float | None:
         """Return the Unix time at which the client of a request gives up, whose body's time counts already.
@@ -101,10 +121,7 @@ class Planning:
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""
-        body = bytearray(form.body.encode())
-        planned = partial(self._planned, form.endpoint, form.key_name)
-        plan, _, _ = await self.bodies.off_loop.run(_effort_bytes(body), planned, body)
-        return plan
+        return await self._plan_body(form.endpoint, form.key_name, form.body.encode())
 
     def response(
         self,
@@ -122,7 +139,7 @@ class Planning:
         """Return the response of a plan; see `GenerationResponse`."""
         return GenerationResponse(
             plan,
-            self.response_format(endpoint, plan),
+            self.answer_format(endpoint, plan),
             generate,
             self._text,
             self._metrics,
@@ -131,10 +148,15 @@ class Planning:
             ended,
             headers,
             reservation,
+            self._keeping(plan),
             outlives_connection=outlives_connection,
         )
 
-    def response_format(self, endpoint: str, plan: GenerationPlan) -> ResponseFormat:
+    def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[None]] | None:
+        is_stored = plan.repeated is not None and plan.repeated.is_stored
+        return partial(self._stored.keep, plan) if self._stored is not None and is_stored else None
+
+    def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
         """Return what writes an endpoint's answers."""
         _, write = _ENDPOINTS[endpoint]
         return write(plan, self._text.token_bytes)
@@ -143,14 +165,32 @@ class Planning:
         """Return the choices of a plan, before their first tokens."""
         return choices_of(plan, self._text)
 
-    def _planned(self, endpoint: str, key: str, body: bytearray) -> tuple[GenerationPlan, bytes, str]:
-        plan_body, _ = _ENDPOINTS[endpoint]
+    def _read(self, endpoint: str, key: str, body: bytearray) -> tuple[GenerationPlan | Continuation, bytes, str]:
         parsed = parse_json_object(body)
-        plan = plan_body(parsed, self._text, self._options, key)
-        return plan, bytes(body), hash_of_body(endpoint, parsed)
+        body_hash = hash_of_body(endpoint, parsed)
+        if endpoint == RESPONSES and (response_id := previous_response(parsed)) is not None:
+            return Continuation(parsed, response_id), bytes(body), body_hash
+        return self._planned(endpoint, key, parsed), bytes(body), body_hash
+
+    async def _continued(self, scope: str, read: Continuation) -> bytes:
+        if self._stored is None:
+            raise unknown_response(read.response_id, "previous_response_id")
+        return await self._stored.continued(scope, read)
+
+    async def _plan_body(self, endpoint: str, key: str, body: bytes) -> GenerationPlan:
+        """Plan a body that goes on from no other answer, or has all of that by now."""
+
+        def planned() -> GenerationPlan:
+            return self._planned(endpoint, key, parse_json_object(body))
+
+        return await self.bodies.off_loop.run(_effort_bytes(body), planned)
+
+    def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
+        plan_body, _ = _ENDPOINTS[endpoint]
+        return plan_body(parsed, self._text, self._options, key)
 
 
-def _effort_bytes(body: bytearray) -> int:
+def _effort_bytes(body: bytearray | bytes) -> int:
     """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
-    has_grammar = any(name in body for name in (b'"structured_outputs"', b'"response_format"', b'"tools"'))
+    has_grammar = any(name in body for name in _GRAMMARS)
     return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)

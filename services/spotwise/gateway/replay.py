@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from spotwise.gateway.choice import Choice
+from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.generation import GeneratedTokens, GenerationError
 from spotwise.gateway.stream_position import ChoicePosition
 
@@ -12,13 +13,23 @@ from spotwise.gateway.stream_position import ChoicePosition
 class ReplayedChoice:
     """Brings a new choice to the position of its client.
 
+    Args:
+        choice: the new one.
+        had: how much of it the client has.
+        take: called with each piece that the client has.
+        by_token: pieces are of single tokens.
+
     Attributes:
         finish_reason: once the choice is over.
     """
 
-    def __init__(self, choice: Choice, had: ChoicePosition) -> None:
+    def __init__(
+        self, choice: Choice, had: ChoicePosition, take: Callable[[ChoiceText], None], *, by_token: bool
+    ) -> None:
         self._choice = choice
         self._had = had
+        self._take = take
+        self._by_token = by_token
         self._replayed = ChoicePosition()
         self.finish_reason: str | None = None
 
@@ -33,9 +44,10 @@ class ReplayedChoice:
         if not self._had.has_end and (len(batch.tokens) > lacking or batch.finish_reason is not None):
             following = replace(batch, tokens=batch.tokens[lacking:])
             batch = replace(batch, tokens=batch.tokens[:lacking], finish_reason=None)
-        piece = self._choice.advance(batch)
-        self.finish_reason = piece.finish_reason
-        self._replayed.add(piece.token_ids, is_end=piece.finish_reason is not None)
+        for piece in self._choice.pieces(batch, by_token=self._by_token):
+            self._take(piece)
+            self.finish_reason = piece.finish_reason
+            self._replayed.add(piece.token_ids, is_end=piece.finish_reason is not None)
         if self._replayed.has_end:
             following = GeneratedTokens(())
         if following is None:

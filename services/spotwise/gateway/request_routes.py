@@ -15,6 +15,7 @@ from starlette.responses import Response
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import usage_of
+from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.generation import EarlierTokens, GenerationError
 from spotwise.gateway.kept_plan import restored
@@ -22,7 +23,6 @@ from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.late_answers import LateAnswer
 from spotwise.gateway.plan import PlannedSequence
 from spotwise.gateway.planning import Planning
-from spotwise.gateway.response_format import WholeChoice
 from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
 
@@ -48,9 +48,10 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
     earlier = read_chunks(state.chunks, len(plan.sequences))
     ledger = await kept.ledger(form)
     choices = planning.choices(plan)
-    wholes = [WholeChoice() for _ in choices]
-    for each in zip(plan.sequences, choices, wholes, earlier, strict=True):
-        _replay(*each)
+    answer = planning.answer_format(form.endpoint, plan)
+    reasons = [
+        _replay(index, *each, answer) for index, each in enumerate(zip(plan.sequences, choices, earlier, strict=True))
+    ]
     body: dict[str, Any] = {
         "id": form.request_id,
         "object": "request",
@@ -63,9 +64,9 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
                 "index": index,
                 "output_tokens": choice.output_tokens,
                 "attempts": _attempts(sequence.choice_id, state, ledger),
-                "finish_reason": whole.finish_reason,
+                "finish_reason": reason,
             }
-            for index, (sequence, choice, whole) in enumerate(zip(plan.sequences, choices, wholes, strict=True))
+            for index, (sequence, choice, reason) in enumerate(zip(plan.sequences, choices, reasons, strict=True))
         ],
         "error": None,
         "response": None,
@@ -73,15 +74,21 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
     if ending is not None and ending.state == "failed":
         body["error"] = {"message": ending.message, "code": ending.code}
     if ending is not None and ending.state == "finished":
-        answer = planning.response_format(form.endpoint, plan).whole(wholes, usage_of(plan, choices))
-        body["response"] = orjson.Fragment(answer)
+        body["response"] = orjson.Fragment(answer.whole(usage_of(plan, choices)))
     return body
 
 
-def _replay(sequence: PlannedSequence, choice: Choice, whole: WholeChoice, earlier: EarlierTokens) -> None:
+def _replay(
+    index: int, sequence: PlannedSequence, choice: Choice, earlier: EarlierTokens, answer: AnswerFormat
+) -> str | None:
+    """Add the tokens of a choice to an answer; return how the choice ended."""
+    reason = None
     if (tokens := saved(sequence.choice_id, earlier)) is not None:
         with suppress(GenerationError):  # it failed; the ending says so
-            whole.add(choice.advance(tokens))
+            for piece in choice.pieces(tokens, by_token=answer.BY_TOKEN):
+                answer.collect(index, piece)
+                reason = piece.finish_reason
+    return reason
 
 
 def _running_state(earlier: Sequence[EarlierTokens], ledger: Sequence[LedgerEntry]) -> str:

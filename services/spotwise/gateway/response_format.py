@@ -1,4 +1,4 @@
-"""How both endpoints write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids."""
+"""How chats and completions write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 import orjson
 
 from spotwise.core.sampling import TokenLogprobs
+from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
+from spotwise.gateway.errors import ApiError
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.sse import event
-
-#: Token counts of an answer, as the API names them.
-Usage = dict[str, int | dict[str, int]]
 
 
 @dataclass(slots=True)
@@ -54,8 +53,8 @@ class WholeChoice:
         return "".join(self.texts)
 
 
-class ResponseFormat(abc.ABC):
-    """Writes an endpoint's answers; a subclass defines its choices.
+class ResponseFormat(AnswerFormat):
+    """Answers that are lists of choices, which a subclass defines.
 
     Args:
         plan: the request that is answered.
@@ -74,6 +73,7 @@ class ResponseFormat(abc.ABC):
         self._plan = plan
         self._token_bytes = token_bytes
         created_unix_s = int(time.time()) if plan.created_unix_s is None else plan.created_unix_s
+        self._wholes = [WholeChoice() for _ in plan.sequences]
         self._names = {"id": plan.request_id, "created": created_unix_s, "model": plan.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = orjson.dumps(self._chunk([{"index": 0}])).split(b'{"index":0}')
@@ -81,10 +81,6 @@ class ResponseFormat(abc.ABC):
             b'data: %b{"index":%d,%b' % (front, index, self.TEXT_FRONT) for index in range(len(plan.sequences))
         ]
         self._tail = self.TEXT_TAIL + tail + b"\n\n"
-
-    @abc.abstractmethod
-    def openings(self) -> list[bytes]:
-        """Return the events that begin a stream, before there is text."""
 
     @abc.abstractmethod
     def _delta(self, piece: ChoiceText) -> dict[str, Any]:
@@ -98,11 +94,13 @@ class ResponseFormat(abc.ABC):
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         """Return the log-probabilities of tokens."""
 
-    def delta(self, index: int, piece: ChoiceText) -> bytes:
-        """Return the event of a piece of choice `index`; the last one has the finish reason."""
+    def events(self, index: int, piece: ChoiceText) -> list[bytes]:
+        """Return a chunk, unless there is nothing to see in it; the last one has the finish reason."""
+        if piece.is_silent and not (self._plan.return_token_ids and piece.token_ids):
+            return []
         is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
         if is_text and not self._plan.return_token_ids:
-            return self._fronts[index] + orjson.dumps(piece.text) + self._tail
+            return [self._fronts[index] + orjson.dumps(piece.text) + self._tail]
         choice = {"index": index, **self._delta(piece), **self._end(piece)}
         if piece.finish_reason is None:
             del choice["stop_reason"]
@@ -110,16 +108,24 @@ class ResponseFormat(abc.ABC):
             choice["token_ids"] = piece.token_ids
             if self.PROMPT_IN_CHOICES and piece.is_first:
                 choice["prompt_token_ids"] = self._prompt_ids(index)
-        return event(self._chunk([choice]))
+        return [event(self._chunk([choice]))]
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the event without choices that ends a stream with `include_usage`."""
-        return event(self._chunk([]) | {"usage": usage})
+    def endings(self, usage: Usage) -> list[bytes]:
+        """Return the chunk without choices that `include_usage` asks for."""
+        return [event(self._chunk([]) | {"usage": usage})] if self._plan.include_usage else []
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """Return the body of an answer that is not streamed."""
+    def failure(self, error: ApiError) -> list[bytes]:
+        """Return the error."""
+        return [event(error.body())]
+
+    def collect(self, index: int, piece: ChoiceText) -> None:
+        """Append a piece to its choice."""
+        self._wholes[index].add(piece)
+
+    def whole(self, usage: Usage) -> bytes:
+        """Return the body with all choices."""
         written = []
-        for index, choice in enumerate(choices):
+        for index, choice in enumerate(self._wholes):
             fields = {"index": index, **self._message(choice), **self._end(choice)}
             if self._plan.return_token_ids:
                 fields["token_ids"] = choice.token_ids
@@ -128,7 +134,7 @@ class ResponseFormat(abc.ABC):
             written.append(fields)
         body: dict[str, Any] = {**self._names, "object": self.WHOLE_OBJECT, "choices": written, "usage": usage}
         if not self.PROMPT_IN_CHOICES:
-            body |= self._of_prompt(0, choices[0])
+            body |= self._of_prompt(0, self._wholes[0])
         return orjson.dumps(body)
 
     def _of_prompt(self, index: int, choice: WholeChoice) -> dict[str, Any]:

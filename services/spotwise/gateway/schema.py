@@ -1,4 +1,4 @@
-"""The parameters that both endpoints share, and their checks.
+"""The parameters that endpoints share, and their checks.
 
 Types are strict (a number in quotes is not a number) and ranges are checked here; checks that need the model's context or
 vocabulary are in `plan.py`, refused and ignored parameters in `parameters.py`. `null` means the default everywhere.
@@ -83,8 +83,8 @@ class PromptOptions(StrictBody):
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARACTERS)
 
 
-class GenerationRequest(PromptOptions):
-    """What both endpoints share; OpenAI's names, then vLLM's extensions, with their meanings.
+class SharedRequest(PromptOptions):
+    """What every endpoint that generates takes; OpenAI's names, then vLLM's extensions, with their meanings.
 
     Attributes are the API's parameters under their documented names; `None` is the documented default.
 
@@ -95,7 +95,6 @@ class GenerationRequest(PromptOptions):
     endpoint: ClassVar[Endpoint]
 
     model: str
-    max_tokens: int | None = Field(None, ge=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -103,10 +102,7 @@ class GenerationRequest(PromptOptions):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[str], BeforeValidator(_as_stop_strings, json_schema_input_type=StopStrings | None)] = []
-    n: int | None = Field(None, ge=1)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: OutputFormat | None = None
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -121,11 +117,20 @@ class GenerationRequest(PromptOptions):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+
+
+class GenerationRequest(SharedRequest):
+    """What chats and completions share."""
+
+    max_tokens: int | None = Field(None, ge=0)
+    n: int | None = Field(None, ge=1)
+    stream_options: StreamOptions | None = None
+    response_format: OutputFormat | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0)
 
 
-Parsed = TypeVar("Parsed", bound=GenerationRequest)
+Parsed = TypeVar("Parsed", bound=SharedRequest)
 
 
 def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
@@ -136,9 +141,14 @@ def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     """
     refuse_unsupported(kind.endpoint, body)
     request = parse_body(kind, body)
+    if isinstance(request, GenerationRequest):
+        _require_stream_options_to_fit(request)
+    return request
+
+
+def _require_stream_options_to_fit(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' is allowed only when 'stream' is true.", "stream_options", "invalid_value")
     if request.prompt_logprobs is not None and request.stream:
         message = "'prompt_logprobs' is in no stream; leave out 'stream', or use 'echo' with 'logprobs'."
         raise bad_request(message, "prompt_logprobs", "invalid_value")
-    return request

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, field_validator, model_validator
 
 from spotwise.gateway.chat_template import ChatMessage
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest
-from spotwise.gateway.schema_tools import NamedTool, ToolChoice, Tools
+from spotwise.gateway.schema_tools import NamedTool, Tool, ToolChoice, Tools
 from spotwise.gateway.strict_body import StrictBody
 
 #: Some templates look at every message again for each.
@@ -23,20 +24,23 @@ MAX_TOOL_CALLS = 1024
 MAX_TEMPLATE_VARIABLES = 64
 
 
-def _as_text(value: Any) -> Any:
-    """Join the text parts of a content, one a line, as vLLM does for templates that expect strings."""
-    if not isinstance(value, list):
-        return value
+def text_of_parts(parts: list[Any], kinds: Collection[str]) -> list[str]:
+    """Return the texts of a content's parts, which are of some kinds; raises `ValueError`."""
     texts: list[str] = []
-    for part in value:
+    for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise ValueError("each content part must be an object with a type")
-        if part["type"] != "text":
+        if part["type"] not in kinds:
             raise ValueError(f"content parts of type '{part['type']}' are not supported; this server reads text only")
         if not isinstance(part.get("text"), str):
-            raise ValueError("a content part of type 'text' needs a string 'text'")
+            raise ValueError(f"a content part of type '{part['type']}' needs a string 'text'")
         texts.append(part["text"])
-    return "\n".join(texts)
+    return texts
+
+
+def _as_text(value: Any) -> Any:
+    """Join the text parts of a content, one a line, as vLLM does for templates that expect strings."""
+    return "\n".join(text_of_parts(value, ("text",))) if isinstance(value, list) else value
 
 
 def _as_arguments(value: Any) -> Any:
@@ -112,12 +116,13 @@ class ChatPrompt(StrictBody):
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)
     tools: Tools | None = None
 
-    @model_validator(mode="after")
-    def _has_each_tool_once(self) -> ChatPrompt:
-        names = [tool.function.name for tool in self.tools or ()]
+    @field_validator("tools")
+    @classmethod
+    def _has_each_tool_once(cls, tools: list[Tool] | None) -> list[Tool] | None:
+        names = [tool.function.name for tool in tools or ()]
         if len(set(names)) < len(names):
             raise ValueError("two tools have the same name")
-        return self
+        return tools
 
 
 class ChatRequest(ChatPrompt, GenerationRequest):

@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.members import Member
 from spotwise.core.sampling import Pooling
 from spotwise.gateway.auth import ApiKey, parse_api_keys
@@ -150,6 +151,17 @@ class GatewaySettings(ModelServiceSettings):
         description="room in the store for requests and answers that this gateway keeps, in bytes, half of it for one key; "
         "above it the client receives 429",
     )
+    responses_kept_s: float = Field(
+        86_400.0,
+        ge=0,
+        description="how long a response that is to be stored is stored, with its conversation; 0 stores none",
+    )
+    max_responses_bytes: int = Field(
+        256 << 20,
+        ge=32 << 20,
+        description="room in the store for stored responses of the whole mesh, in bytes, half of it for one key; the oldest "
+        "make room for new ones",
+    )
     recovery_s: float = Field(
         30.0,
         ge=0,
@@ -204,6 +216,13 @@ class GatewaySettings(ModelServiceSettings):
         """Return how this process keeps requests."""
         owner = f"{member.id}/{member.incarnation}"
         return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s, self.max_kept_bytes)
+
+    @property
+    def response_limits(self) -> ResponseLimits | None:
+        """How many responses are stored; `None` where none is."""
+        if not self.responses_kept_s:
+            return None
+        return ResponseLimits(self.responses_kept_s, self.max_responses_bytes // 2, self.max_responses_bytes)
 
     @property
     def browser_origins(self) -> tuple[str, ...]:

@@ -26,6 +26,11 @@ def event(body: object) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+def named_event(name: str, body: object) -> bytes:
+    """Return one event of a name that carries JSON."""
+    return b"event: " + name.encode() + b"\n" + event(body)
+
+
 def stream_start(headers: dict[str, str]) -> Message:
     """Return the ASGI message that opens a stream; no proxy shall buffer or keep it."""
     fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -8,10 +8,16 @@ a turn fail at once, and so does what comes while another one is tried; the firs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
+from spotwise.core.gateway import commands as g
+from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.patience import patience
+from spotwise.mesh.ports import MeshError
+
+Result = TypeVar("Result")
 
 #: Operations at once; a request whose client leaves before its record's turn is never written.
 MOST_AT_ONCE = 32
@@ -42,6 +48,17 @@ class StoreTurns:
                 raise
             finally:
                 self._under_way -= 1
+
+    async def result(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what the store answers in its turn; raises `GenerationError`, a 503, where it does not."""
+        try:
+            async with self.turn():
+                return await work
+        except (MeshError, TimeoutError) as error:
+            message = "the request store does not take the request; send it again shortly"
+            raise GenerationError(503, g.FAIL_STORE, message, 1.0) from error
+        finally:
+            work.close()  # it may not have had its turn
 
     def _require_answers(self) -> None:
         if self._is_silent and self._under_way:

@@ -1,8 +1,9 @@
 """How much of an answer a client has: the `id` of every event, which it sends back as `Last-Event-ID`.
 
 `REQUEST_ID.POSITION`; the position is opaque to clients. It has the tokens of each choice that the client has received, a
-checksum of their ids, and which choices are over. Text and log-probabilities follow from the tokens, whatever pieces they came
-in; with another checksum the stream would go on with another answer.
+checksum of their ids, and which choices are over; then, how many it has of the events that follow on those. Text and
+log-probabilities follow from the tokens, whatever pieces they came in; with another checksum the stream would go on with
+another answer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from spotwise.gateway.errors import bad_request
 
 _CHOICE = re.compile(r"([0-9]{1,9})-([0-9a-f]{1,8})(z?)")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_EVENTS = re.compile(r"[0-9]{0,9}")
 
 
 @dataclass(slots=True)
@@ -35,12 +37,12 @@ class ChoicePosition:
 
 
 class StreamPosition:
-    """How much of an answer of several choices a client has; `has_usage`: all of it."""
+    """How much of an answer of several choices a client has; `events`: so many of those that follow on its tokens."""
 
-    def __init__(self, request_id: str, choices: Sequence[ChoicePosition], *, has_usage: bool = False) -> None:
+    def __init__(self, request_id: str, choices: Sequence[ChoicePosition], events: int = 0) -> None:
         self.request_id = request_id
         self.choices = choices
-        self.has_usage = has_usage
+        self.events = events
         self._prefix = f"id: {request_id}.".encode()
         self._written = [_written(choice) for choice in choices]
 
@@ -57,15 +59,15 @@ class StreamPosition:
             ApiError: 400, it is none of this API's.
         """
         request_id, _, position = event_id.partition(".")
-        position, _, usage = position.partition(".")
+        position, _, events = position.partition(".")
         matches = [_CHOICE.fullmatch(each) for each in position.split("_")] if len(position) < 1 << 13 else [None]
         choices = [ChoicePosition(int(m[1]), int(m[2], 16), bool(m[3])) for m in matches if m is not None]
-        if not _REQUEST_ID.fullmatch(request_id) or len(choices) != len(matches) or usage not in ("", "u"):
+        if not _REQUEST_ID.fullmatch(request_id) or len(choices) != len(matches) or not _EVENTS.fullmatch(events):
             raise bad_request(
                 "Invalid 'Last-Event-ID': send back the id of the last event that you received.",
                 code="invalid_event_id",
             )
-        return cls(request_id, choices, has_usage=bool(usage))
+        return cls(request_id, choices, int(events or 0))
 
     @property
     def is_start(self) -> bool:
@@ -74,10 +76,18 @@ class StreamPosition:
 
     def line(self) -> bytes:
         """Return the event's line of the position."""
-        return self._prefix + b"_".join(self._written) + (b".u\n" if self.has_usage else b"\n")
+        return self._prefix + b"_".join(self._written) + (b".%d\n" % self.events if self.events else b"\n")
+
+    def take_events(self) -> int:
+        """Return how many events the client has after its tokens, and count them anew from here on."""
+        had, self.events = self.events, 0
+        return had
 
     def add(self, index: int, token_ids: Sequence[int], *, is_end: bool) -> None:
         """Count a choice's next tokens."""
+        if not token_ids and not is_end:
+            return
+        self.events = 0
         choice = self.choices[index]
         choice.add(token_ids, is_end=is_end)
         self._written[index] = _written(choice)

@@ -22,9 +22,11 @@ from spotwise.core.messages import RejectCode
 from spotwise.gateway.embedding_answer import AT_ONCE
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Ignored, Refused
+from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema_responses import ResponsesRequest
 from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -129,6 +131,18 @@ def test_every_api_parameter_is_listed() -> None:
     assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
 
 
+def test_every_parameter_of_responses_is_listed() -> None:
+    """The section's table has what chats and completions have not; its text names what both have and responses have not."""
+    text = section(API.read_text(), "Responses")
+    shared = set(SharedRequest.model_fields)
+    own = set(ResponsesRequest.model_fields) - shared - {"chat_template_kwargs", "stream"}
+    assert {name for row in table(text) for name in quoted(row[0])} == own
+    without = re.search(r"but (.*?), and of chats `chat_template_kwargs`", text, re.DOTALL)
+    assert without is not None
+    both = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields)
+    assert set(quoted(without[1])) == both - shared
+
+
 def test_every_parameter_of_embeddings_is_listed() -> None:
     """Honoured ones in the section's table, refused ones below it, with the values that switch them off."""
     text = section(API.read_text(), "Embeddings")
@@ -143,7 +157,7 @@ def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
     """The first table has each refused parameter with its endpoint and off values; the second the ignored ones."""
 
     def where(rule: Refused | Ignored) -> str:
-        return "both" if len(rule.at) == len(Endpoint) else rule.at[0].value
+        return "all" if len(rule.at) == len(Endpoint) else ", ".join(endpoint.value for endpoint in rule.at)
 
     in_code = {(rule.name, where(rule), *map(json.dumps, rule.off)) for rule in REFUSED}
     in_code |= {

@@ -16,6 +16,7 @@ MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
+RESPONSE: dict[str, Any] = {"model": MODEL, "input": "Hi"}
 EMBEDDING: dict[str, Any] = {"model": MODEL, "input": "Hi"}
 #: Of the model, where it has embeddings.
 EMBEDDINGS = EmbeddingModel(Pooling.LAST, size=4, is_matryoshka=True)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from spotwise.core.gateway.kept_request import KeptAttempt
+from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.api import create_app
@@ -23,6 +24,7 @@ from spotwise.gateway.generation import GeneratedTokens, GenerationError, Sequen
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import saved
@@ -121,7 +123,13 @@ def keeping_app(
     """The API of one gateway."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
-    return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep)
+    stored = storing(mesh.store)
+    return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep, stored=stored)
+
+
+def storing(store: MemoryStore) -> StoredResponses:
+    """What stores responses in a store."""
+    return StoredResponses(store.responses, ResponseLimits(3600.0, 1 << 20, 2 << 20), timeout_s=5.0)
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,13 @@ class Client:
     """One connection: reads event by event, and can break."""
 
     def __init__(
-        self, app: FastAPI, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        app: FastAPI,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        query: str = "",
     ) -> None:
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._left = asyncio.Event()
@@ -156,7 +170,7 @@ class Client:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -164,6 +178,7 @@ class Client:
         self.status = 0
         self.headers: dict[str, str] = {}
         self._buffer = ""
+        self._is_over = False
         self.task = asyncio.create_task(app(scope, self._receive, self._sent.put))
 
     async def _receive(self) -> Message:
@@ -183,10 +198,18 @@ class Client:
 
     async def event(self) -> Event:
         """Return the next event."""
-        while "\n\n" not in self._buffer:
-            await self._read()
-        part, _, self._buffer = self._buffer.partition("\n\n")
+        part = await self.part()
+        assert part is not None
         return parsed(part)
+
+    async def part(self) -> str | None:
+        """Return the lines of the next event; `None` after the last."""
+        while "\n\n" not in self._buffer:
+            if self._is_over:
+                return None
+            self._is_over = not await self._read()
+        part, _, self._buffer = self._buffer.partition("\n\n")
+        return part
 
     async def events(self) -> list[Event]:
         """Return all that follow; the last must be `[DONE]`."""

@@ -22,14 +22,16 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import EmbeddingRequest
+from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 
 ROOT = Path(__file__).parents[3]
 ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
     "/v1/chat/completions": (CHAT, ChatRequest),
     "/v1/completions": (COMPLETION, CompletionRequest),
+    "/v1/responses": (RESPONSE, ResponsesRequest),
     "/v1/embeddings": (EMBEDDING, EmbeddingRequest),
 }
 #: Names that only the table of parameters knows.

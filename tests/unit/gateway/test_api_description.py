@@ -12,11 +12,19 @@ from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
+from spotwise.mesh.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
+from tests.unit.gateway.keeping_mesh import storing
 
-GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings"]
+GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"]
+STORED = [
+    "GET /v1/responses/{response_id}",
+    "DELETE /v1/responses/{response_id}",
+    "GET /v1/responses/{response_id}/input_items",
+]
+EMBEDDING = ["POST /v1/embeddings"]
 TOKENS = ["POST /tokenize", "POST /detokenize"]
 READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
 
@@ -28,23 +36,24 @@ def described(text: ChatText) -> BaseSchema:
 
 def _described(text: ChatText, options: ApiOptions) -> BaseSchema:
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, options, metrics, open_to())
+    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, options, metrics, open_to(), stored=storing(MemoryStore()))
     return schemathesis.openapi.from_asgi("/openapi.json", app, config=CONFIG)
 
 
 def test_all_paths_are_described(described: BaseSchema) -> None:
     """In valid OpenAPI."""
     described.validate()
-    assert [operation.ok().label for operation in described.get_all_operations()] == [*GENERATING, *TOKENS, *READING]
+    labels = [operation.ok().label for operation in described.get_all_operations()]
+    assert labels == [*GENERATING, *STORED, *EMBEDDING, *TOKENS, *READING]
 
 
-@pytest.mark.parametrize("label", [*GENERATING, *TOKENS, *READING])
+@pytest.mark.parametrize("label", [*GENERATING, *STORED, *EMBEDDING, *TOKENS, *READING])
 def test_what_the_description_allows_is_answered(described: BaseSchema, label: str) -> None:
     """No 5xx, and no status, type or content that is not described."""
     does_what_it_says(described, label, GenerationMode.POSITIVE, max_examples=60)
 
 
-@pytest.mark.parametrize("label", [*GENERATING, *TOKENS])
+@pytest.mark.parametrize("label", [*GENERATING, *EMBEDDING, *TOKENS])
 def test_what_the_description_forbids_is_refused(described: BaseSchema, label: str) -> None:
     """With a 4xx; other paths take nothing that could be wrong."""
     does_what_it_says(described, label, GenerationMode.NEGATIVE, max_examples=100)
@@ -54,5 +63,5 @@ def test_what_the_description_forbids_is_refused(described: BaseSchema, label: s
 def test_a_body_above_the_limit_is_refused_as_described(text: ChatText, mode: GenerationMode) -> None:
     """With 413, whether it is right or wrong otherwise."""
     described = _described(text, ApiOptions(MODEL, max_body_bytes=40))
-    for label in (*GENERATING, *TOKENS):
+    for label in (*GENERATING, *EMBEDDING, *TOKENS):
         does_what_it_says(described, label, mode, max_examples=30)

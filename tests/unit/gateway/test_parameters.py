@@ -8,26 +8,38 @@ import httpx
 import pytest
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
+from openai.types.responses import response_create_params as openai_responses
 
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Refused
-from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from spotwise.gateway.schema_responses import ResponsesRequest
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 
-MODELS: dict[Endpoint, type[GenerationRequest]] = {
+MODELS: dict[Endpoint, type[SharedRequest]] = {
     Endpoint.CHAT: ChatRequest,
     Endpoint.COMPLETIONS: CompletionRequest,
+    Endpoint.RESPONSES: ResponsesRequest,
 }
-PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
-BODIES: dict[Endpoint, dict[str, Any]] = {Endpoint.CHAT: CHAT, Endpoint.COMPLETIONS: COMPLETION}
+PATHS = {
+    Endpoint.CHAT: "/v1/chat/completions",
+    Endpoint.COMPLETIONS: "/v1/completions",
+    Endpoint.RESPONSES: "/v1/responses",
+}
+BODIES: dict[Endpoint, dict[str, Any]] = {
+    Endpoint.CHAT: CHAT,
+    Endpoint.COMPLETIONS: COMPLETION,
+    Endpoint.RESPONSES: RESPONSE,
+}
 
 #: Of the installed client, so that what a newer one can send is classified before it is let in.
 OPENAI = {
     Endpoint.CHAT: set(openai_chat.CompletionCreateParamsBase.__annotations__) | {"stream"},
     Endpoint.COMPLETIONS: set(openai_completions.CompletionCreateParamsBase.__annotations__) | {"stream"},
+    Endpoint.RESPONSES: set(openai_responses.ResponseCreateParamsBase.__annotations__) | {"stream"},
 }
-#: What vLLM's versions from 0.6 on take beside OpenAI's, at either endpoint.
+#: What vLLM's versions from 0.6 on take beside OpenAI's, at every endpoint.
 VLLM_BOTH = """
     top_k min_p repetition_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens
     spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words
@@ -45,6 +57,7 @@ VLLM_CHAT = """
 VLLM = {
     Endpoint.CHAT: {*VLLM_BOTH.split(), *VLLM_CHAT.split()},
     Endpoint.COMPLETIONS: {*VLLM_BOTH.split(), "prompt_embeds"},
+    Endpoint.RESPONSES: {*VLLM_BOTH.split(), *VLLM_CHAT.split()},
 }
 
 each_endpoint = pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.value)

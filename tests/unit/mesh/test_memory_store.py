@@ -7,10 +7,11 @@ import pytest
 from spotwise.mesh.memory import FakeClock, MemoryStore
 from spotwise.mesh.ports import MeshStore
 from tests.contracts.requests import RequestStoreContract
+from tests.contracts.responses import ResponseStoreContract
 from tests.contracts.store import MEMBER, StoreContract
 
 
-class TestMemoryStore(StoreContract, RequestStoreContract):
+class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract):
     @pytest.fixture
     def store(self) -> MeshStore:
         """An empty one."""

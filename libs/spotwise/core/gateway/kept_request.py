@@ -20,7 +20,7 @@ class KeptRequest:
 
     Attributes:
         scope: whose it is: a hash of the caller's key; empty where the API is open.
-        endpoint: `chat` or `completions`.
+        endpoint: `chat`, `completions` or `responses`.
         body: as the client sent it, JSON.
         body_hash: of endpoint and parsed body, whatever the order of its fields.
         created_unix_s: time of the answer's objects.

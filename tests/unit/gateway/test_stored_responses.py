@@ -1,0 +1,207 @@
+"""Responses that are stored: found again by their callers, gone on from at any gateway, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
+from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.text import ChatText
+from spotwise.mesh.ports import MeshError
+from tests.unit.gateway.fake_mesh import MODEL, RESPONSE
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
+from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
+from tests.unit.gateway.test_resumed_responses import RESPONSES, STREAM, events_of
+
+Encode = Callable[[str], list[int]]
+HI = RESPONSE
+FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
+
+
+@pytest.fixture(scope="module")
+def text(roomy_text: ChatText) -> ChatText:
+    return roomy_text
+
+
+@pytest.fixture
+def mesh(encode: Encode) -> KeepingMesh:
+    return KeepingMesh([*encode("Hello, world!"), 2])
+
+
+@pytest.fixture
+async def api(mesh: KeepingMesh, text: ChatText) -> AsyncIterator[AsyncOpenAI]:
+    yield api_of(mesh, text, "mine")
+
+
+def api_of(mesh: KeepingMesh, text: ChatText, key: str, name: str = "g0") -> AsyncOpenAI:
+    """A caller with a key, at a gateway of that name."""
+    app = keeping_app(mesh, text, name, api_keys=(ApiKey("mine"), ApiKey("other")))
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    return AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
+
+
+def prompts(mesh: KeepingMesh, text: ChatText) -> list[str]:
+    return [text.decode(spec.prompt_token_ids, skip_special_tokens=False) for spec in mesh.specs.values()]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_conversation_goes_on(api: AsyncOpenAI, mesh: KeepingMesh, text: ChatText, *, is_stream: bool) -> None:
+    """From what was said before, its answer included, without its instructions; at another gateway, and from any answer."""
+    if is_stream:
+        async with api.responses.stream(**HI, instructions="Be short.") as stream:
+            first = await stream.get_final_response()
+    else:
+        first = await api.responses.create(**HI, instructions="Be short.")
+    elsewhere = api_of(mesh, text, "mine", "g1")
+    second = await elsewhere.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
+    third = await api.responses.create(model=MODEL, input="So?", previous_response_id=second.id, instructions="Shout.")
+    assert (second.previous_response_id, third.previous_response_id) == (first.id, second.id)
+
+    def said(*turns: tuple[str, str]) -> str:
+        return "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
+
+    began, answer = ("user", "Hi"), ("assistant", "Hello, world!")
+    assert prompts(mesh, text) == [
+        said(("system", "Be short."), began),
+        said(began, answer, ("user", "And?")),
+        said(("system", "Shout."), began, answer, ("user", "And?"), answer, ("user", "So?")),
+    ]
+
+
+async def test_what_was_answered_is_found(api: AsyncOpenAI) -> None:
+    """As it was, with the items that it answers; until it is deleted."""
+    first = await api.responses.create(**HI)
+    second = await api.responses.create(model=MODEL, input="And?", previous_response_id=first.id)
+    assert await api.responses.retrieve(second.id) == second
+    listed = [item async for item in api.responses.input_items.list(second.id, order="asc")]
+    assert [item.type for item in listed] == ["message"] * 3
+    texts = [item.model_dump()["content"][0]["text"] for item in listed]
+    assert texts == ["Hi", "Hello, world!", "And?"]
+    assert len({item.id for item in listed}) == 3
+    paged = [item async for item in api.responses.input_items.list(second.id, limit=2)]
+    assert paged == listed[::-1]
+    await api.responses.delete(second.id)
+    for gone in (api.responses.retrieve(second.id), api.responses.delete(second.id)):
+        with pytest.raises(openai.NotFoundError) as refusal:
+            await gone
+        assert refusal.value.code == "response_not_found"
+    assert await api.responses.retrieve(first.id) == first
+
+
+async def test_calls_and_their_outputs(api: AsyncOpenAI, mesh: KeepingMesh, text: ChatText, encode: Encode) -> None:
+    """The output of a call is enough: the call itself is stored."""
+    mesh.reply = [*encode(WRITTEN), 2]
+    first = await api.responses.create(**HI, tools=[FLAT_TOOL])
+    (call,) = first.output
+    assert call.type == "function_call"
+    mesh.specs.clear()
+    given: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "wet"}]
+    await api.responses.create(model=MODEL, input=given, previous_response_id=first.id, tools=[FLAT_TOOL])
+    (prompt,) = prompts(mesh, text)
+    assert prompt.index("Hi") < prompt.rindex("weather") < prompt.index("wet")
+
+
+async def test_nobody_else_finds_it(api: AsyncOpenAI, mesh: KeepingMesh, text: ChatText) -> None:
+    """404 for another key, whatever it tries; the owner still has it."""
+    mine = await api.responses.create(**HI)
+    other = api_of(mesh, text, "other")
+    for attempt in (
+        other.responses.retrieve(mine.id),
+        other.responses.delete(mine.id),
+        other.responses.create(**HI, previous_response_id=mine.id),
+    ):
+        with pytest.raises(openai.NotFoundError) as refusal:
+            await attempt
+        assert refusal.value.code == "response_not_found"
+    assert await api.responses.retrieve(mine.id) == mine
+
+
+async def test_what_is_not_to_be_stored_is_not(api: AsyncOpenAI) -> None:
+    """With `store: false` nothing is written."""
+    response = await api.responses.create(**HI, store=False)
+    with pytest.raises(openai.NotFoundError):
+        await api.responses.retrieve(response.id)
+
+
+async def test_a_resumed_stream_is_stored_where_it_ends(mesh: KeepingMesh, text: ChatText, encode: Encode) -> None:
+    """The gateway that ends it stores what its client has been told."""
+    tokens = [*encode("Hello, world!"), 2]
+    first = KeepingMesh(tokens, hang_at=3)
+    client = Client(keeping_app(first, text), "POST", RESPONSES, STREAM)
+    events = await events_of(client, 4)
+    second = KeepingMesh(tokens, store=first.store)
+    other = keeping_app(second, text, "g1")
+    rest = await events_of(Client(other, "POST", RESPONSES, STREAM, {"Last-Event-ID": events[-1].id}))
+    whole = rest[-1].data["response"]
+    assert await Client(other, "GET", f"{RESPONSES}/{whole['id']}").answer() == whole
+    await client.leave()
+
+
+async def test_a_stream_of_a_conversation_is_planned_again_without_the_store(text: ChatText, encode: Encode) -> None:
+    """What it goes on from is kept with it: it is resumed though that was deleted meanwhile."""
+    tokens = [*encode("Hello, world!"), 2]
+    mesh = KeepingMesh(tokens)
+    app = keeping_app(mesh, text)
+    begun = await Client(app, "POST", RESPONSES, HI).answer()
+    body = STREAM | {"previous_response_id": begun["id"]}
+    mesh.hang_at = 3
+    client = Client(app, "POST", RESPONSES, body)
+    events = await events_of(client, 4)
+    await Client(app, "DELETE", f"{RESPONSES}/{begun['id']}").answer()
+    second = KeepingMesh(tokens, store=mesh.store)
+    path = f"/v1/requests/{events[0].data['response']['id']}"
+    headers = {"Last-Event-ID": events[-1].id, "Accept": "text/event-stream"}
+    rest = await events_of(Client(keeping_app(second, text, "g1"), "GET", path, None, headers))
+    assert rest[-1].data["type"] == "response.completed"
+    await client.leave()
+
+
+class AwayStore:
+    """A store that does not answer."""
+
+    async def put_response(self, response: StoredResponse, limits: ResponseLimits) -> None:
+        raise MeshError("away")
+
+    async def get_response(self, response_id: str) -> StoredResponse | None:
+        raise MeshError("away")
+
+    async def delete_response(self, response_id: str) -> bool:
+        raise MeshError("away")
+
+
+async def test_without_the_store(mesh: KeepingMesh, text: ChatText) -> None:
+    """503 for what needs it; a stream ends as failed; what is not stored is answered."""
+    mesh.store.responses = AwayStore()  # type: ignore[assignment]
+    api = api_of(mesh, text, "mine")
+    for attempt in (
+        api.responses.create(**HI),
+        api.responses.create(**HI, previous_response_id="resp_1", store=False),
+        api.responses.retrieve("resp_1"),
+        api.responses.delete("resp_1"),
+        anext(aiter(api.responses.input_items.list("resp_1"))),
+    ):
+        with pytest.raises(openai.InternalServerError) as refusal:
+            await attempt
+        assert (refusal.value.status_code, refusal.value.code) == (503, "store_unavailable")
+    events = [event async for event in await api.responses.create(**HI, stream=True)]
+    assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+    assert (await api.responses.create(**HI, store=False)).output_text == "Hello, world!"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")]
+)
+async def test_a_wrong_page_is_refused(mesh: KeepingMesh, text: ChatText, query: str, param: str) -> None:
+    """By the parameter's name."""
+    app = keeping_app(mesh, text)
+    response = await Client(app, "POST", RESPONSES, HI).answer()
+    client = Client(app, "GET", f"{RESPONSES}/{response['id']}/input_items", query=query)
+    error = (await client.answer())["error"]
+    assert (client.status, error["param"]) == (400, param), json.dumps(error)
