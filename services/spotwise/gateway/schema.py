@@ -55,9 +55,9 @@ def _some_tokens(truncate_prompt_tokens: int) -> int:
 
 
 _BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
-_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 #: As clients write them.
-StopStrings = _StopString | Annotated[list[_StopString], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class StreamOptions(StrictBody):
