@@ -1,4 +1,4 @@
-"""Authentication by bearer keys, and the tenant of a request.
+"""Authentication by keys, and the tenant of a request.
 
 With keys, every path but the two that probes and collectors read requires one. A key may have a name, which travels with the
 request; the key itself never reaches records, logs or errors. Without keys a client may be a browser that shows anyone's page:
@@ -104,8 +104,8 @@ def caller_scope(request: Request) -> str:
     caller = getattr(request.state, _CALLER, None)
     if caller is None:
         return ""
-    whose = f"name {caller.name}" if caller.name else f"key {request.headers.get('authorization', '')}"
-    return hashlib.sha256(whose.encode()).hexdigest()
+    whose = f"name {caller.name}".encode() if caller.name else b"key " + _given_key(request.headers)
+    return hashlib.sha256(whose).hexdigest()
 
 
 def tenant_of(key_name: str, user: str | None) -> str:
@@ -135,7 +135,8 @@ class KeyFinder(Protocol):
 
 
 class BearerAuth:
-    """Middleware that requires `Authorization: Bearer KEY`, where keys are required, and notes whose it is.
+    """Middleware that requires `Authorization: Bearer KEY`, or Anthropic's `X-API-Key: KEY`, where keys are required, and notes
+    whose it is.
 
     Args:
         app: what it protects.
@@ -169,7 +170,7 @@ class BearerAuth:
 
     async def _take_caller(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        given = _bearer(headers.get("authorization", ""))
+        given = _given_key(headers)
         if given and not self._keys.requires_key:
             await self._keys.look_for(given)  # the first key of all may just have been made
         if self._keys.requires_key:
@@ -196,16 +197,19 @@ class BearerAuth:
 
     async def _caller(self, given: bytes) -> Caller:
         if not given:
-            raise _refusal("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
+            raise _refusal(
+                "You did not provide an API key. Send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."
+            )
         found = await self._keys.caller(given)
         if found is None:
             raise _refusal("Incorrect API key provided.")
         return found
 
 
-def _bearer(authorization: str) -> bytes:
-    scheme, _, given = authorization.partition(" ")
-    return given.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+def _given_key(headers: Headers) -> bytes:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    key = given if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.strip().encode("latin-1")
 
 
 def _is_of_loopback(origin: str) -> bool:
