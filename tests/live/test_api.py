@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from pydantic import BaseModel
 
 from tests.live.mesh import MODEL, LiveMesh
@@ -384,3 +385,39 @@ def test_a_response_and_what_goes_on_from_it(mesh: LiveMesh) -> None:
     assert [item.type for item in listed] == ["message", "function_call", "function_call_output"]
     client.responses.delete(final.id)
     assert mesh.get(f"/v1/responses/{final.id}").status_code == 404
+
+
+def test_anthropics_messages(mesh: LiveMesh) -> None:
+    """Their text is the chat's, whole and streamed; a tool is called and its result is read; counted tokens are those used."""
+    asked: Any = {"model": MODEL, "max_tokens": 32, "messages": QUESTION, "extra_body": {"temperature": 0}}
+    counted: Any = {"model": MODEL, "messages": QUESTION}
+    chat = mesh.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    with Anthropic(base_url=mesh.url, api_key="none", max_retries=0, timeout=60.0) as client:
+        whole = client.messages.create(**asked)
+        assert [block.text for block in whole.content if block.type == "text"] == [chat.choices[0].message.content]
+        assert (whole.stop_reason, whole.usage.output_tokens) == ("end_turn", chat.usage.completion_tokens)
+        with client.messages.stream(**asked) as stream:
+            pieces = list(stream.text_stream)
+            streamed = stream.get_final_message()
+        assert len(pieces) > 3 and "".join(pieces) == chat.choices[0].message.content
+        for usage in (whole.usage, streamed.usage):
+            used = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+            assert used == client.messages.count_tokens(**counted).input_tokens == chat.usage.prompt_tokens
+
+        function = WEATHER["function"]
+        tool = {"name": function["name"], "input_schema": function["parameters"]}
+        counted |= {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [tool]}
+        asked |= counted | {"max_tokens": 120}
+        called = client.messages.create(**asked, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+        (use,) = called.content
+        assert use.type == "tool_use" and called.stop_reason == "tool_use"
+        assert use.name == "get_weather" and set(use.input) == {"city", "unit"}
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "18 degrees"}
+        counted["messages"] += [
+            {"role": "assistant", "content": called.content},
+            {"role": "user", "content": [result]},
+        ]
+        answered = client.messages.create(**asked | counted)
+        used = answered.usage.input_tokens + (answered.usage.cache_read_input_tokens or 0)
+        assert used == client.messages.count_tokens(**counted).input_tokens
+        assert answered.stop_reason in ("end_turn", "max_tokens", "tool_use")

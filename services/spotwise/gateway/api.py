@@ -1,4 +1,4 @@
-"""The gateway's HTTP interface, OpenAI-compatible, as one app.
+"""The gateway's HTTP interface, OpenAI's and Anthropic's, as one app.
 
 Only the `Generation` port connects it to the mesh. Bodies are read, validated and answered here, not by the framework, so that
 every error has OpenAI's shape and a streamed token costs no model object.
@@ -28,6 +28,7 @@ from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.late_answers import LateAnswer, LateAnswers
+from spotwise.gateway.message_routes import add_message_routes
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import require_model
@@ -129,6 +130,7 @@ def create_app(
     async def create_response(request: Request) -> Response:
         return await respond(request, RESPONSES)
 
+    add_message_routes(app, respond, text, options, bodies)
     add_token_routes(app, text, options, bodies)
     add_embedding_routes(app, generation.generate, text, options, metrics, planning)
     if kept is not None:

@@ -1,8 +1,8 @@
-"""Errors as OpenAI's clients expect them: one JSON shape, the right status, nothing internal.
+"""Errors as clients expect them: one JSON shape, the right status, nothing internal.
 
-Every error is `{"error": {"message", "type", "param", "code"}}`. An unexpected exception is logged with its traceback and
-answered as a bare 500. `ErrorEdge` holds the HTTP layer's one broad `except` for whole responses; `describe` serves it and
-streams that have begun.
+Every error is OpenAI's `{"error": {"message", "type", "param", "code"}}`, or Anthropic's on the paths of its API
+(message_errors.py). An unexpected exception is logged with its traceback and answered as a bare 500. `ErrorEdge` holds the HTTP
+layer's one broad `except` for whole responses; `describe` serves it and streams that have begun.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 import structlog
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.message_errors import is_messages_path, message_error
 from spotwise.gateway.request_ids import request_id
 
 #: Errors quote names and values of clients, which may be megabytes.
@@ -56,7 +58,7 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, object]:
+    def body(self) -> dict[str, dict[str, object]]:
         """Return the JSON body."""
         client_fault = "rate_limit_error" if self.status == 429 else "invalid_request_error"
         kind = client_fault if self.status < 500 else "server_error"
@@ -64,9 +66,16 @@ class ApiError(Exception):
         message = _shortened(self.message, _MAX_MESSAGE_CHARACTERS)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
-        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+    def message_body(self, request_id: str) -> dict[str, object]:
+        """Return the JSON body in Anthropic's form."""
+        return message_error(self.status, self.body()["error"], request_id)
+
+    def response(self, scope: Scope | None = None) -> Response:
+        """Return the HTTP response to a request, in the form of its path's API; OpenAI's where the path is not known."""
+        body: dict[str, Any] = self.body()
+        if scope is not None and is_messages_path(scope["path"]):
+            body = self.message_body(request_id(scope))
+        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
 def _shortened(text: str, max_characters: int) -> str:
@@ -112,12 +121,12 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     """Exception handler of the app for what the router itself refuses: unknown routes and methods."""
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         message = f"Unknown URL: {request.method} {request.url.path}. The API lies under /v1."
-        return ApiError(404, message, code="unknown_url").response()
+        return ApiError(404, message, code="unknown_url").response(request.scope)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = Headers(error.headers).get("allow", "another method")
         message = f"Not allowed to {request.method} on {request.url.path}; use {allowed}."
-        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
-    return describe(error, request_id(request.scope)).response()
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response(request.scope)
+    return describe(error, request_id(request.scope)).response(request.scope)
 
 
 class ErrorEdge:
@@ -153,4 +162,4 @@ class ErrorEdge:
             self._count_error(described.code or str(described.status))
             if started:
                 raise  # the server then cuts the connection: the client must not take the half for the whole
-            await described.response()(scope, receive, send)
+            await described.response(scope)(scope, receive, send)

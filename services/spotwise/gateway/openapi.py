@@ -5,40 +5,67 @@ Bodies are described by the models that check them, refused parameters by the ta
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic.json_schema import models_json_schema
 
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import ChatFormat
 from spotwise.gateway.completions import CompletionFormat
-from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
-from spotwise.gateway.response_routes import MOST_ITEMS
+from spotwise.gateway.message_errors import MESSAGES_PATH
+from spotwise.gateway.openapi_answers import (
+    CONTINUED,
+    EMBEDDING_PATH,
+    ERROR,
+    HEALTH,
+    MESSAGE,
+    MESSAGE_ANSWER,
+    MESSAGES_ERROR,
+    MODEL_CARD,
+    MODELS,
+    REQUEST_PATHS,
+    RESPONSE,
+    RESPONSE_PATHS,
+    TOKENS,
+)
+from spotwise.gateway.openapi_parts import (
+    COUNT,
+    ERRORS,
+    EVENT,
+    FINISH,
+    GENERATION_ERRORS,
+    KEEPING,
+    TEXT,
+    TIMEOUT,
+    Schema,
+    json_of,
+    list_of,
+    object_of,
+    operation,
+    path_part,
+    ref,
+)
+from spotwise.gateway.parameters import REFUSED, Refused
 from spotwise.gateway.schema import GenerationRequest, SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema_messages import REFUSED as REFUSED_OF_MESSAGES
+from spotwise.gateway.schema_messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
 from spotwise.gateway.strict_body import StrictBody
 
-Schema = dict[str, Any]
-
 _TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, DetokenizeRequest)
+_MESSAGE_BODIES: tuple[type[StrictBody], ...] = (MessagesRequest, MessagesPrompt)
 _BODIES: tuple[type[StrictBody], ...] = (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
     ResponsesRequest,
+    *_MESSAGE_BODIES,
     *_TOKEN_BODIES,
 )
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_FLAG: Schema = {"type": "boolean"}
-_FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
-#: Statuses of every path that needs a key, and more of those that generate.
-_ERRORS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
-_GENERATION_ERRORS = (*_ERRORS, 409, 413, 415, 422, 504)
 
 
 def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
@@ -55,35 +82,53 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
     for request in (ChatRequest, CompletionRequest, ResponsesRequest):
         _limit(schemas[request.__name__]["properties"], request, options)
     _limit_embeddings(schemas[EmbeddingRequest.__name__]["properties"], options)
+    for body in _MESSAGE_BODIES:
+        schemas[body.__name__]["properties"] |= {
+            "model": {"enum": list(options.names)},
+            **{refused.name: _refused(refused) for refused in REFUSED_OF_MESSAGES},
+        }
     _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
-    headers = [_TIMEOUT, *(_KEEPING if keeps_requests else ())]
-    schemas |= {"Error": _ERROR, "ModelCard": _MODEL_CARD}
+    headers = [TIMEOUT, *(KEEPING if keeps_requests else ())]
+    schemas |= {"Error": ERROR, "MessagesError": MESSAGES_ERROR, "ModelCard": MODEL_CARD}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "spotwise", "version": "1", "description": "OpenAI's API, for one model of a spotwise mesh."},
+        "info": {
+            "title": "spotwise",
+            "version": "1",
+            "description": "OpenAI's API and Anthropic's messages, for one model of a spotwise mesh.",
+        },
         "components": {
             "schemas": schemas,
-            "responses": {"Error": {"description": "An error.", "content": _json_of(_ref("Error"))}},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                name: {"description": "An error.", "content": json_of(ref(name))} for name in ("Error", "MessagesError")
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"header": []}],
         "paths": {
-            "/v1/chat/completions": {"post": _generation(ChatRequest, ChatFormat.WHOLE_OBJECT, _MESSAGE, headers)},
+            "/v1/chat/completions": {"post": _generation(ChatRequest, ChatFormat.WHOLE_OBJECT, MESSAGE, headers)},
             "/v1/completions": {
-                "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": _TEXT}, headers)
+                "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": TEXT}, headers)
             },
-            "/v1/responses": {"post": _answered(ResponsesRequest, _RESPONSE, headers)},
-            **(_RESPONSE_PATHS if options.stores_responses else {}),
-            "/v1/embeddings": {"post": _EMBEDDING_PATH},
-            "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], _TOKENS)},
-            "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], _object(prompt=_TEXT))},
-            "/v1/models": {"get": _operation("The model that is served, and its adapters.", _json_of(_MODELS))},
+            "/v1/responses": {"post": _answered(ResponsesRequest, RESPONSE, headers)},
+            **(RESPONSE_PATHS if options.stores_responses else {}),
+            "/v1/embeddings": {"post": EMBEDDING_PATH},
+            MESSAGES_PATH: {"post": _message("Continue a conversation.", MessagesRequest, MESSAGE_ANSWER, headers)},
+            f"{MESSAGES_PATH}/count_tokens": {
+                "post": _message("Tokens of a conversation.", MessagesPrompt, json_of(object_of(input_tokens=COUNT)))
+            },
+            "/tokenize": {"post": _tokens("Tokens of a text.", [TokenizePrompt, TokenizeChat], TOKENS)},
+            "/detokenize": {"post": _tokens("The text of tokens.", [DetokenizeRequest], object_of(prompt=TEXT))},
+            "/v1/models": {"get": operation("The model that is served, and its adapters.", json_of(MODELS))},
             "/v1/models/{model_id}": {
-                "get": _operation("A model.", _json_of(_ref("ModelCard"))) | {"parameters": [_path_part("model_id")]}
+                "get": operation("A model.", json_of(ref("ModelCard"))) | {"parameters": [path_part("model_id")]}
             },
-            "/health": {"get": _operation("Whether requests can be served.", _json_of(_HEALTH), errors=(503,))},
-            "/metrics": {"get": _operation("Metrics, for Prometheus.", {"text/plain": {"schema": _TEXT}})},
-            **(_REQUEST_PATHS if keeps_requests else {}),
+            "/health": {"get": operation("Whether requests can be served.", json_of(HEALTH), errors=(503,))},
+            "/metrics": {"get": operation("Metrics, for Prometheus.", {"text/plain": {"schema": TEXT}})},
+            **(REQUEST_PATHS if keeps_requests else {}),
         },
     }
 
@@ -125,167 +170,34 @@ def _refused(refused: Refused) -> Schema:
 
 
 def _tokens(summary: str, bodies: list[type[StrictBody]], answer: Schema) -> Schema:
-    content = {"anyOf": [_ref(each.__name__) for each in bodies]}
-    return _operation(summary, _json_of(answer), errors=(*_ERRORS, 413, 415)) | {
-        "requestBody": {"required": True, "content": _json_of(content)}
+    content = {"anyOf": [ref(each.__name__) for each in bodies]}
+    return operation(summary, json_of(answer), errors=(*ERRORS, 413, 415)) | {
+        "requestBody": {"required": True, "content": json_of(content)}
     }
 
 
 def _generation(request: type[GenerationRequest], object_name: str, text: Schema, headers: list[Schema]) -> Schema:
-    choice = _object(index=_COUNT, finish_reason=_FINISH, **text)
-    answer = _object(
-        id=_TEXT,
+    choice = object_of(index=COUNT, finish_reason=FINISH, **text)
+    answer = object_of(
+        id=TEXT,
         object={"const": object_name},
-        created=_COUNT,
-        model=_TEXT,
-        choices={**_list(choice), "minItems": 1},
-        usage=_object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
+        created=COUNT,
+        model=TEXT,
+        choices={**list_of(choice), "minItems": 1},
+        usage=object_of(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT),
     )
     return _answered(request, answer, headers)
 
 
 def _answered(request: type[SharedRequest], answer: Schema, headers: list[Schema]) -> Schema:
-    content = {**_json_of(answer), "text/event-stream": {"schema": _EVENT}}
-    return _operation(f"Continue {_CONTINUED[request.endpoint]}.", content, errors=_GENERATION_ERRORS) | {
-        "requestBody": {"required": True, "content": _json_of(_ref(request.__name__))},
+    content = {**json_of(answer), "text/event-stream": {"schema": EVENT}}
+    return operation(f"Continue {CONTINUED[request.endpoint]}.", content, errors=GENERATION_ERRORS) | {
+        "requestBody": {"required": True, "content": json_of(ref(request.__name__))},
         "parameters": headers,
     }
 
 
-def _operation(summary: str, content: Schema, errors: tuple[int, ...] = _ERRORS) -> Schema:
-    refusals = {str(status): {"$ref": "#/components/responses/Error"} for status in errors}
-    return {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}, **refusals}}
-
-
-def _object(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list(item: Schema) -> Schema:
-    return {"type": "array", "items": item}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _json_of(schema: Schema) -> Schema:
-    return {"application/json": {"schema": schema}}
-
-
-def _header(name: str, description: str, **schema: Any) -> Schema:
-    return {"name": name, "in": "header", "description": description, "schema": {**_TEXT, **schema}}
-
-
-def _query(name: str, schema: Schema) -> Schema:
-    return {"name": name, "in": "query", "schema": schema}
-
-
-def _path_part(name: str) -> Schema:
-    return {"name": name, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
-
-
-#: A server-sent event: the chunk as JSON, or `[DONE]`; its id is where a stream can go on.
-_EVENT: Schema = {**_object(data=_TEXT), "description": "A chunk, or `[DONE]`."}
-_OR_NULL: Schema = {"type": ["string", "null"]}
-_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_OR_NULL, code=_OR_NULL))
-_MODEL_CARD = _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT)
-_MODELS = _object(object={"const": "list"}, data=_list(_ref("ModelCard")))
-_HEALTH = _object(status=_TEXT, detail=_TEXT, workers={"type": "object"})
-_TOKENS = _object(
-    count=_COUNT,
-    max_model_len=_COUNT,
-    tokens=_list(_COUNT),
-    token_strs={"type": ["array", "null"], "items": _TEXT},
-)
-_CALL = _object(id=_TEXT, type={"const": "function"}, function=_object(name=_TEXT, arguments=_TEXT))
-_MESSAGE: Schema = {"message": _object(role={"const": "assistant"}, content=_OR_NULL)}
-_MESSAGE["message"]["properties"] |= {"reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
-_CONTINUED = {
-    Endpoint.CHAT: "a chat",
-    Endpoint.COMPLETIONS: "a text",
-    Endpoint.RESPONSES: "a conversation",
-}
-_ITEM = _object(id=_TEXT, type=_TEXT)
-_RESPONSE = _object(
-    id=_TEXT,
-    object={"const": "response"},
-    created_at=_COUNT,
-    model=_TEXT,
-    status={"enum": ["completed", "incomplete"]},
-    output={**_list(_ITEM), "minItems": 1},
-    usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
-)
-_ITEMS = _object(object={"const": "list"}, data=_list(_ITEM), first_id=_OR_NULL, last_id=_OR_NULL, has_more=_FLAG)
-_RESPONSE_PATHS: Schema = {
-    "/v1/responses/{response_id}": {
-        "parameters": [_path_part("response_id")],
-        "get": _operation("A stored response.", _json_of(_RESPONSE))
-        | {"parameters": [_query("stream", {"enum": ["false", "0", ""]})]},
-        "delete": _operation(
-            "Forget a response.", _json_of(_object(id=_TEXT, object={"const": "response"}, deleted=_FLAG))
-        ),
-    },
-    "/v1/responses/{response_id}/input_items": {
-        "parameters": [_path_part("response_id")],
-        "get": _operation("The items that a response answers.", _json_of(_ITEMS))
-        | {
-            "parameters": [
-                _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS}),
-                _query("order", {"enum": ["asc", "desc"]}),
-                _query("after", _TEXT),
-            ]
-        },
-    },
-}
-_REQUEST = _object(
-    id=_TEXT,
-    object={"const": "request"},
-    endpoint={"enum": [each.value for each in Endpoint]},
-    created=_COUNT,
-    resumable=_FLAG,
-    state=_TEXT,
-    choices=_list(
-        _object(index=_COUNT, output_tokens=_COUNT, attempts=_COUNT, finish_reason={"type": ["string", "null"]})
-    ),
-    error={"type": ["object", "null"]},
-    response={"type": ["object", "null"]},
-)
-_TIMEOUT = _header(
-    "X-Request-Timeout", "Seconds after which the client gives up.", pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
-)
-_KEEPING = (
-    _header("Idempotency-Key", "The same key and body give the same answer.", pattern=r"^[!-~]{0,255}$"),
-    _header("X-Spotwise-Resumable", "With `true` the answer goes on without its client."),
-    _header("Last-Event-ID", "Of the last event that the client got: its stream goes on from there."),
-)
-_RESUMED = {**_json_of(_REQUEST), "text/event-stream": {"schema": _EVENT}}
-_REQUEST_PATHS: Schema = {
-    "/v1/requests/{request_id}": {
-        "parameters": [_path_part("request_id")],
-        "get": _operation("The state of a request, or the rest of its stream.", _RESUMED, errors=_GENERATION_ERRORS),
-        "delete": _operation("Cancel a request.", _json_of(_REQUEST), errors=_GENERATION_ERRORS),
-    }
-}
-_EMBEDDINGS = _object(
-    id=_TEXT,
-    object={"const": "list"},
-    created=_COUNT,
-    model=_TEXT,
-    data={
-        **_list(
-            _object(
-                object={"const": "embedding"},
-                index=_COUNT,
-                embedding={"anyOf": [_TEXT, {**_list({"type": "number"}), "minItems": 1}]},
-            )
-        ),
-        "minItems": 1,
-    },
-    usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
-)
-_EMBEDDING_PATH: Schema = {
-    **_operation("Embeddings of texts.", _json_of(_EMBEDDINGS), errors=_GENERATION_ERRORS),
-    "requestBody": {"required": True, "content": _json_of(_ref(EmbeddingRequest.__name__))},
-    "parameters": [_TIMEOUT],
-}
+def _message(summary: str, body: type[StrictBody], content: Schema, headers: Sequence[Schema] = ()) -> Schema:
+    described = {"required": True, "content": json_of(ref(body.__name__))}
+    answered = operation(summary, content, errors=GENERATION_ERRORS, error="MessagesError")
+    return answered | {"requestBody": described, "parameters": list(headers)}

@@ -23,6 +23,8 @@ from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.items_format import ItemsFormat
 from spotwise.gateway.kept_plan import hash_of_body
+from spotwise.gateway.messages import plan_message
+from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import INLINE_BYTES
 from spotwise.gateway.parameters import Endpoint
@@ -35,7 +37,7 @@ from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
 #: Members of bodies that may have a grammar.
-_GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"')
+_GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"', b'"output_config"')
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
@@ -45,10 +47,12 @@ NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
 CHAT, COMPLETIONS, RESPONSES = (
     endpoint.value for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
 )
+MESSAGES = "messages"
 _ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
     CHAT: (plan_chat, ChatFormat),
     COMPLETIONS: (plan_completion, CompletionFormat),
     RESPONSES: (plan_response, ItemsFormat),
+    MESSAGES: (plan_message, MessagesFormat),
 }
 
 

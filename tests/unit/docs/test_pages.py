@@ -19,6 +19,7 @@ from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
 from spotwise.core.members import MemberKind
 from spotwise.core.messages import RejectCode
+from spotwise.gateway import schema_messages as messages
 from spotwise.gateway.embedding_answer import AT_ONCE
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Ignored, Refused
@@ -26,6 +27,7 @@ from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema_messages import MessagesRequest
 from spotwise.gateway.schema_responses import ResponsesRequest
 from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
@@ -151,6 +153,17 @@ def test_every_parameter_of_embeddings_is_listed() -> None:
     off = {value for rule in REFUSED_FOR_EMBEDDINGS for value in rule.off}
     assert set(quoted(refused)) == {rule.name for rule in REFUSED_FOR_EMBEDDINGS} | off
     assert f"1 to {MAX_INPUTS:,} inputs" in text and f"Of one request {AT_ONCE} inputs" in text
+
+
+def test_every_parameter_of_messages_is_listed() -> None:
+    """Honoured ones in the section's table, refused and ignored ones below it."""
+    text = section(API.read_text(), "Anthropic's messages")
+    assert {name for row in table(text) for name in quoted(row[0])} == set(MessagesRequest.model_fields)
+    refused, ignored = re.findall(r"Refused by name are (.*?);.*?Ignored are (.*?)\.\s", text, re.DOTALL)[0]
+    off = {value for rule in messages.REFUSED for value in map(json.dumps, rule.off)}
+    of_output = {f"output_config.{rule.name}" for rule in messages.REFUSED_OF_OUTPUT}
+    assert set(quoted(refused)) == {rule.name for rule in messages.REFUSED} | of_output | off
+    assert set(quoted(ignored)) == set(messages.IGNORED)
 
 
 def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:

@@ -22,6 +22,7 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import EmbeddingRequest
+from spotwise.gateway.schema_messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to
@@ -33,6 +34,8 @@ ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
     "/v1/completions": (COMPLETION, CompletionRequest),
     "/v1/responses": (RESPONSE, ResponsesRequest),
     "/v1/embeddings": (EMBEDDING, EmbeddingRequest),
+    "/v1/messages": (CHAT | {"max_tokens": 8}, MessagesRequest),
+    "/v1/messages/count_tokens": (CHAT, MessagesPrompt),
 }
 #: Names that only the table of parameters knows.
 OTHERS = (
@@ -40,6 +43,7 @@ OTHERS = (
     "response_format",
     "guided_json",
     "best_of",
+    "mcp_servers",
     "suffix",
     "metadata",
     "prompt",
@@ -51,14 +55,16 @@ SCALARS = (
     | st.booleans()
     | NUMBERS
     | st.text(max_size=8)
-    | st.sampled_from(["user", "text", MODEL, "auto", "function", "\0"])
+    | st.sampled_from(["user", "text", MODEL, "auto", "function", "tool_use", "tool_result", "enabled", "\0"])
 )
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "1", "include_usage", "function", "name", "x"]),
+            st.sampled_from(
+                ["role", "content", "type", "text", "1", "include_usage", "function", "name", "input", "format", "x"]
+            ),
             inner,
             max_size=4,
         )

@@ -18,14 +18,14 @@ from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import storing
 
-GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"]
+GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"]
 STORED = [
     "GET /v1/responses/{response_id}",
     "DELETE /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
 ]
 EMBEDDING = ["POST /v1/embeddings"]
-TOKENS = ["POST /tokenize", "POST /detokenize"]
+TOKENS = ["POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"]
 READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
 
 

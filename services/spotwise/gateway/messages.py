@@ -1,0 +1,162 @@
+"""`POST /v1/messages`: from Anthropic's conversation to a chat, whose prompt and plan it has.
+
+Turns in a row of one role are one turn, as Anthropic has it: templates want roles to alternate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+from spotwise.gateway.api_options import ApiOptions
+from spotwise.gateway.chat import chat_token_ids, plan_chat_request
+from spotwise.gateway.chat_tools import tool_use
+from spotwise.gateway.errors import bad_request
+from spotwise.gateway.parameters import refuse
+from spotwise.gateway.plan import GenerationPlan, require_model
+from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_messages import (
+    REFUSED,
+    REFUSED_OF_OUTPUT,
+    Block,
+    MessagesPrompt,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from spotwise.gateway.strict_body import parse_body
+from spotwise.gateway.text import ChatText
+
+Parsed = TypeVar("Parsed", bound=MessagesPrompt)
+
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
+    """Check a body, which came with the key of that name, and plan it.
+
+    Raises:
+        ApiError: 400 or 404, with the parameter at fault.
+    """
+    request = _parsed(MessagesRequest, body)
+    chat = {
+        **_chat(request, text),
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "stream": request.stream,
+        "user": None if request.metadata is None else request.metadata.user_id,
+    }
+    return plan_chat_request(parse_body(ChatRequest, chat), text, options, key_name, "msg_")
+
+
+def count_tokens(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -> int:
+    """Return how many tokens the prompt of a message has; raises as `plan_message`."""
+    chat = parse_body(ChatRequest, _chat(_parsed(MessagesPrompt, body), text))
+    require_model(chat.model, options)
+    return len(chat_token_ids(chat, text, tools=tool_use(chat, text).tools))
+
+
+def _parsed(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    refuse(REFUSED, body)
+    if isinstance(output := body.get("output_config"), dict):
+        refuse(REFUSED_OF_OUTPUT, output, "output_config.")
+    return parse_body(kind, body)
+
+
+def _chat(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
+    """Return the parameters of a chat that its prompt and its output's form are made of."""
+    messages = list(_messages(request))
+    continues = messages[-1]["role"] == "assistant"
+    if continues and messages[-1].get("tool_calls"):
+        message = "Invalid value for 'messages': the last one is to be continued, and must not call a tool."
+        raise bad_request(message, "messages", "invalid_value")
+    if continues and not any(part["text"] for part in messages[-1]["content"]):
+        del messages[-1]  # there is nothing to continue
+        continues = False
+    chat: dict[str, Any] = {"model": request.model, "messages": messages, "continue_final_message": continues}
+    if request.tools is not None:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                },
+            }
+            for tool in request.tools
+        ]
+    if (choice := request.tool_choice) is not None:
+        chat["tool_choice"] = _TOOL_CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
+        chat["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+    if request.output_config is not None and (output := request.output_config.format) is not None:
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": output.schema_}}
+    return chat | _thinking(request, text)
+
+
+def _thinking(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
+    config = request.thinking
+    if config is None or config.type == "adaptive":
+        return {}
+    enabled = config.type == "enabled"
+    if enabled and (text.form is None or not text.form.reads_reasoning):
+        message = "'thinking' cannot be enabled: this model does not think before it answers."
+        raise bad_request(message, "thinking", "unsupported_parameter")
+    return {"chat_template_kwargs": {"enable_thinking": enabled}}
+
+
+def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:
+    if request.system:
+        yield {"role": "system", "content": _texts(request.system)}
+    for role, turn in groupby(request.messages, key=lambda message: message.role):
+        blocks = [block for message in turn for block in message.content]
+        if role == "assistant":
+            yield _assistant(blocks)
+        elif role == "system":
+            yield {"role": role, "content": _texts(blocks)}
+        else:
+            yield from _user(blocks)
+
+
+def _texts(blocks: Sequence[Block]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": block.text} for block in blocks if isinstance(block, TextBlock)]
+
+
+def _user(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    """Give what tools returned as messages of their own, in order, and the texts between them."""
+    for is_result, group in groupby(blocks, key=lambda block: isinstance(block, ToolResultBlock)):
+        if is_result:
+            yield from map(_result, (block for block in group if isinstance(block, ToolResultBlock)))
+        else:
+            yield {"role": "user", "content": _texts(list(group))}
+    if not blocks:
+        yield {"role": "user", "content": ""}
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    content = _texts(block.content or ())
+    if block.is_error:
+        # Templates have no other way to say it.
+        content = [{"type": "text", "text": "Error:"}, *content]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
+        message["reasoning_content"] = thought
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    if (texts := _texts(blocks)) or not calls:
+        message["content"] = texts
+    return message | ({"tool_calls": calls} if calls else {})
