@@ -12,7 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spotwise.gateway.message_errors import is_messages_path
+
 HEADER = "x-request-id"
+#: Under which Anthropic's clients look for it.
+ANTHROPICS_HEADER = "request-id"
 _SANE = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
 #: Where they are in a request's state.
 _CLIENTS, _OWN = "client_request_id", "own_request_id"
@@ -57,7 +61,10 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id(scope)
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = request_id(scope)
+                if is_messages_path(scope["path"]):
+                    headers[ANTHROPICS_HEADER] = request_id(scope)
             await send(message)
 
         await self._app(scope, receive, send_named)

@@ -44,6 +44,7 @@ async def test_a_message(api: AsyncAnthropic, mesh: FakeMesh) -> None:
     """Its text, why it ended, and what it took; the cached tokens are none of the input's."""
     mesh.cached = {0: 3}
     message = await api.messages.create(**MESSAGE)
+    assert message._request_id == message.id
     assert message.id.startswith("msg_") and (message.type, message.role, message.model) == (
         "message",
         "assistant",
@@ -174,7 +175,7 @@ async def test_errors_are_the_clients_own_exceptions(api: AsyncAnthropic, mesh: 
         "invalid_request_error",
         "temperature",
     )
-    assert body["request_id"] == bad.value.response.headers["x-request-id"]
+    assert body["request_id"] == bad.value.request_id == bad.value.response.headers["x-request-id"]
     with pytest.raises(anthropic.AuthenticationError):
         await api.with_options(api_key="wrong").messages.create(**MESSAGE)
     mesh.fail_at = 2
