@@ -380,7 +380,7 @@ def test_any_cut_gives_the_same_blocks(text: ChatText, pieces: list[Any], cuts: 
             body = body[length:]
         calls += kind == "call"
     plan = plan_message(MESSAGE, text, ApiOptions(MODEL), "")
-    streamed, whole = (MessagesFormat(plan, MODEL, text.token_bytes) for _ in range(2))
+    streamed, whole = (MessagesFormat(plan, text.token_bytes) for _ in range(2))
     usage: Usage = {"prompt_tokens": plan.prompt_tokens, "completion_tokens": 5}
     events = streamed.openings()
     while parts:
