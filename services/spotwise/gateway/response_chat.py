@@ -14,10 +14,10 @@ from spotwise.gateway.schema_responses import (
     CallOutputItem,
     FlatTool,
     InputItem,
+    ItemText,
     MessageItem,
     ReasoningItem,
     ResponsesRequest,
-    TextPart,
 )
 from spotwise.gateway.strict_body import parse_body
 
@@ -107,7 +107,7 @@ def _with_content(message: dict[str, Any]) -> dict[str, Any]:
     return message if "tool_calls" in message else {"content": "", **message}
 
 
-def _text(parts: Sequence[TextPart]) -> str:
+def _text(parts: Sequence[ItemText]) -> str:
     return "\n".join(part.text for part in parts)
 
 

@@ -32,7 +32,7 @@ _INCLUDABLE = Literal[
 _Id = Annotated[str, Field(min_length=1, max_length=_MAX_ID_CHARACTERS)]
 
 
-class TextPart(StrictBody):
+class ItemText(StrictBody):
     """A part of an item's content."""
 
     type: Literal["input_text", "output_text"]
@@ -55,7 +55,7 @@ def _as_parts(value: Any) -> Any:
     return value
 
 
-_Content = Annotated[list[TextPart], BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])]
+_Content = Annotated[list[ItemText], BeforeValidator(_as_parts, json_schema_input_type=str | list[ItemText])]
 
 
 class Item(StrictBody):
