@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from spotwise.core.adapter import AdapterRef
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.batching import Batch
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
@@ -29,6 +29,7 @@ from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
 from spotwise.engine.grammars import AllowedTokens, Grammars
 from spotwise.engine.group_place import GroupPlace, part_cache, require_cpu
+from spotwise.engine.held_sequences import HeldSequences
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_progress import LayersWritten, reporting_layers
@@ -39,7 +40,7 @@ from spotwise.engine.pooling import HeadInput, needs_all_tokens
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import sample_sequences
-from spotwise.engine.sequences import EngineSequence, require_valid
+from spotwise.engine.sequences import EngineSequence
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.stage import PipelineStage
 from spotwise.engine.stage_loading import load_stage
@@ -89,7 +90,6 @@ class Engine:
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._sequences: dict[str, EngineSequence] = {}
         #: The paged KV cache; the transfer reads and writes its blocks.
         self.kv = cache
         #: Decoder layers that one native call computes.
@@ -116,6 +116,13 @@ class Engine:
             if kernels is not None:
                 self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
         self._head_input = HeadInput(model)
+        self._sequences = HeldSequences(
+            facts.context_length,
+            facts.vocab_size,
+            self._adapters,
+            grammars,
+            gives_embeddings=self._head_input.is_readable,
+        )
         if part is not None:
             return
         self._adapters.install(model, kernels, len(facts.layers))
@@ -267,17 +274,7 @@ class Engine:
                 the record has a grammar or an adapter that this engine does not have, or an embedding that the model does
                 not give.
         """
-        if record.sequence_id in self._sequences:
-            raise ValueError(f"sequence {record.sequence_id} is here already")
-        require_valid(record, self.context_length, self.vocab_size)
-        if record.sampling.grammar and self._grammars is None:
-            raise ValueError(f"sequence {record.sequence_id} has a grammar")
-        if record.sampling.pooling is not None and not self._head_input.is_readable:
-            raise ValueError(
-                f"sequence {record.sequence_id} has an embedding, and the model has no head to read it from"
-            )
-        sequence = EngineSequence(record, self._adapters.of(record.adapter))
-        self._sequences[record.sequence_id] = sequence
+        sequence = self._sequences.add(record)
         if self.samples and self._grammars is not None:
             self._grammars.prepare(sequence)
 
@@ -287,13 +284,11 @@ class Engine:
         Raises:
             ValueError: the sequence is unknown, or the token is not in the vocabulary.
         """
-        if not 0 <= token_id < self.vocab_size:
-            raise ValueError(f"token id {token_id} is outside 0..{self.vocab_size - 1}")
-        self._sequence(sequence_id).append(token_id)
+        self._sequences.append(sequence_id, token_id)
 
     def drop_sequence(self, sequence_id: str) -> None:
         """Forget a sequence; idempotent."""
-        self._sequences.pop(sequence_id, None)
+        self._sequences.drop(sequence_id)
 
     def drop_all(self) -> None:
         """Forget all sequences."""
@@ -312,7 +307,7 @@ class Engine:
             ValueError: a row names a sequence, tokens or blocks that do not exist; nothing was appended.
             GroupBrokenError: a member of the group is gone; nothing was appended.
         """
-        rows = [(row, self._checked(row)) for row in batch.rows]
+        rows = [(row, self._sequences.checked(row, self.block_size)) for row in batch.rows]
         scoring, rows = split_prompt_scoring(rows)
         for pieces in scoring:
             self._score_prompts(pieces)
@@ -401,14 +396,3 @@ class Engine:
     def _probe(self, row: SequenceRow) -> None:
         flat = self._layout.lay_out([row], last_only=False)
         self._forward([row], flat, flat.last_token)
-
-    def _sequence(self, sequence_id: str) -> EngineSequence:
-        try:
-            return self._sequences[sequence_id]
-        except KeyError:
-            raise ValueError(f"sequence {sequence_id} is not here") from None
-
-    def _checked(self, row: BatchRow) -> EngineSequence:
-        sequence = self._sequence(row.sequence_id)
-        sequence.check_row(row, self.block_size)
-        return sequence
