@@ -128,11 +128,11 @@ def test_a_drain_in_the_midst_changes_no_request_of_any_kind(mesh: LiveMesh, und
 
     answers = asyncio.run(drained())
     assert_same(answers, undisturbed)
-    moves = 0
+    left = 0
     for answer in answers.values():
         mesh.ledger(answer.request_id, "prefilled", "completed")
         entries = mesh.ledger_entries(answer.request_id)
         lost = {dict(each.facts)["reason"] for each in entries if each.stage == "attempt_lost"}
         assert lost <= {"the worker had to leave"}
-        moves += sum(each.stage == "moved" for each in entries)
-    assert moves > 0
+        left += sum(each.stage in ("moved", "attempt_lost") for each in entries)
+    assert left > 0

@@ -18,6 +18,8 @@ _ANY_TEXT = "/(.|\\n)*/"
 #: Between a thought and the message.
 _BLANKS = "/[ \\t\\r\\n]{0,8}/"
 _ANSWER = "answer"
+#: Between the tokens of arguments: as models write them, in one line, where a small one would write nothing but blanks.
+_ARGUMENT_BLANKS = " ?"
 #: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
 JSON_BLANKS = "[ \\t\\n\\r]{1,32}"
 
@@ -114,4 +116,4 @@ def _parts_of(grammar: str) -> list[dict[str, Any]]:
 def _arguments(index: int, tool: Tool, *, free: bool) -> dict[str, Any]:
     is_free = free and not tool.function.strict
     schema = {"type": "object"} if is_free else tool.function.schema_of_arguments
-    return {"name": f"arguments_{index}", "json_schema": schema | {"x-guidance": {"whitespace_pattern": JSON_BLANKS}}}
+    return {"name": f"arguments_{index}", "json_schema": schema | {"x-guidance": {"whitespace_pattern": _ARGUMENT_BLANKS}}}
