@@ -116,4 +116,7 @@ def _parts_of(grammar: str) -> list[dict[str, Any]]:
 def _arguments(index: int, tool: Tool, *, free: bool) -> dict[str, Any]:
     is_free = free and not tool.function.strict
     schema = {"type": "object"} if is_free else tool.function.schema_of_arguments
-    return {"name": f"arguments_{index}", "json_schema": schema | {"x-guidance": {"whitespace_pattern": _ARGUMENT_BLANKS}}}
+    return {
+        "name": f"arguments_{index}",
+        "json_schema": schema | {"x-guidance": {"whitespace_pattern": _ARGUMENT_BLANKS}},
+    }
