@@ -20,8 +20,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
+CLIENTS := build/clients
+CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed \
+  $(patsubst tests/clients/environments/%.lock,$(CLIENTS)/%/.installed,$(wildcard tests/clients/environments/*.lock))
 
-.PHONY: help setup up down check proto-check test test-properties test-long test-faults soak test-compose test-cuda proto lock audit bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-properties test-long test-faults soak test-compose test-cuda test-clients proto lock audit bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,7 +77,7 @@ proto-check: setup
 # meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute, and UCX
 # between few processes. Last, one after the other, what has the cores to itself: meshes that compute, and tests of how long
 # something takes or of which worker is faster. A new file of tests/live is among the last.
-PYTEST := $(BIN)/pytest -m "not compose and not long"
+PYTEST := $(BIN)/pytest -m "not compose and not long and not clients"
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
@@ -126,11 +129,29 @@ test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker
 test-cuda: setup ## The tests that need a GPU (a torch with CUDA: see TORCH); skipped, with a reason, where there is none
 	$(BIN)/pytest -m cuda -W default tests/cuda $(ARGS)
 
+# Each lock in an environment of its own: what the clients need does not go together with one another's, or with ours.
+$(CLIENTS)/%/.installed: tests/clients/environments/%.lock
+	@echo "installing the clients of $< ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-deps --require-hashes -r $<
+	@touch $@
+
+# Without npm, the tests of clients for Node are skipped; the next `make` looks for it again.
+$(CLIENTS)/node/.installed: $(addprefix tests/clients/node/,package.json package-lock.json .npmrc)
+	@if command -v npm >/dev/null; then \
+	  echo "installing the clients of tests/clients/node/package-lock.json ..."; \
+	  mkdir -p $(@D); cp $^ $(@D); cd $(@D); npm ci --silent; touch .installed; \
+	fi
+
+test-clients: setup $(CLIENT_ENVIRONMENTS) ## Clients of other people (LangChain, Vercel's AI SDK, ...) against one mesh; a choice in ARGS
+	$(BIN)/pytest -m clients tests/clients $(ARGS)
+
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh
 
-lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock and the locks of the images
+lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock and the locks of the images, and the clients' of tests/clients
 	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
+	scripts/lock_clients.sh "$(PYTHON)"
 
 audit: ## Compare requirements.lock with published vulnerabilities; says so and passes where their service cannot be reached
 	scripts/audit.sh "$(PYTHON)"

@@ -1,0 +1,76 @@
+"""The table of clients in docs/api.md has every program of tests/clients, with its locked versions and all its checks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_clients import NODE, PYTHON
+from tests.unit.docs.docs_pages import API, quoted, section, table
+
+CLIENTS = Path(__file__).parents[2] / "clients"
+LOCKS = sorted((CLIENTS / "environments").glob("*.lock"))
+NODE_LOCK = CLIENTS / "node" / "package-lock.json"
+
+
+def locked(environment: str) -> dict[str, str]:
+    """Versions by distribution or package."""
+    if environment == "node":
+        packages = json.loads(NODE_LOCK.read_text())["packages"].items()
+        return {path.removeprefix("node_modules/"): entry["version"] for path, entry in packages if path}
+    return dict(
+        re.findall(r"^([a-z0-9-]+)==([^ ]+)", (CLIENTS / "environments" / f"{environment}.lock").read_text(), re.M)
+    )
+
+
+def programs() -> dict[Path, list[str]]:
+    """The environments of each program."""
+    found: dict[Path, list[str]] = {}
+    for environment, names in (*PYTHON.items(), ("node", NODE)):
+        for name in names:
+            path = CLIENTS / ("node" if environment == "node" else "programs")
+            found.setdefault(path / f"{name}.{'mjs' if environment == 'node' else 'py'}", []).append(environment)
+    return found
+
+
+def expected(program: Path, environments: list[str]) -> tuple[set[str], set[str]]:
+    """A program's packages with their versions, and its checks in words."""
+    text = program.read_text()
+    (packages,) = (re.findall(r'"([^"]+)"', line) for line in re.findall(r"^(?:    |await )run\((.*)\)", text, re.M))
+    versions = {f"{package} {locked(environment)[package]}" for environment in environments for package in packages}
+    checks = re.findall(r'^check\("(\w[\w.]*)"|^@check\n(?:async )?def (\w+)', text, re.M)
+    return versions, {(node or python).replace("_", " ") for node, python in checks}
+
+
+def test_every_program_has_its_row() -> None:
+    rows = {}
+    for client, versions, checks in table(section(API.read_text(), "Clients")):
+        (program,) = re.findall(r"\]\(\.\./([^)]+)\)", client)
+        rows[CLIENTS.parents[1] / program] = set(quoted(versions)), set(checks.split(", "))
+    assert rows == {program: expected(program, environments) for program, environments in programs().items()}
+
+
+def test_every_program_is_run() -> None:
+    written = {*(CLIENTS / "programs").glob("[!_]*.py"), *(CLIENTS / "node").glob("*.mjs")}
+    assert written - {CLIENTS / "node" / "checks.mjs"} == set(programs())
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_every_locked_distribution_is_known_by_its_hashes(lock: Path) -> None:
+    """So that `pip install --require-hashes` takes it, from whichever index; no address is in the lock."""
+    entries = re.split(r"^(?=[a-z0-9])", lock.read_text(), flags=re.M)[1:]
+    assert len(entries) > 20
+    for entry in entries:
+        assert re.match(r"[a-z0-9-]+==[^ ;]+ (; [^\n]* )?\\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+", entry), entry[
+            :80
+        ]
+    assert not re.search(r"://|^-|@", lock.read_text(), re.M)
+
+
+def test_every_locked_package_of_node_is_known_by_its_hash() -> None:
+    for path, entry in json.loads(NODE_LOCK.read_text())["packages"].items():
+        assert not path or entry["integrity"].startswith("sha512-"), path
+        assert "resolved" not in entry, path
