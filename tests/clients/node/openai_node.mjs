@@ -1,7 +1,7 @@
 // OpenAI's client for Node: the calls and the helpers of its documentation.
 
 import OpenAI from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 import { API_KEY, MODEL, QUESTION, URL, assert, check, run } from "./checks.mjs";
@@ -14,6 +14,15 @@ const Weather = z.object({
   is_cold: z.boolean(),
   days: z.array(z.object({ name: z.enum(["Monday", "Tuesday"]), degrees: z.int().min(-40).max(60) })).min(1).max(2),
 });
+
+const City = z.object({ city: z.enum(["Paris", "Rome"]) });
+const withTools = {
+  ...short,
+  messages: [{ role: "user", content: "Is it warm in Paris?" }],
+  tools: [zodFunction({ name: "get_weather", description: "Look up the weather of a city.", parameters: City })],
+  tool_choice: { type: "function", function: { name: "get_weather" } },
+  parallel_tool_calls: false,
+};
 
 check("models", async () => {
   const names = [];
@@ -74,6 +83,39 @@ check("completions", async () => {
   const answer = await client.completions.create({ model: MODEL, prompt: "One, two, three,", max_tokens: 4, temperature: 0 });
   assert.match(answer.choices[0].text, /four/);
   assert.equal(answer.choices[0].finish_reason, "length");
+});
+
+check("tools", async () => {
+  const answer = await client.chat.completions.create(withTools);
+  const [call] = answer.choices[0].message.tool_calls;
+  assert.equal(call.function.name, "get_weather");
+  assert.ok(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city));
+  const result = { role: "tool", tool_call_id: call.id, content: "21 degrees" };
+  const messages = [...withTools.messages, answer.choices[0].message, result];
+  const last = await client.chat.completions.create({ ...withTools, messages, tool_choice: "none" });
+  assert.ok(last.choices[0].message.content);
+});
+
+check("tools_in_a_stream", async () => {
+  const deltas = [];
+  const stream = client.chat.completions.stream(withTools).on("tool_calls.function.arguments.delta", (event) => deltas.push(event));
+  const final = await stream.finalChatCompletion();
+  const [call] = final.choices[0].message.tool_calls;
+  assert.equal(deltas.map((event) => event.arguments_delta).join(""), call.function.arguments);
+  assert.ok(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city));
+});
+
+check("runTools", async () => {
+  const asked = [];
+  const run = (input) => {
+    asked.push(input.city);
+    return "21 degrees";
+  };
+  const tool = zodFunction({ name: "get_weather", parameters: City, function: run });
+  const runner = client.chat.completions.runTools({ ...withTools, tools: [tool] });
+  await runner.done();
+  assert.equal(asked.length, 1);
+  assert.equal(runner.messages.at(-1).content, "21 degrees");
 });
 
 check("exceptions", async () => {

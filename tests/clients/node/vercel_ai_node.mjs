@@ -1,7 +1,7 @@
 // Vercel's AI SDK with its provider for OpenAI-compatible servers.
 
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, Output, generateObject, generateText, streamObject, streamText } from "ai";
+import { APICallError, Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
 
 import { API_KEY, MODEL, QUESTION, URL, assert, check, run } from "./checks.mjs";
@@ -15,6 +15,18 @@ const provider = createOpenAICompatible({
 });
 const short = { model: provider(MODEL), prompt: QUESTION, temperature: 0, maxOutputTokens: 200, maxRetries: 0 };
 const Capital = z.object({ name: z.enum(["Paris", "Rome"]), is_large: z.boolean() });
+
+const weather = tool({
+  description: "Look up the weather of a city.",
+  inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
+  execute: async ({ city }) => ({ city, degrees: 21 }),
+});
+const withTools = { ...short, prompt: "Is it warm in Paris?", tools: { weather } };
+// The first step calls, the second answers.
+const twoSteps = {
+  stopWhen: stepCountIs(2),
+  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }),
+};
 
 check("generateText", async () => {
   const result = await generateText({ ...short, system: "Be brief." });
@@ -51,6 +63,28 @@ check("streamObject", async () => {
 check("Output.object", async () => {
   const result = await generateText({ ...short, output: Output.object({ schema: Capital }) });
   assert.ok(Capital.safeParse(result.output).success);
+});
+
+check("tools", async () => {
+  const result = await generateText({ ...withTools, toolChoice: { type: "tool", toolName: "weather" } });
+  assert.equal(result.toolCalls[0].toolName, "weather");
+  assert.equal(result.toolResults[0].output.degrees, 21);
+  assert.equal(result.toolResults[0].toolCallId, result.toolCalls[0].toolCallId);
+});
+
+check("tools_in_steps", async () => {
+  const result = await generateText({ ...withTools, ...twoSteps });
+  assert.deepEqual(result.steps.map((step) => step.toolCalls.length), [1, 0]);
+  assert.ok(result.text);
+});
+
+check("tools_in_a_stream", async () => {
+  const result = streamText({ ...withTools, ...twoSteps });
+  const kinds = [];
+  for await (const part of result.fullStream) kinds.push(part.type);
+  for (const kind of ["tool-input-start", "tool-input-delta", "tool-input-end", "tool-call", "tool-result", "text-delta"])
+    assert.ok(kinds.includes(kind), kind);
+  assert.equal(kinds.filter((kind) => kind === "finish-step").length, 2);
 });
 
 check("exceptions", async () => {

@@ -8,12 +8,14 @@ import openai
 import pydantic
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
 
 SERVED: dict[str, Any] = {"base_url": f"{URL}/v1", "api_key": API_KEY, "model": MODEL, "max_retries": 0, "timeout": 60}
 CHAT = ChatOpenAI(**SERVED, temperature=0, max_tokens=200, stream_usage=True)
+WARM = "Is it warm in Paris?"
 
 
 class Capital(pydantic.BaseModel):
@@ -21,6 +23,12 @@ class Capital(pydantic.BaseModel):
 
     name: Literal["Paris", "Rome"] = pydantic.Field(description="The city's name.")
     is_large: bool
+
+
+@tool
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
+    """Look up the weather of a city."""
+    return f"21 degrees in {city}"
 
 
 @check
@@ -88,6 +96,36 @@ def exceptions() -> None:
         assert error.param == "temperature"
     else:
         raise AssertionError("no error")
+
+
+@check
+def bound_tools() -> None:
+    """`bind_tools` with a named tool and with any; the call's arguments are an object, its id goes with the result."""
+    named = CHAT.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False).invoke(WARM)
+    required = CHAT.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(WARM)
+    for answer in (named, required):
+        (call,) = answer.tool_calls
+        assert call["name"] == "get_weather" and call["args"]["city"] in ("Paris", "Rome") and call["id"]
+    result = get_weather.invoke(named.tool_calls[0])
+    assert result.tool_call_id == named.tool_calls[0]["id"]
+    last = CHAT.bind_tools([get_weather], tool_choice="none").invoke([HumanMessage(WARM), named, result])
+    assert last.content and not last.tool_calls
+
+
+@check
+def bound_tools_in_a_stream() -> None:
+    model = CHAT.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
+    chunks = [chunk for chunk in model.stream(WARM) if isinstance(chunk, AIMessageChunk)]
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert len(chunks) > 3 and whole.tool_calls[0]["args"]["city"] in ("Paris", "Rome")
+
+
+@check
+def structured_output_by_a_tool() -> None:
+    """`with_structured_output` by way of a function, which many servers need."""
+    assert isinstance(CHAT.with_structured_output(Capital, method="function_calling").invoke(QUESTION), Capital)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, Literal
 
 import litellm
@@ -14,6 +15,23 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 SERVED: dict[str, Any] = {"api_base": f"{URL}/v1", "api_key": API_KEY, "num_retries": 0, "timeout": 60}
 SHORT: dict[str, Any] = {**SERVED, "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
 PROVIDERS = (f"openai/{MODEL}", f"hosted_vllm/{MODEL}")
+GET_WEATHER = {
+    "name": "get_weather",
+    "description": "Look up the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+WITH_TOOLS: dict[str, Any] = {
+    **SHORT,
+    "messages": [{"role": "user", "content": "Is it warm in Paris?"}],
+    "tools": [{"type": "function", "function": GET_WEATHER}],
+    "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+    "parallel_tool_calls": False,
+}
 
 
 class Capital(pydantic.BaseModel):
@@ -79,6 +97,27 @@ def exceptions() -> None:
         except kind:
             continue
         raise AssertionError(f"{change} raised nothing")
+
+
+@check
+def tools() -> None:
+    for model in PROVIDERS:
+        answer: Any = litellm.completion(model=model, **WITH_TOOLS)
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.name == "get_weather" and call.id
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+        messages = [*WITH_TOOLS["messages"], answer.choices[0].message, result]
+        last: Any = litellm.completion(model=model, **{**WITH_TOOLS, "messages": messages, "tool_choice": "none"})
+        assert last.choices[0].message.content
+
+
+@check
+def tools_in_a_stream() -> None:
+    for model in PROVIDERS:
+        whole: Any = litellm.stream_chunk_builder(list(litellm.completion(model=model, **WITH_TOOLS, stream=True)))
+        (call,) = whole.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import openai
 import pydantic
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
@@ -24,6 +25,8 @@ SERVED: dict[str, Any] = {
 }
 CHAT = OpenAILike(**SERVED, is_chat_model=True)
 MESSAGES = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content=QUESTION)]
+TOOLS = OpenAILike(**SERVED, is_chat_model=True, is_function_calling_model=True)
+WARM = "Is it warm in Paris?"
 
 
 class Capital(pydantic.BaseModel):
@@ -31,6 +34,14 @@ class Capital(pydantic.BaseModel):
 
     name: Literal["Paris", "Rome"]
     is_large: bool
+
+
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
+    """Look up the weather of a city."""
+    return f"21 degrees in {city}"
+
+
+GET_WEATHER = FunctionTool.from_defaults(get_weather)
 
 
 @check
@@ -78,6 +89,34 @@ def exceptions() -> None:
         assert error.param == "temperature"
     else:
         raise AssertionError("no error")
+
+
+@check
+def chat_with_tools() -> None:
+    answer = TOOLS.chat_with_tools([GET_WEATHER], WARM, tool_required=True, allow_parallel_tool_calls=False)
+    (call,) = TOOLS.get_tool_calls_from_response(answer)
+    assert call.tool_name == "get_weather" and call.tool_kwargs["city"] in ("Paris", "Rome") and call.tool_id
+    result = ChatMessage(role="tool", content="21 degrees", additional_kwargs={"tool_call_id": call.tool_id})
+    last = TOOLS.chat([ChatMessage(role="user", content=WARM), answer.message, result])
+    assert last.message.content
+
+
+@check
+def stream_chat_with_tools() -> None:
+    parts = TOOLS.stream_chat_with_tools([GET_WEATHER], WARM, tool_required=True, allow_parallel_tool_calls=False)
+    (call,) = TOOLS.get_tool_calls_from_response([*parts][-1])
+    assert call.tool_kwargs["city"] in ("Paris", "Rome")
+
+
+@check
+def predict_and_call() -> None:
+    answer = TOOLS.predict_and_call([GET_WEATHER], WARM, tool_required=True, allow_parallel_tool_calls=False)
+    assert "21 degrees" in answer.response
+
+
+@check
+def structured_output_by_a_tool() -> None:
+    assert isinstance(TOOLS.structured_predict(Capital, PromptTemplate(QUESTION)), Capital)
 
 
 if __name__ == "__main__":

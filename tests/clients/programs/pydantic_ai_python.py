@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
-from pydantic_ai import Agent, NativeOutput
+from pydantic_ai import Agent, NativeOutput, RunContext
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -22,6 +23,13 @@ class Capital(pydantic.BaseModel):
 
     name: Literal["Paris", "Rome"]
     is_large: bool
+
+
+class CallFirst(AbstractCapability[None]):
+    """The first answer has to be a call, the second one a text."""
+
+    def get_model_settings(self) -> Any:
+        return lambda context: {"tool_choice": "required" if context.run_step == 1 else "none"}
 
 
 @check
@@ -69,6 +77,35 @@ async def exceptions() -> None:
         assert error.status_code == 400 and "temperature" in str(error.body)
     else:
         raise AssertionError("no error")
+
+
+@check
+async def output_by_a_tool() -> None:
+    """Its default for structured output: a tool that has to be called."""
+    result = await Agent(CHAT, model_settings=SHORT, output_type=Capital).run(QUESTION)
+    assert isinstance(result.output, Capital)
+
+
+@check
+async def output_by_a_tool_in_a_stream() -> None:
+    async with Agent(CHAT, model_settings=SHORT, output_type=Capital).run_stream(QUESTION) as result:
+        assert isinstance(await result.get_output(), Capital)
+
+
+@check
+async def tools() -> None:
+    """A tool is called, and its result goes back with the id of the call."""
+    called: dict[str, str] = {}
+
+    def get_weather(context: RunContext[None], city: Literal["Paris", "Rome"]) -> str:
+        """Look up the weather of a city."""
+        called[context.tool_call_id or ""] = city
+        return f"21 degrees in {city}"
+
+    settings = ModelSettings(**SHORT, parallel_tool_calls=False)
+    agent = Agent(CHAT, tools=[get_weather], model_settings=settings, capabilities=[CallFirst()])
+    result = await agent.run("Is it warm in Paris?")
+    assert result.output and list(called) != [""] and len(called) == 1
 
 
 if __name__ == "__main__":
