@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ MODEL = os.environ.get("CLIENTS_MODEL", "")
 API_KEY = "none"
 QUESTION = "What is the capital of France?"
 
+Item = TypeVar("Item")
 Check = TypeVar("Check", bound=Callable[[], Any])
 _checks: list[Callable[[], Any]] = []
 
@@ -34,6 +35,12 @@ def check(function: Check) -> Check:
     """Register a check; its name says what of the client it uses."""
     _checks.append(function)
     return function
+
+
+def only(items: Sequence[Item] | None) -> Item:
+    """Return the single item of a list, which a client may have as none."""
+    (item,) = items or ()
+    return item
 
 
 def run(*distributions: str) -> None:

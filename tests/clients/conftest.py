@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.conftest import adapters as adapters
 from tests.live.conftest import mesh as mesh
 from tests.live.conftest import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.live.marks import mark_live

@@ -13,7 +13,15 @@ from tests.live.mesh import LiveMesh
 
 #: Programs by their environment; openai's client is in both, in two major versions.
 PYTHON = {
-    "current": ("openai_python", "openai_tools_python", "langchain_python", "litellm_python", "pydantic_ai_python"),
+    "current": (
+        "openai_python",
+        "openai_tools_python",
+        "openai_others_python",
+        "langchain_python",
+        "litellm_python",
+        "pydantic_ai_python",
+        "anthropic_python",
+    ),
     "llama_index": ("openai_python", "openai_tools_python", "llama_index_python"),
 }
 NODE = ("openai_node", "vercel_ai_node")

@@ -21,7 +21,8 @@ const weather = tool({
   inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
   execute: async ({ city }) => ({ city, degrees: 21 }),
 });
-const withTools = { ...short, prompt: "Is it warm in Paris?", tools: { weather } };
+const oneCall = { providerOptions: { spotwise: { parallel_tool_calls: false } } };
+const withTools = { ...short, ...oneCall, prompt: "Is it warm in Paris?", tools: { weather } };
 // The first step calls, the second answers.
 const twoSteps = {
   stopWhen: stepCountIs(2),

@@ -1,6 +1,4 @@
-"""LlamaIndex's `OpenAILike`."""
-
-from __future__ import annotations
+"""LlamaIndex's `OpenAILike`; it reads the types of tools as they are written, so that no annotation is put off here."""
 
 from typing import Any, Literal
 

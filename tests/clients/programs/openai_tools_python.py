@@ -9,7 +9,7 @@ import openai
 import pydantic
 from openai import OpenAI
 
-from tests.clients.checks import API_KEY, MODEL, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, URL, check, only, run
 
 CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=60)
 MESSAGES: Any = [{"role": "user", "content": "Is it warm in Paris?"}]
@@ -44,7 +44,7 @@ ASKED: dict[str, Any] = {
 def named_tool() -> None:
     """`finish_reason` is `stop`, as OpenAI has it where the function is named."""
     answer = CLIENT.chat.completions.create(**ASKED, tool_choice=THIS_ONE)
-    (call,) = answer.choices[0].message.tool_calls or ()
+    call = only(answer.choices[0].message.tool_calls)
     assert call.type == "function" and call.function.name == "GetWeather" and call.id
     assert GetWeather.model_validate_json(call.function.arguments)
     assert answer.choices[0].message.content is None and answer.choices[0].finish_reason == "stop"
@@ -53,7 +53,7 @@ def named_tool() -> None:
 @check
 def required_tool() -> None:
     answer = CLIENT.chat.completions.create(**ASKED, tool_choice="required")
-    (call,) = answer.choices[0].message.tool_calls or ()
+    call = only(answer.choices[0].message.tool_calls)
     assert call.type == "function" and call.function.name in ("GetWeather", "GetTime")
     assert answer.choices[0].finish_reason == "tool_calls"
 
@@ -77,7 +77,7 @@ def any_or_no_tool() -> None:
 def stream() -> None:
     """The first delta of a call has its id and name; the arguments follow in pieces and are those of the whole answer."""
     whole = CLIENT.chat.completions.create(**ASKED, tool_choice=THIS_ONE)
-    deltas = []
+    deltas: list[Any] = []
     reasons = []
     for chunk in CLIENT.chat.completions.create(**ASKED, tool_choice=THIS_ONE, stream=True):
         deltas += chunk.choices[0].delta.tool_calls or []
@@ -88,7 +88,7 @@ def stream() -> None:
     )
     assert not any(delta.id or (delta.function and delta.function.name) for delta in deltas[1:])
     arguments = "".join(delta.function.arguments or "" for delta in deltas if delta.function)
-    (call,) = whole.choices[0].message.tool_calls or ()
+    call = only(whole.choices[0].message.tool_calls)
     assert call.type == "function" and arguments == call.function.arguments
 
 
@@ -98,7 +98,7 @@ def stream_helper() -> None:
     with CLIENT.chat.completions.stream(**ASKED, tool_choice=THIS_ONE) as events:
         kinds = [event.type for event in events]
         completion = events.get_final_completion()
-    (call,) = completion.choices[0].message.tool_calls or ()
+    call = only(completion.choices[0].message.tool_calls)
     assert isinstance(call.function.parsed_arguments, GetWeather)
     assert kinds.count("tool_calls.function.arguments.delta") > 1
     assert kinds.count("tool_calls.function.arguments.done") == 1
@@ -107,7 +107,7 @@ def stream_helper() -> None:
 @check
 def parse() -> None:
     answer = CLIENT.chat.completions.parse(**ASKED, tool_choice="required")
-    (call,) = answer.choices[0].message.tool_calls or ()
+    call = only(answer.choices[0].message.tool_calls)
     assert isinstance(call.function.parsed_arguments, GetWeather | GetTime)
 
 
@@ -116,7 +116,7 @@ def conversation() -> None:
     """A call and its result go back as the client holds them; the next answer is a text."""
     first = CLIENT.chat.completions.create(**ASKED, tool_choice=THIS_ONE)
     message = first.choices[0].message
-    (call,) = message.tool_calls or ()
+    call = only(message.tool_calls)
     result = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"degrees": 21})}
     second = CLIENT.chat.completions.create(**{**ASKED, "messages": [*MESSAGES, message, result]}, tool_choice="none")
     assert second.choices[0].message.content

@@ -25,7 +25,7 @@ class Capital(pydantic.BaseModel):
     is_large: bool
 
 
-class CallFirst(AbstractCapability[None]):
+class CallFirst(AbstractCapability[None]):  # type: ignore[misc]
     """The first answer has to be a call, the second one a text."""
 
     def get_model_settings(self) -> Any:
