@@ -9,7 +9,7 @@ from anthropic import Anthropic
 
 from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
 
-CLIENT = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=60)
+CLIENT = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=300)
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": QUESTION}],

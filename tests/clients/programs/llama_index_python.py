@@ -16,7 +16,7 @@ SERVED: dict[str, Any] = {
     "api_key": API_KEY,
     "model": MODEL,
     "max_retries": 0,
-    "timeout": 60,
+    "timeout": 300,
     "temperature": 0,
     "max_tokens": 200,
     "context_window": 8192,

@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
 
-CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=60)
+CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=300)
 ASKED: dict[str, Any] = {"model": MODEL, "input": QUESTION, "temperature": 0, "max_output_tokens": 32}
 
 

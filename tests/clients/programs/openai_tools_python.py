@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from tests.clients.checks import API_KEY, MODEL, URL, check, only, run
 
-CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=60)
+CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=300)
 MESSAGES: Any = [{"role": "user", "content": "Is it warm in Paris?"}]
 
 
