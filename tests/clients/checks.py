@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 URL = os.environ.get("CLIENTS_URL", "")
 MODEL = os.environ.get("CLIENTS_MODEL", "")
 API_KEY = "none"
+#: Of one request; a busy machine takes its time.
+TIMEOUT_S = 300
 QUESTION = "What is the capital of France?"
 
 Item = TypeVar("Item")

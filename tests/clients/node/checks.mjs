@@ -8,6 +8,8 @@ export { assert };
 export const URL = process.env.CLIENTS_URL;
 export const MODEL = process.env.CLIENTS_MODEL;
 export const API_KEY = "none";
+// Of one request; a busy machine takes its time.
+export const TIMEOUT_MS = 300_000;
 export const QUESTION = "What is the capital of France?";
 
 const checks = [];

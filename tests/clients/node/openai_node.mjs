@@ -4,9 +4,9 @@ import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
-import { API_KEY, MODEL, QUESTION, URL, assert, check, run } from "./checks.mjs";
+import { API_KEY, MODEL, QUESTION, TIMEOUT_MS, URL, assert, check, run } from "./checks.mjs";
 
-const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: API_KEY, maxRetries: 0, timeout: 60_000 });
+const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: API_KEY, maxRetries: 0, timeout: TIMEOUT_MS });
 const short = { model: MODEL, messages: [{ role: "user", content: QUESTION }], temperature: 0, max_tokens: 200 };
 
 const Weather = z.object({
@@ -73,7 +73,7 @@ check("parse_in_a_stream", async () => {
 });
 
 check("choices_and_logprobs", async () => {
-  const answer = await client.chat.completions.create({ ...short, temperature: 1, n: 2, seed: 7, logprobs: true, top_logprobs: 2 });
+  const answer = await client.chat.completions.create({ ...short, max_tokens: 16, temperature: 1, n: 2, seed: 7, logprobs: true, top_logprobs: 2 });
   assert.equal(answer.choices.length, 2);
   const scored = answer.choices.flatMap((choice) => choice.logprobs.content);
   assert.equal(scored.length, answer.usage.completion_tokens);

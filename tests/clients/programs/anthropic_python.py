@@ -7,9 +7,9 @@ from typing import Any
 import anthropic
 from anthropic import Anthropic
 
-from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, QUESTION, TIMEOUT_S, URL, check, run
 
-CLIENT = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=300)
+CLIENT = Anthropic(base_url=URL, api_key=API_KEY, max_retries=0, timeout=TIMEOUT_S)
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": QUESTION}],

@@ -11,9 +11,15 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
-from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, QUESTION, TIMEOUT_S, URL, check, run
 
-SERVED: dict[str, Any] = {"base_url": f"{URL}/v1", "api_key": API_KEY, "model": MODEL, "max_retries": 0, "timeout": 60}
+SERVED: dict[str, Any] = {
+    "base_url": f"{URL}/v1",
+    "api_key": API_KEY,
+    "model": MODEL,
+    "max_retries": 0,
+    "timeout": TIMEOUT_S,
+}
 CHAT = ChatOpenAI(**SERVED, temperature=0, max_tokens=200, stream_usage=True)
 WARM = "Is it warm in Paris?"
 
@@ -29,6 +35,11 @@ class Capital(pydantic.BaseModel):
 def get_weather(city: Literal["Paris", "Rome"]) -> str:
     """Look up the weather of a city."""
     return f"21 degrees in {city}"
+
+
+def calling(choice: str) -> Any:
+    """The chat with a tool; without `strict` its schema would allow further arguments, in which a small model loses itself."""
+    return CHAT.bind_tools([get_weather], tool_choice=choice, strict=True, parallel_tool_calls=False)
 
 
 @check
@@ -65,7 +76,8 @@ def structured_output() -> None:
     assert isinstance(CHAT.with_structured_output(Capital, method="json_schema").invoke(QUESTION), Capital)
     both = CHAT.with_structured_output(Capital, method="json_schema", include_raw=True).invoke(QUESTION)
     assert isinstance(both, dict) and both["parsing_error"] is None and isinstance(both["parsed"], Capital)
-    as_schema = CHAT.with_structured_output(Capital.model_json_schema(), method="json_schema").invoke(QUESTION)
+    schema = Capital.model_json_schema()
+    as_schema = CHAT.with_structured_output(schema, method="json_schema", strict=True).invoke(QUESTION)
     assert isinstance(as_schema, dict) and Capital.model_validate(as_schema)
 
 
@@ -101,8 +113,8 @@ def exceptions() -> None:
 @check
 def bound_tools() -> None:
     """`bind_tools` with a named tool and with any; the call's arguments are an object, its id goes with the result."""
-    named = CHAT.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False).invoke(WARM)
-    required = CHAT.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(WARM)
+    named = calling("get_weather").invoke(WARM)
+    required = calling("any").invoke(WARM)
     for answer in (named, required):
         (call,) = answer.tool_calls
         assert call["name"] == "get_weather" and call["args"]["city"] in ("Paris", "Rome") and call["id"]
@@ -114,8 +126,7 @@ def bound_tools() -> None:
 
 @check
 def bound_tools_in_a_stream() -> None:
-    model = CHAT.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
-    chunks = [chunk for chunk in model.stream(WARM) if isinstance(chunk, AIMessageChunk)]
+    chunks = [chunk for chunk in calling("get_weather").stream(WARM) if isinstance(chunk, AIMessageChunk)]
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
@@ -125,7 +136,8 @@ def bound_tools_in_a_stream() -> None:
 @check
 def structured_output_by_a_tool() -> None:
     """`with_structured_output` by way of a function, which many servers need."""
-    assert isinstance(CHAT.with_structured_output(Capital, method="function_calling").invoke(QUESTION), Capital)
+    model = CHAT.with_structured_output(Capital, method="function_calling", strict=True)
+    assert isinstance(model.invoke(QUESTION), Capital)
 
 
 if __name__ == "__main__":

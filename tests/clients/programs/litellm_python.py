@@ -9,10 +9,10 @@ from typing import Any, Literal
 import litellm
 import pydantic
 
-from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, QUESTION, TIMEOUT_S, URL, check, run
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
-SERVED: dict[str, Any] = {"api_base": f"{URL}/v1", "api_key": API_KEY, "num_retries": 0, "timeout": 60}
+SERVED: dict[str, Any] = {"api_base": f"{URL}/v1", "api_key": API_KEY, "num_retries": 0, "timeout": TIMEOUT_S}
 SHORT: dict[str, Any] = {**SERVED, "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
 PROVIDERS = (f"openai/{MODEL}", f"hosted_vllm/{MODEL}")
 GET_WEATHER = {

@@ -9,14 +9,14 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, QUESTION, TIMEOUT_S, URL, check, run
 
 SERVED: dict[str, Any] = {
     "api_base": f"{URL}/v1",
     "api_key": API_KEY,
     "model": MODEL,
     "max_retries": 0,
-    "timeout": 300,
+    "timeout": TIMEOUT_S,
     "temperature": 0,
     "max_tokens": 200,
     "context_window": 8192,

@@ -9,9 +9,9 @@ import openai
 import pydantic
 from openai import OpenAI
 
-from tests.clients.checks import API_KEY, MODEL, QUESTION, URL, check, run
+from tests.clients.checks import API_KEY, MODEL, QUESTION, TIMEOUT_S, URL, check, run
 
-CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=300)
+CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=TIMEOUT_S)
 ASKED: dict[str, Any] = {"model": MODEL, "input": QUESTION, "temperature": 0, "max_output_tokens": 32}
 
 

@@ -9,9 +9,9 @@ import openai
 import pydantic
 from openai import OpenAI
 
-from tests.clients.checks import API_KEY, MODEL, URL, check, only, run
+from tests.clients.checks import API_KEY, MODEL, TIMEOUT_S, URL, check, only, run
 
-CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=300)
+CLIENT = OpenAI(base_url=f"{URL}/v1", api_key=API_KEY, max_retries=0, timeout=TIMEOUT_S)
 MESSAGES: Any = [{"role": "user", "content": "Is it warm in Paris?"}]
 
 
