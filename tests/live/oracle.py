@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spotwise.engine.model_store import resolve_model
+from tests import adapters
 
 _TEXT = """A mesh of machines that come and go serves one model. Some of them read prompts, others write answers, and what
 was read travels from the first to the second before anyone notices. When a machine is taken away, its work goes on
@@ -63,19 +64,7 @@ def greedy(prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
 
 def greedy_with(prompt: tuple[int, ...], new_tokens: int, **options: Any) -> tuple[int, ...]:
     """The same with further options of `generate`."""
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        output = model().generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            **options,
-        )
-    return tuple(output[0, len(prompt) :].tolist())
+    return tuple(adapters.greedy(model(), prompt, new_tokens, **options))
 
 
 def prompt_logprobs(prompt: tuple[int, ...]) -> list[float]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json as json_format
 import shlex
-import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +12,8 @@ import numpy as np
 import typer
 from safetensors.numpy import save_file
 
-from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
+from spotwise.benchmarks.rounds import medians_ms, row_of_rounds, run_rounds
 from spotwise.cli.bench.closed_loop import StreamShape
-from spotwise.cli.bench.load import RoundMeasurements, run_round
-from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import mesh_of
 from spotwise.cli.launch.model_progress import resolve_with_progress
@@ -69,26 +63,20 @@ def adapters(
     require_writable(json)
     console = report_console()
     names = [f"adapter-{number}" for number in range(count)]
-    sides: tuple[tuple[str, Sequence[str]], ...] = ((_PLAIN, ()), (_ONE, names[:1]), (_SEVERAL, names))
-    measured: dict[str, list[RoundMeasurements]] = {side: [] for side, _ in sides}
+    sides = {_PLAIN: {}, _ONE: {"models": names[:1]}, _SEVERAL: {"models": names}}
+    shape = StreamShape(streams, requests, input_tokens, output_tokens, seed)
     with tempfile.TemporaryDirectory() as home:
         model_folder = resolve_with_progress(model, console).path
         given = ["--model", model]
         for number, name in enumerate(names):
             folder = write_adapter(Path(home) / name, model_folder, rank, seed + number)
             given += ["--adapter", f"{name}={folder}"]
-        with mesh_of(None, f"{shlex.join(given)} {up_args}") as mesh, progress_bar(console) as progress:
-            task = progress.add_task("adapters", total=rounds * len(sides) * streams * requests)
-            answered = functools.partial(progress.advance, task)
-            for number in range(1, rounds + 1):
-                for turn, (side, models) in enumerate(in_order_of_round(number, sides)):
-                    # prompts of its own, of which nothing is cached
-                    shape = StreamShape(streams, requests, input_tokens, output_tokens, seed + 3 * number + turn)
-                    measured[side].append(asyncio.run(run_round(mesh.url, shape, answered, models=models)))
-    plain_tpot_ms, plain_ttft_ms = _medians_ms(measured[_PLAIN])
+        with mesh_of(None, f"{shlex.join(given)} {up_args}") as mesh:
+            measured = run_rounds(console, mesh.url, shape, rounds, sides)
+    plain_tpot_ms, plain_ttft_ms = medians_ms(measured[_PLAIN])
     rows = []
     for side, label in ((_ONE, "one adapter"), (_SEVERAL, f"{count} adapters")):
-        tpot_ms, ttft_ms = _medians_ms(measured[side])
+        tpot_ms, ttft_ms = medians_ms(measured[side])
         rows += [
             row_of_rounds(f"{label}: TPOT p50, ms", tpot_ms, plain_tpot_ms, _TARGET),
             row_of_rounds(f"{label}: TTFT p50, ms", ttft_ms, plain_ttft_ms),
@@ -97,11 +85,3 @@ def adapters(
         streams=streams, rank=rank, input_tokens=input_tokens, output_tokens=output_tokens, rounds=rounds
     )
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
-
-
-def _medians_ms(rounds: Sequence[RoundMeasurements]) -> tuple[list[float], list[float]]:
-    """Return the medians of TPOT and TTFT of each round."""
-    return (
-        [1000 * statistics.median(each.tpot_s) for each in rounds],
-        [1000 * statistics.median(each.ttft_s) for each in rounds],
-    )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import statistics
-from collections.abc import Collection, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from rich.console import Console
+
+from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import RoundMeasurements, run_round
+from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target
 
 Side = TypeVar("Side")
@@ -14,6 +22,34 @@ Side = TypeVar("Side")
 def in_order_of_round(number: int, sides: Sequence[Side]) -> tuple[Side, ...]:
     """The sides in their order of that round, from 1: A B, then B A, so that neither always gets the warmer machine."""
     return tuple(sides) if number % 2 else tuple(reversed(sides))
+
+
+def run_rounds(
+    console: Console, url: str, shape: StreamShape, rounds: int, sides: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[RoundMeasurements]]:
+    """Run all sides in each round, with a progress bar.
+
+    Args:
+        shape: of every round; each has a seed of its own, so that nothing of its prompts is cached.
+        sides: further arguments of `run_round`, by the side's name.
+    """
+    measured: dict[str, list[RoundMeasurements]] = {side: [] for side in sides}
+    with progress_bar(console) as progress:
+        task = progress.add_task(", ".join(sides), total=rounds * len(sides) * shape.streams * shape.requests)
+        answered = functools.partial(progress.advance, task)
+        for number in range(1, rounds + 1):
+            for turn, side in enumerate(in_order_of_round(number, list(sides))):
+                fresh = replace(shape, seed=shape.seed + len(sides) * number + turn)
+                measured[side].append(asyncio.run(run_round(url, fresh, answered, **sides[side])))
+    return measured
+
+
+def medians_ms(rounds: Sequence[RoundMeasurements]) -> tuple[list[float], list[float]]:
+    """Return the medians of TPOT and of TTFT of each round."""
+    return (
+        [1000 * statistics.median(each.tpot_s) for each in rounds],
+        [1000 * statistics.median(each.ttft_s) for each in rounds],
+    )
 
 
 def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> ReportRow:

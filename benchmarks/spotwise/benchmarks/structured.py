@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
+from spotwise.benchmarks.rounds import medians_ms, row_of_rounds, run_rounds
 from spotwise.cli.bench.closed_loop import StreamShape
-from spotwise.cli.bench.load import RoundMeasurements, run_round
-from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import mesh_of
 
@@ -43,10 +38,10 @@ SCHEMA = {
     "required": ["name", "age", "orders"],
     "additionalProperties": False,
 }
-_SIDES: tuple[tuple[str, Mapping[str, object]], ...] = (
-    ("with", {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}),
-    ("without", {}),
-)
+_SIDES: Mapping[str, Mapping[str, object]] = {
+    "with a schema": {"options": {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}},
+    "without": {},
+}
 _TARGET = Target(at_most=1.15)
 
 
@@ -64,25 +59,13 @@ def structured(
     """Compare TPOT and TTFT with a JSON schema and without, side by side; target: TPOT within 1.15 times."""
     require_writable(json)
     console = report_console()
-    measured: dict[str, list[RoundMeasurements]] = {side: [] for side, _ in _SIDES}
-    with mesh_of(name, up_args) as mesh, progress_bar(console) as progress:
-        task = progress.add_task("structured", total=rounds * len(_SIDES) * streams * requests)
-        answered = functools.partial(progress.advance, task)
-        for number in range(1, rounds + 1):
-            for turn, (side, options) in enumerate(in_order_of_round(number, _SIDES)):
-                # prompts of its own, of which nothing is cached
-                shape = StreamShape(streams, requests, input_tokens, output_tokens, seed + 2 * number + turn)
-                measured[side].append(asyncio.run(run_round(mesh.url, shape, answered, options=options)))
-    schema, plain = measured["with"], measured["without"]
-    tpot_ms = [_medians_ms(each.tpot_s for each in side) for side in (schema, plain)]
-    ttft_ms = [_medians_ms(each.ttft_s for each in side) for side in (schema, plain)]
+    shape = StreamShape(streams, requests, input_tokens, output_tokens, seed)
+    with mesh_of(name, up_args) as mesh:
+        measured = run_rounds(console, mesh.url, shape, rounds, _SIDES)
+    (tpot_ms, ttft_ms), (plain_tpot_ms, plain_ttft_ms) = map(medians_ms, measured.values())
     rows = [
-        row_of_rounds("TPOT p50, ms", tpot_ms[0], tpot_ms[1], _TARGET),
-        row_of_rounds("TTFT p50, ms", ttft_ms[0], ttft_ms[1]),
+        row_of_rounds("TPOT p50, ms", tpot_ms, plain_tpot_ms, _TARGET),
+        row_of_rounds("TTFT p50, ms", ttft_ms, plain_ttft_ms),
     ]
     about = environment(streams=streams, input_tokens=input_tokens, output_tokens=output_tokens, rounds=rounds)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
-
-
-def _medians_ms(rounds: Iterable[list[float]]) -> list[float]:
-    return [1000 * statistics.median(times_s) for times_s in rounds]
