@@ -84,6 +84,10 @@ class LinearIterationCost:
             + self.decode_context_s * shape.decode_context
         )
 
+    def decodes_s(self, decodes: int, context: int) -> float:
+        """Return the seconds of an iteration of so many decodes, at least one, and nothing else, as `iteration_s` does."""
+        return self.fixed_s + self.decode_s * decodes + self.decode_context_s * context
+
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseLinear:
@@ -133,13 +137,17 @@ class TableIterationCost:
     def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
         if not shape.prompt_tokens:
-            return self.decode_context_s * shape.decode_context + self.decode(shape.decodes) if shape.decodes else 0.0
+            return self.decodes_s(shape.decodes, shape.decode_context) if shape.decodes else 0.0
         linear_s = self.prompt(shape.prompt_tokens + shape.decodes)
         if shape.decodes:
             if self.mixed_factor is not None:
                 linear_s *= self.mixed_factor
             linear_s = max(linear_s, self.decode(shape.decodes))
         return linear_s + self.prompt_context_s * shape.prompt_context + self.decode_context_s * shape.decode_context
+
+    def decodes_s(self, decodes: int, context: int) -> float:
+        """Return the seconds of an iteration of so many decodes, at least one, and nothing else, as `iteration_s` does."""
+        return self.decode_context_s * context + self.decode(decodes)
 
 
 @dataclass(frozen=True, slots=True)

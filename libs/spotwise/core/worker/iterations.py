@@ -19,6 +19,7 @@ from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, ExaminationVerdict
+from spotwise.core.worker.held_work import WorkInFlight
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.moves import MoveSide
 from spotwise.core.worker.policy import Batching, WorkerPolicy
@@ -66,6 +67,19 @@ class Iterations:
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Return what handles the engine's events."""
         return {c.IterationFinished: self._iteration_finished, c.IterationFailed: self._iteration_failed}
+
+    def take_over(self, in_flight: WorkInFlight | None, budget: ChunkedPrefillBudget) -> None:
+        """Go on with an iteration that runs already, and with what earlier ones have taught."""
+        self._prefill_budget = budget
+        if in_flight is not None:
+            self._table.begin_iteration(in_flight.members)
+            if not in_flight.is_noted:
+                budget.ordered(in_flight.batch, in_flight.began_s)
+
+    @property
+    def prefill_budget(self) -> ChunkedPrefillBudget:
+        """What bounds prompts, with what it has learned."""
+        return self._prefill_budget
 
     def drop_all(self, now: float) -> None:
         """Forget the iterations in flight: the engine that ran them is gone."""
