@@ -84,9 +84,10 @@ class LinearIterationCost:
             + self.decode_context_s * shape.decode_context
         )
 
-    def decodes_s(self, decodes: int, context: int) -> float:
-        """Return the seconds of an iteration of so many decodes, at least one, and nothing else, as `iteration_s` does."""
-        return self.fixed_s + self.decode_s * decodes + self.decode_context_s * context
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of so many decodes and nothing else, at least one, and more for each token of
+        context."""
+        return self.fixed_s + self.decode_s * decodes, self.decode_context_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class TableIterationCost:
     def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
         if not shape.prompt_tokens:
-            return self.decodes_s(shape.decodes, shape.decode_context) if shape.decodes else 0.0
+            return self.decode_context_s * shape.decode_context + self.decode(shape.decodes) if shape.decodes else 0.0
         linear_s = self.prompt(shape.prompt_tokens + shape.decodes)
         if shape.decodes:
             if self.mixed_factor is not None:
@@ -145,9 +146,10 @@ class TableIterationCost:
             linear_s = max(linear_s, self.decode(shape.decodes))
         return linear_s + self.prompt_context_s * shape.prompt_context + self.decode_context_s * shape.decode_context
 
-    def decodes_s(self, decodes: int, context: int) -> float:
-        """Return the seconds of an iteration of so many decodes, at least one, and nothing else, as `iteration_s` does."""
-        return self.decode_context_s * context + self.decode(decodes)
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of so many decodes and nothing else, at least one, and more for each token of
+        context."""
+        return self.decode(decodes), self.decode_context_s
 
 
 @dataclass(frozen=True, slots=True)

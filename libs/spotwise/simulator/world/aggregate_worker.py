@@ -199,11 +199,12 @@ class AggregateWorker:
 
     def _plan(self, ended: int = 0) -> None:
         """Compute the ends of further iterations, and look at the last; `ended` steps are over, and not counted yet."""
-        end_s, context, rows = self._planned_s, self._planned_context, self._rows
-        for _ in range(min(self._steps - ended - len(self._ends), _AHEAD)):
-            end_s += self._cost.decodes_s(rows, context)
+        end_s, context, rows, ends = self._planned_s, self._planned_context, self._rows, self._ends
+        alone_s, context_s = self._cost.decodes_s(rows)
+        for _ in range(min(self._steps - ended - len(ends), _AHEAD)):
+            end_s += alone_s + context_s * context
             context += rows
-            self._ends.append(end_s)
+            ends.append(end_s)
         self._planned_s, self._planned_context = end_s, context
         self._queue.at(end_s, self._look, end_s)
 

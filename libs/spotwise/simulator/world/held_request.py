@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from spotwise.core.batching import BatchRow
-from spotwise.core.worker_messages import StreamRef
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
+from spotwise.core.worker_messages import StreamRef
 from spotwise.simulator.world.token_times import Progress
 
 
