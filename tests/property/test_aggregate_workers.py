@@ -91,7 +91,10 @@ SETTINGS = st.builds(
     st.builds(
         WorkerPolicy,
         st.builds(
-            BatchLimits, max_num_seqs=st.sampled_from([4, 16, 256]), max_prompt_tokens=st.sampled_from([300, 2048])
+            BatchLimits,
+            max_num_seqs=st.sampled_from([4, 16, 256]),
+            max_prompt_tokens=st.sampled_from([300, 2048]),
+            decodes_pause=st.booleans(),
         ),
         prefix_caching=st.just(False),
         watermark=st.sampled_from([0.0, 0.01, 0.1]),
@@ -126,18 +129,25 @@ CLUSTERS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)).fi
     st.integers(1, 60),
     CLUSTERS,
     SETTINGS,
-    st.sampled_from([560, 1500, 6000]),
+    st.sampled_from([1.0, 4.0]),
+    st.sampled_from([560, 800, 1500, 6000]),
     st.sampled_from([worlds.COST, TABLE]),
 )
 @settings(max_examples=60)
 def test_groups_decide_as_single_sequences_do(
-    seed: int, requests: int, counts: tuple[int, int, int], chosen: WorldSettings, kv_tokens: int, cost: IterationCost
+    seed: int,
+    requests: int,
+    counts: tuple[int, int, int],
+    chosen: WorldSettings,
+    seconds: float,
+    kv_tokens: int,
+    cost: IterationCost,
 ) -> None:
     """However tight memory is: a role takes over before its first decision, and gives up once memory is ample."""
     kind = worlds.machine_type(kv_tokens, link_bytes_per_s=3e6, cost=cost)
     with pytest.MonkeyPatch.context() as patch:
         handovers = _count_handovers(patch)
-        assert_same(worlds.machines(*counts, kind=kind), chosen, load(seed, requests, 5.0))
+        assert_same(worlds.machines(*counts, kind=kind), chosen, load(seed, requests, seconds))
     event(f"taken over: {bool(handovers['stepped'])}, given up: {bool(handovers['aggregated'])}")
 
 

@@ -19,6 +19,7 @@ class AggregateWork:
         held: in order of arrival.
         group: of the decodes among them; empty where a role gives them up.
         began_s: start of the iteration that runs; `None` where none does.
+        decodes_run: in that iteration; else they pause.
         is_noted: `learned.budget` knows of that iteration.
         last_token_s: of the decodes that have run here.
         used_blocks: of all; `peak_blocks`: so far.
@@ -29,6 +30,7 @@ class AggregateWork:
     held: Sequence[HeldRequest]
     group: CountedDecodes
     began_s: float | None
+    decodes_run: bool
     is_noted: bool
     last_token_s: float
     used_blocks: int
@@ -39,9 +41,9 @@ class AggregateWork:
         """Return the blocks that a request has now."""
         if held.stage is HeldStage.WAITING:
             return 0
-        return self.group.blocks_of(held, runs=self.began_s is not None)
+        return self.group.blocks_of(held)
 
     def runs(self, held: HeldRequest) -> bool:
         """Whether the running iteration computes tokens of it."""
-        is_member = held.stage is HeldStage.COMPUTED or (held.stage is HeldStage.DECODING and held.has_joined)
-        return self.began_s is not None and is_member
+        decodes = held.stage is HeldStage.DECODING and held.has_joined and self.decodes_run
+        return self.began_s is not None and (held.stage is HeldStage.COMPUTED or decodes)

@@ -65,6 +65,7 @@ class AggregateWorker:
         self._size = around.settings.kv_block_size
         self._blocks = site.kv_blocks
         self._watermark = math.ceil(policy.watermark * self._blocks) if policy.reserve is Reserve.ON_DEMAND else 0
+        self._decodes_pause = policy.limits.decodes_pause
         self._max_rows, self._max_prompt_tokens = policy.limits.max_num_seqs, policy.limits.max_prompt_tokens
         self._budget = ChunkedPrefillBudget(None, policy.context_parity, policy.cost)
         self._pushes = PushPolicy(policy.kv_push)
@@ -88,7 +89,7 @@ class AggregateWorker:
         self._last_token_s = 0.0  #: of the decodes in the last one
         self._shape = BatchShape()
         self._computed: list[HeldRequest] = []  #: prompts in it
-        self._fresh: list[HeldRequest] = []  #: decodes that have had no token here, and have it in the running one
+        self._fresh: list[HeldRequest] = []  #: decodes that have had no token in an iteration of theirs
         self._is_noted = False  #: the budget knows of it
         self._preemptions = 0
         self._retired = False
@@ -173,11 +174,13 @@ class AggregateWorker:
         began_s, ended, rows = self._began_s, 0, self._rows
         while ends and ends[0] <= now:
             end_s = ends.popleft()
-            if not ended and self._fresh:
-                self._first_tokens(end_s)
-            elif rows:
-                self._around.observer.tokens_spaced(end_s - self._last_token_s, rows)
-            self._last_token_s = self._began_s = end_s
+            if rows:
+                if self._fresh:
+                    self._first_tokens(end_s)
+                else:
+                    self._around.observer.tokens_spaced(end_s - self._last_token_s, rows)
+                self._last_token_s = end_s
+            self._began_s = end_s
             ended += 1
             if not ends and ended < self._steps:
                 self._plan(ended)
@@ -189,7 +192,7 @@ class AggregateWorker:
             self._end_run()
 
     def _first_tokens(self, end_s: float) -> None:
-        """Report the gaps of an iteration that gives some decodes their first token here."""
+        """Report the gaps of an iteration that some decodes have joined."""
         if others := self._rows - len(self._fresh):
             self._around.observer.tokens_spaced(end_s - self._last_token_s, others)
         for held in self._fresh:
@@ -238,7 +241,7 @@ class AggregateWorker:
     def _begin(self) -> None:
         """Begin the next iterations, where something can run."""
         group, prompts, now = self._group, self._prompts, self._queue.now
-        self._rows = rows = group.size
+        rows = group.size
         if not rows and not prompts:
             return
         if rows + len(prompts) > self._max_rows:
@@ -253,11 +256,13 @@ class AggregateWorker:
             tokens += held.prompt_tokens
             entering += held.blocks
         needed = growth + entering + (rows + 2 * self._watermark if taken else 0)
-        if needed > self._blocks - self._used:
+        room = max(0, self._max_prompt_tokens - tokens) if self._decodes_pause and taken else rows
+        if needed > self._blocks - self._used or 0 < room < rows:
             self._go_stepwise(m.Tick())
             return
+        self._rows = rows = min(rows, room)
         self._used += growth + entering
-        self._fresh = group.begin()
+        self._fresh += group.begin(pauses=not rows)
         self._began_s = now
         if self._used > self._peak:
             self._peak = self._used
@@ -278,7 +283,7 @@ class AggregateWorker:
             self._kept -= held.blocks
             prompt_context += pairs(0, held.prompt_tokens)
         self._waiting -= taken
-        self._shape = BatchShape(tokens, prompt_context, rows, self._group.context)
+        self._shape = BatchShape(tokens, prompt_context, rows, self._group.context if rows else 0)
         self._budget.ordered(self._shape, now)
         self._is_noted = True
         end_s = now + self._cost.iteration_s(self._shape)
@@ -306,7 +311,7 @@ class AggregateWorker:
                     self._prompt_computed(held)
                 else:
                     self._remaining -= held.may_make - held.made_before - self._group.made_by(held)
-                    self._release(held, self._group.blocks_of(held, runs=False))
+                    self._release(held, self._group.blocks_of(held))
         self._begin()
 
     def _made(self, held: HeldRequest) -> m.TokenDelta:
@@ -504,6 +509,7 @@ class AggregateWorker:
             [*self._held.values()],
             self._group,
             self._began_s if self._steps else None,
+            self._rows > 0,
             self._is_noted,
             self._last_token_s,
             self._used,

@@ -27,6 +27,7 @@ class CountedDecodes:
         self.size = self.context = self.clock = 0
         self._block_size = block_size
         self._running = 0
+        self._have_blocks = False  #: those that have joined, for their next iteration
         self._ends: list[tuple[int, int, HeldRequest]] = []  #: a heap of clocks, and who ends then
         self._joining: list[HeldRequest] = []
         self._by_rest = [0] * block_size  #: decodes that have run, by their tokens less the clock, modulo a block's
@@ -34,7 +35,7 @@ class CountedDecodes:
     def join(self, held: HeldRequest, *, runs: bool) -> None:
         """Add a decode: to what follows the running iteration, where one `runs`."""
         assert held.progress is not None
-        held.began_at = self.clock + runs
+        held.began_at = self.clock + (runs and self._running > 0)
         left = held.output_tokens - held.progress.output_tokens
         heappush(self._ends, (held.began_at + left, held.number, held))
         self._joining.append(held)
@@ -48,17 +49,17 @@ class CountedDecodes:
             return 0
         # where a prompt was computed here, its first token may be the first of a block; one handed off has its block
         entering = [held for held in self._joining if held.known_tokens % size == 1 % size and not held.was_handed]
-        return self._by_rest[(1 - self.clock) % size] + len(entering)
+        return (0 if self._have_blocks else self._by_rest[(1 - self.clock) % size]) + len(entering)
 
-    def begin(self) -> list[HeldRequest]:
-        """Begin a run with all; return those that have their first token here in it and had the last one elsewhere."""
+    def begin(self, *, pauses: bool = False) -> list[HeldRequest]:
+        """Begin a run with all, or one in which all pause; return those that have joined with it."""
         joining, self._joining = self._joining, []
         for held in joining:
             held.has_joined = True
             if self._block_size:
                 self._by_rest[(held.known_tokens - held.began_at) % self._block_size] += 1
-        self._running = self.size
-        return [held for held in joining if not held.made_before]
+        self._running, self._have_blocks = 0 if pauses else self.size, True
+        return joining
 
     def steps_within(self, free_blocks: int) -> int:
         """Return how many iterations these can run, until one ends or lacks a block; the first has its blocks."""
@@ -75,7 +76,10 @@ class CountedDecodes:
     def pass_iterations(self, ended: int, *, begins_another: bool) -> int:
         """Count ended iterations; return the blocks that the iterations behind them took, of which the last begins only where
         said."""
+        if not self._running:
+            return 0
         grown, size = 0, self._block_size
+        self._have_blocks = begins_another
         if size:
             for step in range(1, ended + begins_another):
                 grown += self._by_rest[(1 - self.clock - step) % size]
@@ -86,7 +90,7 @@ class CountedDecodes:
     def take_finished(self) -> list[HeldRequest]:
         """Remove those that have all their tokens, in order of arrival, and return them."""
         finished, ends = [], self._ends
-        while ends and ends[0][0] == self.clock:
+        while self._running and ends and ends[0][0] == self.clock:
             held = heappop(ends)[2]
             finished.append(held)
             self.size -= 1
@@ -103,9 +107,9 @@ class CountedDecodes:
         """Return how many tokens a decode has made since it joined."""
         return max(0, self.clock - held.began_at)
 
-    def blocks_of(self, held: HeldRequest, *, runs: bool) -> int:
-        """Return a decode's blocks; an iteration `runs` that has begun, or the last one has ended."""
+    def blocks_of(self, held: HeldRequest) -> int:
+        """Return a decode's blocks."""
         if not self._block_size or not held.has_joined:
             return held.blocks
-        tokens = self.known_tokens(held) - (not runs)
+        tokens = self.known_tokens(held) - (not self._have_blocks)
         return max(held.blocks, -(-tokens // self._block_size))

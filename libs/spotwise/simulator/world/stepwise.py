@@ -127,6 +127,7 @@ def aggregated(worker: SteppedWorker, site: Site) -> AggregateWorker | None:
         CountedDecodes(0),
         now,
         True,
+        True,
         now,
         pool.used_blocks,
         worker.peak_blocks,
