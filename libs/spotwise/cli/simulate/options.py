@@ -13,7 +13,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.options import read_profile
+from spotwise.cli.profile_files import read_profile
 from spotwise.core.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
