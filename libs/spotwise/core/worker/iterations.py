@@ -3,7 +3,7 @@
 Law: between iterations finished sequences leave and waiting ones join (iteration-level scheduling: Orca, section 4.1).
 Decode rows and prefill rows share an iteration; rows are offered in the order of the worker's scheduling policy.
 As many iterations are in flight as the engine's pipeline has stages; a sequence is in one of them at most.
-Outside an examination of a failure, every runnable decode takes part as long as there are rows and blocks.
+Outside an examination of a failure, every runnable decode takes part as long as there are rows and blocks, and none pauses.
 Under FCFS a sequence without blocks is not passed by a later one without blocks.
 """
 
@@ -120,7 +120,11 @@ class Iterations:
                     members.append((sequence, 1))
             elif tokens := self._offer_prompt(builder, sequence, now):
                 members.append((sequence, tokens))
-        return members, builder.build()
+        batch = builder.build()
+        if batch is not None and len(batch.rows) < len(members):
+            running = {row.sequence_id for row in batch.rows}
+            members = [member for member in members if member[0].sequence_id in running]
+        return members, batch
 
     def _candidates(self) -> list[Sequence]:
         """Return the sequences that may take part, in order of arrival; with request-level batching the members of the batch
