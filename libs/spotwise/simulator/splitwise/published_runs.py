@@ -129,11 +129,13 @@ def compare(
     rates = [lowest + half * step for step in range(-2, round((highest - lowest) / half) + 3)]
     rates = [rate for rate in rates if rate > 0]
     case = cluster.case(trace, profile)
+    held = {run.rate: run for run in published if run.holds}
     runs: list[RunSummary] = []
     low, high = -1, len(rates)
     index = rates.index(lowest if holds is None else holds)
     while high - low > 1:
-        (run,) = yield [replace(case, rate=rates[index])]
+        rate = rates[index]
+        (run,) = yield [replace(case, rate=rate, verdict_only=rate not in held)]
         runs.append(run)
         if run.verdict.holds:
             low = index
@@ -142,7 +144,6 @@ def compare(
         # Ours is likely near the published limit, so the neighbours come first.
         near = low + 1 if run.verdict.holds else high - 1
         index = near if len(runs) < 3 else (low + high) // 2
-    held = {run.rate: run for run in published if run.holds}
     deviations = [
         abs(share)
         for run in runs
