@@ -30,7 +30,7 @@ TIMED = (
 
 WorkloadOption = Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")]
 TraceOption = Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")]
-ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")]
+ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, as in the trace, or as the published runs.")]
 JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")]
 ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
 DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
@@ -124,7 +124,7 @@ def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly:
         raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
     if kind is ArrivalKind.TRACE:
         raise OptionError("--arrivals trace: needs a --trace to take arrivals from")
-    return ClusterWorkload(name)
+    return ClusterWorkload(name, kind=kind)
 
 
 def processors(jobs: int | None) -> int:

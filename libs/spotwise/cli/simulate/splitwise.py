@@ -36,7 +36,6 @@ from spotwise.cli.simulate.splitwise_tables import (
 )
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.search import Grid, Search
-from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.headlines import headlines
 from spotwise.simulator.splitwise.paper import (
     Cluster,
@@ -140,14 +139,12 @@ def _check_published(files: PublishedFiles, published: Path, simulations: Simula
     with command_errors():
         lines = read_published_runs(published)
     searches = {
-        cluster: compare(
-            cluster, runs, ClusterWorkload(cluster.workload, files.traces[cluster.workload]), files.profile
-        )
+        cluster: compare(cluster, runs, files.traces[cluster.workload], files.profile)
         for cluster, runs in lines.items()
     }
     results = simulations.carry_out(searches, "published runs")
     simulations.console.print(comparison_table(results))
     agreeing = sum(comparison.agrees for comparison in results.values())
-    simulations.console.print(f"{agreeing} of {len(results)} limits agree within one step of 10 requests/s.")
+    simulations.console.print(f"{agreeing} of {len(results)} limits agree within half a step of 10 requests/s.")
     clusters_found = [comparison_document(cluster, comparison) for cluster, comparison in results.items()]
     return {"published_runs": {"agree": agreeing, "clusters": clusters_found}}
