@@ -61,6 +61,10 @@ class PublishedIterationCost:
         seconds = self.prompt(shape.prompt_tokens + shape.decodes)
         return self.mixed_factor * seconds if shape.decodes else seconds
 
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of decodes alone; context costs nothing."""
+        return self.decode(decodes), 0.0
+
     def with_slower_prompts(self, factor: float) -> PublishedIterationCost:
         """Return costs under a power cap."""
         return replace(self, prompt=self.prompt.slower(factor))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, TableIterationCost, pairs
+from spotwise.core.cost_model import BatchShape, DecodesCost, pairs
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
@@ -45,7 +45,7 @@ def can_aggregate(settings: WorldSettings, cost: object) -> bool:
         and policy.limits.max_num_batched_tokens is None
         and policy.max_stall_s is None
         and policy.kv_push is ConfiguredPushMode.SERIAL
-        and isinstance(cost, LinearIterationCost | TableIterationCost)
+        and isinstance(cost, DecodesCost)
     )
 
 
@@ -56,7 +56,7 @@ class AggregateWorker:
 
     def __init__(self, site: Site) -> None:
         cost = site.machine_type.cost
-        assert isinstance(cost, LinearIterationCost | TableIterationCost)
+        assert isinstance(cost, DecodesCost)
         self._site = site
         self._around = around = site.around
         self._queue = around.queue
