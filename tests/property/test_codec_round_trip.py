@@ -28,7 +28,7 @@ EPOCHS = st.integers(1, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-EMBEDDINGS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=3).map(tuple)
+EMBEDDINGS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=3).map(tuple)
 LOGPROBS = st.floats(allow_nan=False)
 IDS = st.lists(U32, max_size=8).map(tuple)
 

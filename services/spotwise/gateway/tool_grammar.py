@@ -18,6 +18,8 @@ _ANY_TEXT = "/(.|\\n)*/"
 #: Between a thought and the message.
 _BLANKS = "/[ \\t\\r\\n]{0,8}/"
 _ANSWER = "answer"
+#: Of a message that has to call: a small model would repeat its call until its length ends.
+MAX_CALLS = 32
 #: Between the tokens of arguments: as models write them, in one line, where a small one would write nothing but blanks.
 _ARGUMENT_BLANKS = " ?"
 #: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
@@ -79,7 +81,7 @@ class MessageGrammar:
     def _calls(self) -> str:
         """Return the rules of a message that is nothing but calls."""
         form = self.form
-        more = "" if self.is_single else f" ({json.dumps(form.separator)} call)*"
+        more = "" if self.is_single else f" ({json.dumps(form.separator)} call){{0,{MAX_CALLS - 1}}}"
         calls = f"calls: {_text(form.before)} call{more} {_text(form.after)}\n"
         return calls + self._alternatives("call", form.opening)
 

@@ -58,8 +58,8 @@ CASES: dict[str, tuple[MessageGrammar, str, list[str], list[str]]] = {
     "required": (
         MessageGrammar([WEATHER, OTHER], "required", form=_tagged()),
         "",
-        [TAGGED, f"{TAGGED}\n{TAGGED}", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'],
-        ["", "Paris", TAGGED.replace(CALL, WRONG), f"{TAGGED} and"],
+        [TAGGED, "\n".join([TAGGED] * 32), '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'],
+        ["", "Paris", TAGGED.replace(CALL, WRONG), f"{TAGGED} and", "\n".join([TAGGED] * 33)],
     ),
     "required, one": (
         MessageGrammar([WEATHER], "required", is_single=True, form=_tagged()),
