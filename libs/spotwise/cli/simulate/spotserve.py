@@ -46,7 +46,7 @@ GOLDEN, PLACEMENT = "golden", "placement"
 _FOLDER = "spot-traces"
 _QUICK_HOURS = 2.0
 _LEGEND = (
-    "mean, p99: latency of all requests, seconds, from arrival to last token. paper: what it prints, and ours over it; green "
+    "mean, p99: latency of all requests that were answered, seconds, from arrival to last token. paper: what it prints, and ours over it; green "
     "is within 15 %. counted: only of requests answered before the trace ended, as the artifact counts. cut: requests "
     "whose batch a change stopped. again: tokens computed more than once. changes: of the configuration. $: of machines until "
     "the trace ended. in time: answered within three times what one takes alone; the same for each dollar."
@@ -73,6 +73,8 @@ def spotserve(
     if GOLDEN in names:
         document |= _compare_golden(scope.data, simulations)
     found = PAPER.measure([known[name] for name in names if name in known], simulations)
+    for line in unanswered_lines(found):
+        simulations.console.print(line, style="yellow", highlight=False)
     if line := within_line(found):
         simulations.console.print(line)
     if rows := headlines(found):
@@ -129,6 +131,8 @@ def _columns(found: SpotFindings) -> list[Column[SpotFinding]]:
     columns += [
         (heading, _latency("counted_latency_s", name)) for heading, name in (("counted", "mean"), ("p99", "p99"))
     ]
+    if any(finding.unanswered for finding in found.points):
+        columns.append(("unanswered", lambda finding: f"{finding.mean('unanswered'):,.0f}"))
     return [
         *columns,
         ("cut", lambda finding: f"{finding.mean('interrupted'):.0f}"),
@@ -196,6 +200,17 @@ def within_line(found: Mapping[str, SpotFindings]) -> str:
         f"Of the {printed} latencies that the paper prints, {close} are within 15 % with the published requests, {counted} if "
         f"only those answered in time count, {bursty} with requests of the CV that the paper names."
     )
+
+
+def unanswered_lines(found: Mapping[str, SpotFindings]) -> list[str]:
+    """Return how many requests of each finding have no answer, and why."""
+    return [
+        f"{findings.study.name}, {finding.trace}, {finding.load}: {finding.point.line} leaves {finding.unanswered:,} of "
+        f"{sum(run.requests for run in finding.runs):,} requests unanswered: {finding.why_unanswered}"
+        for findings in found.values()
+        for finding in findings.points
+        if finding.unanswered
+    ]
 
 
 def findings_document(found: Mapping[str, SpotFindings], rows: Sequence[Headline]) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class Migrating:
             or any(each.source is not None and each.source.instance == instance for each in sending)
         )
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a reconfiguration is planned or moves data."""
+        return self._planned is not None or self._plan is not None
+
     def _report(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
