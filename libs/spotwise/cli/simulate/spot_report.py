@@ -119,7 +119,8 @@ def unserved_lines(inputs: FleetInputs, results: Sequence[FleetResult]) -> list[
     """Return what was not served, and why; and what helps where the fleet is too small for the model."""
     lines = [
         f"{each.system}: {len(each.outcome.unfinished):,} of {len(inputs.arrivals):,} requests are not served: "
-        f"{each.outcome.why_unfinished}; they arrived from {each.outcome.unfinished[0].arrived_s:,.1f} s to {each.outcome.unfinished[-1].arrived_s:,.1f} s"
+        f"{each.outcome.why_unfinished}; they arrived from {each.outcome.unfinished[0].arrived_s:,.1f} s to "
+        f"{each.outcome.unfinished[-1].arrived_s:,.1f} s"
         for each in results
         if each.outcome.unfinished
     ]

@@ -15,7 +15,6 @@ import numpy as np
 from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
-from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,

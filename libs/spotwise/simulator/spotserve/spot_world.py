@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.parallel.arrivals import ArrivalWindow
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.traced_nodes import TracedNodes
@@ -88,6 +89,11 @@ class SpotWorld:
             artifact.judge = self.system
 
     @property
+    def _is_measured(self) -> bool:
+        """Whether neither the run nor its trace says what the load is."""
+        return self._rate is None and not any(change.required_rate for change in self.run_.trace.events)
+
+    @property
     def now(self) -> float:
         """Simulated seconds."""
         return self.events.now
@@ -101,7 +107,7 @@ class SpotWorld:
         if self._market is not None:
             self._market.begin()
             self.events.at(0.0, self._market_advances, self._market)
-        elif self._rate is None and not any(change.required_rate for change in self.run_.trace.events):
+        elif self.run_.system.keeps or self._is_measured:
             self.events.at(self.run_.surroundings.window_s, self._load_measured)
         self._run_until(self.run_.trace.end_s)
         while self.dispatcher.unanswered and self.now < self.run_.bound_s:
@@ -188,12 +194,14 @@ class SpotWorld:
             return self._rate
         return self._window.rate(min(self.now, self.run_.trace.end_s) if self.run_.keeps_rate else self.now)
 
-    def config_on(self, instances: int) -> ParallelConfig | None:
-        """Return the configuration for so many instances now; `None` where the model does not fit."""
+    def config_on(self, instances: int, change: ChangeSeconds | None = None) -> ParallelConfig | None:
+        """Return the configuration for so many instances now; `None` where the model does not fit. `change`: what one takes, of
+        a system that keeps its configuration.
+        """
         if self._market is not None:
-            return self._market.config_on(instances)
+            return self._market.config_on(instances, change)
         assert self._choices is not None
-        return self._choices.config(instances, self.rate())
+        return self._choices.config(instances, self.rate(), self.now, change)
 
     def decide_soon(self, _: object = None) -> None:
         """Schedule one decision of the system after all events of this time."""

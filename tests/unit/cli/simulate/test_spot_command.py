@@ -161,7 +161,7 @@ def test_a_fleet_that_cannot_serve_ends_with_a_report(spotwise: CommandLine, fol
         ("--model none", "--model 'none' is no folder", 2),
         ("--between 40,10", "--between '40,10': write two times within the trace's 60 s", 2),
         ("--between x", "--between 'x'", 2),
-        ("--systems spotwise,foo", "--systems 'foo': choose of spotwise, restart, rerouting", 2),
+        ("--systems spotwise,foo", "--systems 'foo': choose of spotwise, restart, rerouting, eager", 2),
         ("--memory much", "--memory 'much' is no size", 2),
         ("--network 0", "--network '0' is no size", 2),
         ("--drain -1", "--drain", 2),
