@@ -55,13 +55,13 @@ _REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
 WHOLE = "whole"
 _ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, EITHER)
 #: Configurations that are chosen anew with each load, and those that are kept by the planner's rule, on every trace at hand:
-#: file, first second, and rates of a moderate and of a heavy load, requests a second.
+#: file, first second, and rates of a moderate and of a heavy load (of p3 the moderate one), requests a second.
 HYSTERESIS = "hysteresis"
 KEPT = replace(SPOTSERVE, name="SpotServe, with hysteresis", keeps=True)
 _EVERY_TRACE = {
     **{trace: (f"spotserve/availability/{file}", 0.0, (0.35, 0.6)) for trace, file in SEGMENTS.items()},
     "g4dn": ("bamboo/g4dn-trace.csv", 600.0, (0.4, 0.8)),
-    "p3": ("bamboo/p3-trace.csv", 600.0, (0.8, 1.2)),
+    "p3": ("bamboo/p3-trace.csv", 600.0, (0.8,)),
     "parcae, hh": ("parcae/gpt-6.7b_trace_hh_55_65.txt", 0.0, (1.0, 2.0)),
     "parcae, hl": ("parcae/gpt-6.7b_trace_hl_15_25.txt", 0.0, (1.0, 2.0)),
     "parcae, lh": ("parcae/gpt-6.7b_trace_lh_80_90.txt", 0.0, (0.7, 1.3)),

@@ -7,7 +7,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from spotwise.cli.simulate import progress
 from spotwise.cli.simulate.progress import runs_bar
 
 
@@ -15,7 +14,7 @@ from spotwise.cli.simulate.progress import runs_bar
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that the test lets pass."""
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("spotwise.cli.simulate.progress.time.monotonic", lambda: now[0])
     return now
 
 

@@ -42,8 +42,8 @@ def shapes(outcome: SpotOutcome) -> int:
 
 @pytest.mark.parametrize("every_s", [7.0, 20.0, 45.0])
 def test_a_load_that_alternates_changes_nothing_twice_within_the_hold(every_s: float) -> None:
-    """The eager one follows every change of the load; the other one goes to what serves both loads, and back only where the light
-    load lasts longer than the hold: then half the latency is worth a pause of a fifth of a second.
+    """The eager one follows every change of the load; the other one goes to what serves both loads, and back only where the
+    light load lasts longer than the hold: then half the latency is worth a pause of a fifth of a second.
     """
     trace, times_s = alternating(every_s, 600.0), tuple(5.0 * number for number in range(110))
     eager, kept = (serve(tiny.run(trace, times_s, system, required_rate=LIGHT)) for system in (EAGER, KEEPS))
