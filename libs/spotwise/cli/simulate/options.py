@@ -53,6 +53,9 @@ StudiesOption = Annotated[str | None, typer.Option(help="Names of studies, separ
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
 ]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="End with status 1 where a headline is not about the paper's.")
+]
 FiguresOption = Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
 

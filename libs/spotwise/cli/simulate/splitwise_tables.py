@@ -103,6 +103,7 @@ def _headline_document(row: ClusterHeadline) -> dict[str, Any]:
             "ratio": None if measured.value is None else measured.value / row.paper,
             "spread": measured.spread,
             "about": measured.about,
+            "close": not row.differs(model),
         }
         for model, measured in row.measured.items()
     }
