@@ -113,7 +113,7 @@ test-properties: setup ## Every property with all its examples, which `make test
 	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
 
 test-long: setup ## Every change between two shapes, under requests, groups that lose devices, and more; an hour, a choice of them in ARGS
-	$(BIN)/pytest -m long tests/integration tests/live tests/long $(ARGS)
+	$(BIN)/pytest -m long tests/integration tests/live tests/long tests/unit/simulator $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
 test-faults: setup ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS

@@ -39,6 +39,32 @@ def test_batches_are_first_come_first_served_within_limits(
     assert prompts == offered[: len(prompts)]
 
 
+@given(OFFERS, st.integers(1, 12), st.integers(1, 100))
+def test_decodes_pause_only_where_prompts_fill_the_cap(
+    offers: list[int | None], max_num_seqs: int, max_prompt_tokens: int
+) -> None:
+    """With pauses the same prompts run; beside them the first decodes, to the cap exactly where any pauses."""
+    batches = [
+        BatchBuilder(BatchLimits(max_num_seqs, max_prompt_tokens, decodes_pause=pause)) for pause in (False, True)
+    ]
+    for batch in batches:
+        for number, tokens in enumerate(offers):
+            if batch.is_full:
+                break
+            if tokens is None:
+                batch.add_decode(BatchRow(str(number), 9, 1, ()))
+            elif taken := batch.chunk_tokens(tokens):
+                batch.add_prompt(BatchRow(str(number), 0, taken, ()))
+    going_on, pausing = (built.rows if built else () for built in (batch.build() for batch in batches))
+    prompts, decodes = ([row for row in going_on if row.is_decode is is_decode] for is_decode in (False, True))
+    kept = [row for row in pausing if row.is_decode]
+    assert [row for row in pausing if not row.is_decode] == prompts
+    assert kept == decodes[: len(kept)]
+    prompt_tokens = sum(row.num_tokens for row in prompts)
+    room = max(0, max_prompt_tokens - prompt_tokens) if prompts else len(decodes)
+    assert len(kept) == min(room, len(decodes))
+
+
 @given(OFFERS, st.integers(1, 12), st.integers(1, 100), st.integers(0, 60))
 def test_parts_of_prompts_fill_what_the_decodes_leave(
     offers: list[int | None], max_num_seqs: int, max_prompt_tokens: int, above_rows: int

@@ -42,6 +42,12 @@ POLICIES = st.builds(
 )
 
 
+def pausing(policy: WorkerPolicy) -> WorkerPolicy:
+    """Return the policy with decodes that pause, which is for whole prompts."""
+    limits = replace(policy.limits, max_num_batched_tokens=None, decodes_pause=True)
+    return replace(policy, limits=limits, max_stall_s=None)
+
+
 def played(
     script: list[tuple[int, Arrival | str]], blocks: int, policy: WorkerPolicy, pool_of: type[BlockPool] = BlockPool
 ) -> Timeline:
@@ -64,7 +70,7 @@ def played(
 @given(
     SCRIPTS,
     st.integers(15, 24),
-    POLICIES,
+    POLICIES | POLICIES.map(pausing),
     st.sampled_from([2, 3, 7, 1000]),
     st.sampled_from([BlockPool, CountedBlockPool]),
 )

@@ -27,13 +27,14 @@ from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Machines that stay at the end: enough for one pipeline, whatever happened before.
 LAST = tuple(f"last-{number}" for number in range(6))
+KEEPS = replace(SPOTSERVE, name="keeps", keeps=True)
 SYSTEMS = st.builds(
     lambda system, batching, phases: (
         replace(system, batching=batching, phases=phases, latency=Latency.REQUEST)
         if system.adapts and system.recovers
         else replace(system, batching=batching)
     ),
-    st.sampled_from([SPOTSERVE, REPARALLELIZATION, REROUTING]) | st.sampled_from(ABLATION),
+    st.sampled_from([SPOTSERVE, KEEPS, REPARALLELIZATION, REROUTING]) | st.sampled_from(ABLATION),
     st.sampled_from(BatchFormation),
     st.sampled_from(Phases),
 )

@@ -24,4 +24,5 @@ COMMANDS = {
     "structured": "spotwise.benchmarks.structured:structured",
     "crowd": "spotwise.benchmarks.crowd:crowd",
     "simulator": "spotwise.benchmarks.simulator:simulator",
+    "simulator-speed": "spotwise.benchmarks.simulator_speed:simulator_speed",
 }

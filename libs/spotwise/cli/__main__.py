@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.mesh.telemetry import silence_logging
+from spotwise.cli.silence import silence_logging
 
 app = typer.Typer(
     name="spotwise",

@@ -24,11 +24,9 @@ from pydantic import (
 )
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy_registry import served_policies
 from spotwise.mesh.nats_servers import server_urls
 from spotwise.mesh.redis_servers import SentinelUrl, is_sentinel_url
-from spotwise.wire.cost_profile import profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
@@ -283,14 +281,6 @@ def parse_size(text: str, option: str) -> int:
     if size <= 0:
         raise OptionError(f"{option} {text!r} is no size; write for instance 4GiB, 512MiB or 2GB")
     return size
-
-
-def read_profile(path: Path, option: str) -> CostProfile:
-    """Read a file of `spotwise profile`; raises `OptionError`, naming `option`, where it is unreadable or no profile."""
-    try:
-        return profile_from_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{option} {path}: this is no cost profile of `spotwise profile`: {error}") from error
 
 
 def require_worker_id(text: str, option: str) -> None:

@@ -5,6 +5,7 @@ Prompts are FCFS, at most `max_prompt_tokens` a batch (Splitwise, section 4.3); 
 With `max_num_batched_tokens` or a prefill budget prompts are cut instead: decodes first, prompts get what is left.
 At most one prompt of a batch is cut, the last; a prompt is never passed over for a later one.
 The first prompt offered always gets a token, so decodes cannot starve it.
+With `decodes_pause` decodes take part beside prompts up to `max_prompt_tokens` tokens in all; the last offered pause.
 Source: chunked prefill, Sarathi-Serve (Agrawal et al., OSDI 2024), section 4.
 """
 
@@ -51,11 +52,13 @@ class Batch:
 class BatchLimits:
     """Bounds of one iteration; a single whole prompt may exceed `max_prompt_tokens`. `max_num_batched_tokens` includes decodes
     and cuts prompts to fit (`None`: prompts run whole); at least `max_num_seqs`, so that a prompt always gets a token.
+    `decodes_pause`: prompts that fill `max_prompt_tokens` run without decodes (Splitwise's published simulator).
     """
 
     max_num_seqs: int = 256
     max_prompt_tokens: int = 2048
     max_num_batched_tokens: int | None = None
+    decodes_pause: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_prompt_tokens < 1:
@@ -64,6 +67,10 @@ class BatchLimits:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
                 "an iteration needs a token for each of its sequences"
+            )
+        if self.decodes_pause and self.max_num_batched_tokens is not None:
+            raise ValueError(
+                "decodes_pause needs whole prompts, without max_num_batched_tokens: cut ones leave room for decodes"
             )
 
     def part_tokens(self, decodes: int) -> int | None:
@@ -92,6 +99,7 @@ class BatchBuilder:
     decodes: int = 0
     budget: PromptBudget | None = None
     rows: list[BatchRow] = field(default_factory=list)
+    _decode_ids: list[str] = field(default_factory=list)
     _prompt_tokens: int = 0
     _prompts_closed: bool = False
 
@@ -127,7 +135,12 @@ class BatchBuilder:
     def add_decode(self, row: BatchRow) -> None:
         """Add a decode row; check `is_full` first."""
         self.rows.append(row)
+        if self.limits.decodes_pause:
+            self._decode_ids.append(row.sequence_id)
 
     def build(self) -> Batch | None:
-        """Return the batch, or `None` where there is nothing to run."""
+        """Return the batch without the decodes that pause, or `None` where there is nothing to run."""
+        if self._decode_ids and self._prompt_tokens:
+            paused = set(self._decode_ids[max(0, self.limits.max_prompt_tokens - self._prompt_tokens) :])
+            return Batch(tuple(row for row in self.rows if row.sequence_id not in paused))
         return Batch(tuple(self.rows)) if self.rows else None

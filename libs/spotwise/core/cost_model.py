@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spotwise.core.batching import Batch
 
@@ -58,6 +58,15 @@ class IterationCost(Protocol):
         """Return the seconds of one iteration."""
 
 
+@runtime_checkable
+class DecodesCost(IterationCost, Protocol):
+    """A cost of iterations that is linear in the context of decodes."""
+
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of so many decodes and nothing else, at least one, and more for each token of
+        context."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinearIterationCost:
     """A linear model, for a few measurements of a live worker: seconds per iteration, token and context token."""
@@ -83,6 +92,10 @@ class LinearIterationCost:
             + self.decode_s * shape.decodes
             + self.decode_context_s * shape.decode_context
         )
+
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of decodes alone, and more for each token of context."""
+        return self.fixed_s + self.decode_s * decodes, self.decode_context_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,10 @@ class TableIterationCost:
                 linear_s *= self.mixed_factor
             linear_s = max(linear_s, self.decode(shape.decodes))
         return linear_s + self.prompt_context_s * shape.prompt_context + self.decode_context_s * shape.decode_context
+
+    def decodes_s(self, decodes: int) -> tuple[float, float]:
+        """Return the seconds of an iteration of decodes alone, and more for each token of context."""
+        return self.decode(decodes), self.decode_context_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ SchedulerEvent = (
 )
 SchedulerCommand = m.Send | m.RecordLedger
 
+_OF_TERM = (SchedulerActivated, SchedulerDeactivated)
 #: What a standby hears.
 _HEARD_BY_ALL = (m.Member, m.FleetReported, m.Tick)
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
@@ -165,11 +166,12 @@ class SchedulerRole:
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
-        is_of_term = isinstance(event, SchedulerActivated | SchedulerDeactivated)
-        if self._activity.awaits_answer(now) and not is_of_term:
+        if not isinstance(event, _OF_TERM) and self._activity.awaits_answer(now):
             self._activity.postpone(event)
-        elif is_of_term or self._activity.acts(now) or isinstance(event, _HEARD_BY_ALL):
+        elif isinstance(event, _HEARD_BY_ALL) or self._activity.acts(now) or isinstance(event, _OF_TERM):
             self._handlers[type(event)](event, now)
+        if not self._commands:
+            return []
         commands, self._commands = self._commands, []
         return commands if self._activity.acts(now) else []
 
@@ -380,13 +382,12 @@ class SchedulerRole:
         for entry in self._requests.queued:
             if _is_overdue(entry.order, now):
                 self._give_up(entry, RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None)
-        for entry in [entry for entry in self._requests if _is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
+        for entry in [entry for entry in self._requests.timed if _is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
             self._assigner.drop(entry, cancel=True)
 
     def _drop_orphans(self, now: float) -> None:
         """Drop requests whose gateway never sent a heartbeat, or was replaced before its loss was noticed."""
-        gateways = {(entry.order.stream.gateway_id, entry.order.stream.incarnation): None for entry in self._requests}
-        gone = [gateway for gateway in gateways if self._gone_gateways.is_gone(*gateway, now)]
+        gone = [gateway for gateway in self._requests.gateways if self._gone_gateways.is_gone(*gateway, now)]
         for entry in list(self._requests) if gone else ():
             stream = entry.order.stream
             if (stream.gateway_id, stream.incarnation) in gone:

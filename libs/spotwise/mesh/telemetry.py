@@ -87,11 +87,6 @@ def configure_logging(settings: ServiceSettings) -> None:
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING))
 
 
-def silence_logging() -> None:
-    """Drop the adapters' log lines, for a command, whose errors are exceptions."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-
-
 def _redact(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in fields.items():
         if isinstance(value, str):

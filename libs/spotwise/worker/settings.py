@@ -78,6 +78,11 @@ class WorkerSettings(ModelServiceSettings):
         ge=1,
         description="tokens of one iteration at most, decodes included; prompts are cut to fit, and run whole where unset",
     )
+    decodes_pause: bool = Field(
+        False,
+        description="prompts that fill max_prompt_tokens run without decodes, which pause; needs whole prompts: no "
+        "max_num_batched_tokens, and max_stall_ms=0",
+    )
     reserve: Reserve = Field(
         Reserve.ON_DEMAND,
         description="blocks for tokens to come: on_demand (as they come, with preemption) or max_tokens (all at once)",
@@ -274,7 +279,7 @@ class WorkerSettings(ModelServiceSettings):
         """Return how the worker batches and allocates memory; `context_parity` is the model's, `cost` that of its iterations
         (`None` only where the policy needs none). Raises `ValueError` where settings contradict one another.
         """
-        limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
+        limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens, self.decodes_pause)
         mlfq = None
         if self.policy == Discipline.MLFQ and cost is not None:
             starve_limit_s = None if self.starve_limit_ms is None else self.starve_limit_ms / 1000

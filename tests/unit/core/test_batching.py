@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.worker.policy import WorkerPolicy
 
 
 def prompt(name: str, tokens: int) -> BatchRow:
@@ -131,3 +132,43 @@ def test_fewer_tokens_than_rows_are_refused() -> None:
 def test_a_decode_computes_one_token_after_others(row: BatchRow, is_decode: bool) -> None:
     """A prompt of one token is still a prompt."""
     assert row.is_decode is is_decode
+
+
+def pausing() -> BatchBuilder:
+    return BatchBuilder(BatchLimits(8, 100, decodes_pause=True))
+
+
+def names(batch: BatchBuilder) -> list[str]:
+    built = batch.build()
+    return [row.sequence_id for row in built.rows] if built else []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "running"),
+    [([], "abc"), ([97], "abcp"), ([98], "abp"), ([100], "p"), ([300], "p"), ([50, 49], "apq"), ([60, 60], "abcp")],
+)
+def test_decodes_that_find_no_token_pause(prompts: list[int], running: str) -> None:
+    """Decodes fill what the prompts leave of the cap, the first ones first; without prompts none pauses."""
+    batch = pausing()
+    for name in "abc":
+        batch.add_decode(decode(name))
+    for name, tokens in zip("pq", prompts, strict=False):
+        offer(batch, name, tokens)
+    assert names(batch) == list(running)
+
+
+def test_the_last_token_of_a_cached_prompt_does_not_pause() -> None:
+    """A prompt whose other tokens are cached looks like a decode, and is none."""
+    batch = pausing()
+    batch.add_decode(decode("a"))
+    assert offer(batch, "p", 99)
+    batch.add_prompt(decode("cached"))
+    assert names(batch) == ["p", "cached"]
+
+
+def test_decodes_pause_beside_whole_prompts_only() -> None:
+    """Where prompts are cut, decodes have their tokens before any prompt."""
+    with pytest.raises(ValueError, match="decodes_pause needs whole prompts"):
+        BatchLimits(8, 100, 64, decodes_pause=True)
+    with pytest.raises(ValueError, match="decodes_pause needs max_stall_s=None"):
+        WorkerPolicy(BatchLimits(decodes_pause=True), max_stall_s=0.06)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.cli.options import read_profile
+from spotwise.cli.profile_files import read_profile
 from spotwise.core.cost_profile import BUILT_IN
 from spotwise.worker.kept_profiles import KeptProfiles, ProfiledEngine
 

@@ -89,11 +89,19 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
     assert settings.worker_policy() == expected
 
 
+def test_decodes_pause_where_configured(model_dir: Path) -> None:
+    """Decodes pause for prompts where the settings say so, and without a bound on their delay."""
+    settings = WorkerSettings(model_dir=model_dir, decodes_pause=True, max_stall_ms=0)
+    assert settings.worker_policy().limits == BatchLimits(decodes_pause=True)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"max_num_batched_tokens": 100}, "max_num_batched_tokens is 100 and max_num_seqs 256"),
         ({"batching": "request_level"}, "needs reserve=max_tokens"),
+        ({"decodes_pause": True}, "decodes_pause needs max_stall_s=None"),
+        ({"decodes_pause": True, "max_num_batched_tokens": 512}, "decodes_pause needs whole prompts"),
         ({"policy": "srpt"}, "SPOTWISE_POLICY=srpt needs the length of every answer"),
         ({"when_full": "reactive", "kv_host_bytes": 0}, "SPOTWISE_KV_HOST_BYTES=0 allows none"),
         ({"kv_host_bytes": 1 << 30}, "SPOTWISE_POLICY=fcfs and SPOTWISE_WHEN_FULL=recompute; reactive and proactive"),

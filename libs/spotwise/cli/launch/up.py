@@ -28,11 +28,11 @@ from spotwise.cli.options import (
     SimulatedKv,
     parse_size,
     policy_name,
-    read_profile,
     server_addresses,
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
+from spotwise.cli.profile_files import read_profile
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline

@@ -28,6 +28,7 @@ from spotwise.simulator.runs.plots import save
 
 
 def plan(
+    context: typer.Context,
     new: Annotated[str, typer.Option("--to", help="Target configuration: D,P,M or D,P,M,B; or Dp+Dt,P,M,B.")],
     old: Annotated[str | None, typer.Option("--from", help="Current configuration, in the same form.")] = None,
     live: Annotated[
@@ -69,11 +70,22 @@ def plan(
     json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan to this file.")] = None,
 ) -> None:
     """Plan a change of the parallel configuration: new positions of devices, order of transfers, duration."""
+    given = _given(context)
     if live:
-        if old is not None:
-            raise OptionError("--from: --live asks the devices of the mesh what they hold; leave one of the two out")
+        if others := [option for each, option in given.items() if each not in ("new", "name", "live")]:
+            raise OptionError(
+                f"{', '.join(others)}: --live asks the devices of the mesh what they hold; leave one of the two out"
+            )
         show_live_plan(new, name)
         return
+    if "name" in given:
+        raise OptionError(f"--name {name}: only --live has a mesh to name; add --live, or leave it out")
+    if "grace" in given and leaving is None:
+        raise OptionError(f"--grace {grace:g}: no instance is under notice; say which with --leaving, or leave it out")
+    if "stage_ms" in given and not progressive:
+        raise OptionError("--stage-ms: with --at-once no stage starts before the others; leave one of the two out")
+    if "decoded" in given and decoded > tokens:
+        raise OptionError(f"--decoded {decoded}: a request has {tokens} tokens (--tokens), decoded ones among them")
     if old is None:
         raise OptionError("--from is missing; --live plans from what a running mesh holds")
     before, after = parse_config(old, "--from"), parse_config(new, "--to")
@@ -121,3 +133,13 @@ def plan(
         save(draw_plan(device_map, planned), plot)
         console.print(f"drawn into {plot}", style="dim")
     write_document(plan_document(device_map, planned), json, console)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """Return the options that stand in the command line, by the names of their parameters."""
+    sources = {each: context.get_parameter_source(each.name or "") for each in context.command.params}
+    return {
+        each.name: each.opts[0]
+        for each, source in sources.items()
+        if each.name is not None and source is not None and source.name == "COMMANDLINE"
+    }

@@ -105,11 +105,11 @@ def _title(change: Scenario) -> str:
     goes = [instance.id for instance in change.before.instances if instance.is_leaving]
     parts = [f"from {change.before.config} to {change.config} (D,P,M,B)"]
     if goes:
-        parts.append(f"{', '.join(goes)} under notice, {change.deadline_s:g} s left")
+        parts.append(f"{_names(goes)} under notice, {change.deadline_s:g} s left")
     if change.lost:
-        parts.append(f"{', '.join(change.lost)} lost")
+        parts.append(f"{_names(change.lost)} lost")
     if change.joining:
-        parts.append(f"{', '.join(change.joining)} join")
+        parts.append(f"{_names(change.joining)} join")
     return "; ".join(parts)
 
 

@@ -12,6 +12,7 @@ import typer
 from spotwise.cli.bench.report import environment, report_console
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
+    CheckOption,
     DataOption,
     FiguresOption,
     JobsOption,
@@ -27,6 +28,7 @@ from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.cli.simulate.study_tables import (
     Column,
     StudyPaper,
+    check_headlines,
     choose_studies,
     headline_documents,
     range_headline_table,
@@ -59,6 +61,7 @@ def fastserve(
     runs: RunsOption = None,
     figures: FiguresOption = None,
     json: JsonOption = None,
+    check: CheckOption = False,
 ) -> None:
     """Measure the FastServe paper's headlines in the simulator: queues, preemption and swapping on one engine."""
     require_outputs(json, runs, figures)
@@ -72,6 +75,8 @@ def fastserve(
         PAPER.draw(found, figures, simulations)
     about = environment(simulation="paper fastserve", quick=quick)
     write_document({"environment": about, **findings_document(found, rows)}, json, simulations.console)
+    if check:
+        check_headlines(rows)
 
 
 def scope_of(quick: bool, seeds: int | None, requests: int | None, conv: Path | None) -> JobScope:

@@ -13,7 +13,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.options import read_profile
+from spotwise.cli.profile_files import read_profile
 from spotwise.core.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
@@ -30,7 +30,7 @@ TIMED = (
 
 WorkloadOption = Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")]
 TraceOption = Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")]
-ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")]
+ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, as in the trace, or as the published runs.")]
 JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")]
 ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
 DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
@@ -52,6 +52,9 @@ SeedsOption = Annotated[
 StudiesOption = Annotated[str | None, typer.Option(help="Names of studies, separated by commas; by default all.")]
 QuickOption = Annotated[
     bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="End with status 1 where a headline is not about the paper's.")
 ]
 FiguresOption = Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
@@ -124,7 +127,7 @@ def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly:
         raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
     if kind is ArrivalKind.TRACE:
         raise OptionError("--arrivals trace: needs a --trace to take arrivals from")
-    return ClusterWorkload(name)
+    return ClusterWorkload(name, kind=kind)
 
 
 def processors(jobs: int | None) -> int:

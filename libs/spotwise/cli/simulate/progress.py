@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,6 +19,9 @@ from spotwise.simulator.runs.experiment import RunSummary, simulate
 from spotwise.simulator.runs.kept_runs import Describing, KeptRuns
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.search import Search
+
+#: Seconds between two lines of progress, at least.
+_LINE_EVERY_S = 15.0
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Case = TypeVar("_Case", bound=Describing)
@@ -43,11 +48,35 @@ def _describe_run(run: RunSummary) -> str:
 CLUSTERS = Runs(simulate, RunSummary, _describe_run)
 
 
+class _ProgressLines(Generic[_Run]):
+    """Lines for an output without a bar: at a run's end, `_LINE_EVERY_S` after the line before at the earliest."""
+
+    def __init__(self, description: str, describe: Callable[[_Run], str], total: int | None) -> None:
+        self._description, self._describe = description, describe
+        self._of = "" if total is None else f" of {total}"
+        self._runs = 0
+        self._began_s = self._shown_s = time.monotonic()
+
+    def finished(self, run: _Run) -> None:
+        """Count a run."""
+        self._runs += 1
+        now = time.monotonic()
+        if now - self._shown_s >= _LINE_EVERY_S:
+            self._shown_s = now
+            after = f"{self._runs}{self._of} runs after {now - self._began_s:.0f} s"
+            typer.echo(f"{self._description}: {after}, last {self._describe(run)}", err=True)
+
+
 @contextmanager
 def runs_bar(
     console: Console, description: str, describe: Callable[[_Run], str], total: int | None
 ) -> Iterator[Callable[[_Run], None]]:
-    """Show the count of finished runs; the total of a search is unknown, so its bar has no end."""
+    """Show the count of finished runs; the total of a search is unknown, so its bar has no end.
+    Where the console is no terminal, a line on stderr now and then says how far it is.
+    """
+    if not console.is_terminal:
+        yield _ProgressLines(description, describe, total).finished
+        return
     count = "{task.completed} runs" if total is None else "{task.completed} of {task.total} runs"
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(count), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -58,13 +58,14 @@ def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
     table = Table(
         header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
     )
-    for heading in ("decode model", "workload", "design", "machines"):
+    for heading in ("model", "decode model", "workload", "design", "machines"):
         table.add_column(heading)
-    for heading in ("published", "ours", "agrees"):
+    for heading in ("published", "ours", "agrees", "latencies within"):
         table.add_column(heading, justify="right")
     for cluster, comparison in results.items():
         split = cluster.split
         table.add_row(
+            cluster.model,
             cluster.decode_model.value,
             cluster.workload,
             cluster.design,
@@ -72,6 +73,7 @@ def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
             _interval(comparison),
             "none" if comparison.ours is None else f"{comparison.ours:g}",
             "[green]yes" if comparison.agrees else "[red]no",
+            "" if comparison.deviation is None else f"{100 * comparison.deviation:.1f} %",
         )
     return table
 
@@ -101,6 +103,7 @@ def _headline_document(row: ClusterHeadline) -> dict[str, Any]:
             "ratio": None if measured.value is None else measured.value / row.paper,
             "spread": measured.spread,
             "about": measured.about,
+            "close": not row.differs(model),
         }
         for model, measured in row.measured.items()
     }
@@ -125,6 +128,7 @@ def _limit_document(cluster: Cluster, limit: Limit) -> dict[str, Any]:
 def comparison_document(cluster: PublishedCluster, comparison: Comparison) -> dict[str, Any]:
     """Return a cluster's limit beside the published simulator's."""
     return {
+        "model": cluster.model,
         "decode_model": cluster.decode_model.value,
         "workload": cluster.workload,
         "design": cluster.design,
@@ -134,5 +138,6 @@ def comparison_document(cluster: PublishedCluster, comparison: Comparison) -> di
         "published_breaks": comparison.breaks,
         "ours": comparison.ours,
         "agrees": comparison.agrees,
+        "deviation": comparison.deviation,
         "runs": [run_document(run) for run in comparison.runs],
     }

@@ -10,8 +10,9 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.options import parse_size, read_profile
+from spotwise.cli.options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
+from spotwise.cli.profile_files import read_profile
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.market_options import (
     BudgetOption,
@@ -41,6 +42,7 @@ from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
+    USUALLY_COMPARED,
     compared_systems,
     least_pipeline,
     own_arrivals,
@@ -123,7 +125,7 @@ def spot(
     systems: Annotated[
         str | None,
         typer.Option(
-            help=f"Which of {', '.join(COMPARED)} to compare, separated by commas; by default all that can be."
+            help=f"Which of {', '.join(COMPARED)} to compare, separated by commas; by default all but eager that can be."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and sizes.")] = 0,
@@ -245,7 +247,8 @@ def spot(
 
 def _system_names(text: str | None, *, is_bought: bool) -> list[str]:
     possible = [name for name, system in COMPARED.items() if system.adapts or not is_bought]
-    names = possible if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
+    usual = [name for name in possible if name in USUALLY_COMPARED]
+    names = usual if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [name for name in names if name not in COMPARED]:
         raise OptionError(f"--systems {unknown[0]!r}: choose of {', '.join(COMPARED)}")
     if fixed := [name for name in names if name not in possible]:

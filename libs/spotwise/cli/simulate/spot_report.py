@@ -116,10 +116,10 @@ def fleet_table(inputs: FleetInputs, results: Sequence[FleetResult]) -> Table:
 
 
 def unserved_lines(inputs: FleetInputs, results: Sequence[FleetResult]) -> list[str]:
-    """Return what was not served, and why where the fleet is too small for the model."""
+    """Return what was not served, and why; and what helps where the fleet is too small for the model."""
     lines = [
-        f"{each.system}: {len(each.outcome.unfinished):,} of {len(inputs.arrivals):,} requests are not served at the bound, "
-        f"{inputs.drain_s:g} s after the trace's end; they arrived from {each.outcome.unfinished[0].arrived_s:,.1f} s to "
+        f"{each.system}: {len(each.outcome.unfinished):,} of {len(inputs.arrivals):,} requests are not served: "
+        f"{each.outcome.why_unfinished}; they arrived from {each.outcome.unfinished[0].arrived_s:,.1f} s to "
         f"{each.outcome.unfinished[-1].arrived_s:,.1f} s"
         for each in results
         if each.outcome.unfinished
@@ -180,6 +180,7 @@ def _system_document(inputs: FleetInputs, result: FleetResult) -> dict[str, Any]
         "unfinished": [
             {"arrived_s": each.arrived_s, "output_tokens": each.output_tokens} for each in outcome.unfinished
         ],
+        "why_unfinished": outcome.why_unfinished,
         "latency_s": result.latency_s,
         "interrupted": outcome.interrupted_requests,
         "recomputed_tokens": outcome.recomputed_tokens,

@@ -11,6 +11,7 @@ from spotwise.cli.bench.report import environment, report_console
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
+    CheckOption,
     DataOption,
     FiguresOption,
     JobsOption,
@@ -28,6 +29,7 @@ from spotwise.cli.simulate.spotserve_placement import placement_document, placem
 from spotwise.cli.simulate.study_tables import (
     Column,
     StudyPaper,
+    check_headlines,
     choose_studies,
     coloured,
     headline_documents,
@@ -39,17 +41,18 @@ from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, hea
 from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, read_all_tables
 from spotwise.simulator.spotserve.placement_traces import placements
 from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import BURSTY, SpotScope, SpotStudy, studies
+from spotwise.simulator.spotserve.studies import BURSTY, HYSTERESIS, SpotScope, SpotStudy, studies
 
-#: Without runs: the optimizer's answers. Only by name, since it takes minutes: placement.
+#: Without runs: the optimizer's answers. Only by name, since they take minutes and more traces: placement, and hysteresis.
 GOLDEN, PLACEMENT = "golden", "placement"
 _FOLDER = "spot-traces"
 _QUICK_HOURS = 2.0
 _LEGEND = (
-    "mean, p99: latency of all requests, seconds, from arrival to last token. paper: what it prints, and ours over it; green "
-    "is within 15 %. counted: only of requests answered before the trace ended, as the artifact counts. cut: requests "
-    "whose batch a change stopped. again: tokens computed more than once. changes: of the configuration. $: of machines until "
-    "the trace ended. in time: answered within three times what one takes alone; the same for each dollar."
+    "mean, p50, p99: latency of all requests that were answered, seconds, from arrival to last token. paper: what it prints, "
+    "and ours over it; green is within 15 %. counted: only of requests answered before the trace ended, as the artifact "
+    "counts. cut: requests whose batch a change stopped. again: tokens computed more than once. changes: of the "
+    "configuration. $: of machines until the trace ended. in time: answered within three times what one takes alone; the "
+    "same for each dollar."
 )
 
 
@@ -62,17 +65,22 @@ def spotserve(
     runs: RunsOption = None,
     figures: FiguresOption = None,
     json: JsonOption = None,
+    check: CheckOption = False,
 ) -> None:
     """Measure the SpotServe paper's headlines in the simulator: serving on preemptible instances; needs --data."""
     require_outputs(json, runs, figures)
     scope = scope_of(published_folder(data), quick, seeds)
     known = known_studies(scope)
-    names = choose_studies(studies, (GOLDEN, *known, PLACEMENT), (GOLDEN, *known))
+    names = choose_studies(
+        studies, (GOLDEN, *known, PLACEMENT), (GOLDEN, *(name for name in known if name != HYSTERESIS))
+    )
     simulations = Simulations(report_console(), jobs, runs)
     document: dict[str, Any] = {"environment": environment(simulation="paper spotserve", quick=quick)}
     if GOLDEN in names:
         document |= _compare_golden(scope.data, simulations)
     found = PAPER.measure([known[name] for name in names if name in known], simulations)
+    for line in unanswered_lines(found):
+        simulations.console.print(line, style="yellow", highlight=False)
     if line := within_line(found):
         simulations.console.print(line)
     if rows := headlines(found):
@@ -86,6 +94,10 @@ def spotserve(
     if figures is not None:
         PAPER.draw(found, figures, simulations)
     write_document(document | findings_document(found, rows), json, simulations.console)
+    if check:
+        inexact = [cell for cell in document.get("golden", ()) if not cell["exact"]]
+        optimizer = [f"{len(inexact)} of the optimizer's answers"] if inexact else []
+        check_headlines(rows, optimizer, int(GOLDEN in names))
 
 
 def published_folder(data: Path | None) -> Path:
@@ -122,13 +134,15 @@ def _title(found: SpotFindings) -> str:
 
 
 def _columns(found: SpotFindings) -> list[Column[SpotFinding]]:
-    columns: list[Column[SpotFinding]] = [(name, _latency("latency_s", name)) for name in ("mean", "p99")]
+    columns: list[Column[SpotFinding]] = [(name, _latency("latency_s", name)) for name in ("mean", "p50", "p99")]
     if any(finding.paper_s for finding in found.points):
         for heading, figure in (("paper", "mean"), ("p99", "p99")):
             columns += [(heading, _latency("paper_s", figure)), ("x", _ratio(figure))]
     columns += [
         (heading, _latency("counted_latency_s", name)) for heading, name in (("counted", "mean"), ("p99", "p99"))
     ]
+    if any(finding.unanswered for finding in found.points):
+        columns.append(("unanswered", lambda finding: f"{finding.mean('unanswered'):,.0f}"))
     return [
         *columns,
         ("cut", lambda finding: f"{finding.mean('interrupted'):.0f}"),
@@ -196,6 +210,17 @@ def within_line(found: Mapping[str, SpotFindings]) -> str:
         f"Of the {printed} latencies that the paper prints, {close} are within 15 % with the published requests, {counted} if "
         f"only those answered in time count, {bursty} with requests of the CV that the paper names."
     )
+
+
+def unanswered_lines(found: Mapping[str, SpotFindings]) -> list[str]:
+    """Return how many requests of each finding have no answer, and why."""
+    return [
+        f"{findings.study.name}, {finding.trace}, {finding.load}: {finding.point.line} leaves {finding.unanswered:,} of "
+        f"{sum(run.requests for run in finding.runs):,} requests unanswered: {finding.why_unanswered}"
+        for findings in found.values()
+        for finding in findings.points
+        if finding.unanswered
+    ]
 
 
 def findings_document(found: Mapping[str, SpotFindings], rows: Sequence[Headline]) -> dict[str, Any]:

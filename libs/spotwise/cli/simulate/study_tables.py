@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.table import Table
 
-from spotwise.cli.errors import OptionError
+from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.runs.kept_runs import Describing
 from spotwise.simulator.runs.plots import save
@@ -128,6 +128,20 @@ def headline_documents(rows: Sequence[Headline]) -> list[dict[str, Any]]:
     return [
         {"name": row.name, "paper": row.paper, "ours": row.ours, "close": row.is_close, "why": row.why} for row in rows
     ]
+
+
+def require_close(differing: Sequence[str], measured: int) -> None:
+    """Raise `CommandError` where headlines differ from the paper's, or none was measured, for `--check`."""
+    if not measured:
+        raise CommandError("--check: no headline was measured; choose studies that have one")
+    if differing:
+        raise CommandError(f"--check: {len(differing)} of {measured} headlines differ: {'; '.join(differing)}")
+
+
+def check_headlines(rows: Sequence[Headline], differing: Sequence[str] = (), others: int = 0) -> None:
+    """Raise `CommandError` where one of the headlines that the paper has a number for differs, or one of `others` besides."""
+    stated = [row for row in rows if row.is_close is not None]
+    require_close([*differing, *(row.name for row in stated if not row.is_close)], len(stated) + others)
 
 
 def choose_studies(text: str | None, every: Sequence[str], by_default: Sequence[str]) -> list[str]:

@@ -78,6 +78,7 @@ class Pools:
             for group in ALL_GROUPS
         }
         self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
+        self._unranked: dict[str, WorkerView] = {}  #: whose places by both queues are old: few placements ask for them
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())
@@ -109,8 +110,8 @@ class Pools:
 
     def members(self, *groups: Group) -> list[WorkerView]:
         """Return the workers of some groups, in order of id."""
-        views = (view for group in groups for view in self._by_both[group])
-        return sorted(views, key=lambda view: view.id)
+        ids = [worker_id for worker_id, (group, _) in self._places.items() if group in groups]
+        return [self._views[worker_id] for worker_id in sorted(ids)]
 
     def join(self, member: Member) -> None:
         """Add a new worker."""
@@ -158,8 +159,7 @@ class Pools:
     def drop_intended(self, worker_id: str, choice_id: str) -> None:
         """Stop counting a prompt that will not be sent to the worker, which may be gone."""
         view = self._views.get(worker_id)
-        if view is not None:
-            view.drop_intended(choice_id)
+        if view is not None and view.drop_intended(choice_id):
             self._place(view)
 
     def _place(self, view: WorkerView) -> None:
@@ -171,16 +171,7 @@ class Pools:
             self._most_kv_tokens = None
             return
         group = _group_of(view)
-        ranked_by = (
-            view.kv_tokens,
-            view.pending_prompt_tokens,
-            view.tokens_to_wait_behind,
-            view.remaining_tokens,
-            self.decode_length(view),
-            view.free_tokens,
-            view.reserves_ahead,
-            view.life_class,
-        )
+        ranked_by = view.ranked_by()
         known_group, known_by = self._places.get(view.id, (None, None))
         if known_group is group and known_by == ranked_by:
             return
@@ -191,7 +182,7 @@ class Pools:
             self._home_pools[group.home_pool] += 1
         self._places[view.id] = (group, ranked_by)
         self._by_home[group].put(view)
-        self._by_both[group].put(view)
+        self._unranked[view.id] = view
 
     def _displace(self, worker_id: str) -> None:
         place = self._places.pop(worker_id, None)
@@ -200,19 +191,28 @@ class Pools:
             self._home_pools[group.home_pool] -= 1
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
+            self._unranked.pop(worker_id, None)
+
+    def _ranked_by_both(self) -> dict[Group, Ranking]:
+        if self._unranked:
+            for worker_id, view in self._unranked.items():
+                self._by_both[self._places[worker_id][0]].put(view)
+            self._unranked.clear()
+        return self._by_both
 
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
         """Return the worker with the shortest queue that meets the need, of each group and class of life that has one."""
-        rankings = self._by_both if queue is Queue.BOTH else self._by_home
+        rankings = self._ranked_by_both() if queue is Queue.BOTH else self._by_home
         return [view for group in groups for view in rankings[group].firsts(need)]
 
     def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""
         # The last first: where the others have some, a placement has found it before it comes to ask.
-        return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
+        rankings = self._ranked_by_both()
+        return any(rankings[group].have(need) for group in reversed(ALL_GROUPS))
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
         if self._most_kv_tokens is None:
-            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
+            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_home.values())
         return self._most_kv_tokens

@@ -9,7 +9,8 @@ Which request leaves it next is decided by `passing.py`.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from spotwise.core.messages import SubmitRequest
@@ -82,6 +83,8 @@ class Requests:
         self._entries: dict[str, AcceptedRequest] = {}
         self._queue: list[tuple[int, int, str]] = []
         self._unanswered: dict[str, None] = {}
+        self._timed: dict[str, AcceptedRequest] = {}  #: those with a deadline
+        self._of_gateways: Counter[tuple[str, int]] = Counter()
         self._arrivals = 0
 
     def __iter__(self) -> Iterator[AcceptedRequest]:
@@ -89,6 +92,16 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def timed(self) -> Collection[AcceptedRequest]:
+        """The requests whose clients have a deadline, in order of arrival."""
+        return self._timed.values()
+
+    @property
+    def gateways(self) -> Collection[tuple[str, int]]:
+        """The gateways that have open requests, with their incarnations, in order of their first."""
+        return self._of_gateways.keys()
 
     def get(self, choice_id: str) -> AcceptedRequest | None:
         """Return an open request."""
@@ -98,11 +111,19 @@ class Requests:
         """Queue a new request."""
         self._arrivals += 1
         entry = self._entries[order.choice_id] = AcceptedRequest(order, self._arrivals, now)
+        self._of_gateways[_gateway_of(order)] += 1
+        if order.deadline_unix_s is not None:
+            self._timed[order.choice_id] = entry
         insort(self._queue, entry.place)
 
     def drop(self, entry: AcceptedRequest) -> None:
         """Forget a request in any state."""
         del self._entries[entry.choice_id]
+        self._timed.pop(entry.choice_id, None)
+        gateway = _gateway_of(entry.order)
+        self._of_gateways[gateway] -= 1
+        if not self._of_gateways[gateway]:
+            del self._of_gateways[gateway]
         if entry.choice_id in self._unanswered:
             del self._unanswered[entry.choice_id]
         elif entry.token_worker is None:
@@ -160,3 +181,7 @@ class Requests:
     def assigned(self, entry: AcceptedRequest) -> None:
         """The worker has accepted the request."""
         del self._unanswered[entry.choice_id]
+
+
+def _gateway_of(order: SubmitRequest) -> tuple[str, int]:
+    return order.stream.gateway_id, order.stream.incarnation

@@ -79,7 +79,10 @@ class WorkerView:
     def reported(self, member: Member, scheduler_id: str, now: float) -> None:
         """Replace the report, and drop the assignments that it includes or that were lost on their way."""
         self.member, self.load = member, member.load or WorkerLoad()
-        seen = next((number for id_, number in self.load.assignments_seen if id_ == scheduler_id), 0)
+        seen = 0
+        for id_, number in self.load.assignments_seen:
+            if id_ == scheduler_id:
+                seen = number
         lost_before_s = now - ASSIGNMENT_LOST_S
         unseen = self._unseen
         while unseen and (unseen[0].number <= seen or unseen[0].sent_s <= lost_before_s):
@@ -98,12 +101,14 @@ class WorkerView:
         self.pending_prompt_tokens += prompt_tokens
         self.unseen_prompts += 1
 
-    def drop_intended(self, choice_id: str) -> None:
-        """Stop counting an intended prompt: it was sent, or will not be."""
+    def drop_intended(self, choice_id: str) -> bool:
+        """Stop counting an intended prompt: it was sent, or will not be; tell whether it was counted."""
         prompt_tokens = self._intended.pop(choice_id, None)
-        if prompt_tokens is not None:
-            self.pending_prompt_tokens -= prompt_tokens
-            self.unseen_prompts -= 1
+        if prompt_tokens is None:
+            return False
+        self.pending_prompt_tokens -= prompt_tokens
+        self.unseen_prompts -= 1
+        return True
 
     def _recount(self) -> None:
         load = self.load
@@ -127,6 +132,19 @@ class WorkerView:
         if assignment.remaining_tokens:
             self.unseen_decodes += 1
             self.decoding += 1
+
+    def ranked_by(self) -> tuple[int | None, ...]:
+        """Return all that its places depend on, its capacity first."""
+        return (
+            self.kv_tokens,
+            self.pending_prompt_tokens,
+            self.tokens_to_wait_behind,
+            self.remaining_tokens,
+            self.decoding,
+            self.free_tokens,
+            self.reserves_ahead,
+            None if self.life is None else self.life.life_class,
+        )
 
     @property
     def life_class(self) -> int | None:

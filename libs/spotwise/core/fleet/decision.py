@@ -22,7 +22,7 @@ from spotwise.core.fleet.fleet_search import FleetSearch
 from spotwise.core.fleet.fleet_state import FleetState, fleet_state
 from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets
 from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.kept_choice import KeptChoice
+from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
 from spotwise.core.fleet.lasting import Lasting
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
@@ -144,10 +144,19 @@ class FleetDecision:
         return self._repeat("the load is measured first; what is lost meanwhile is bought again")
 
     def config_on(
-        self, ready: Mapping[str, int], demand: ServiceDemand, model: ModelShape, now: float
+        self,
+        ready: Mapping[str, int],
+        demand: ServiceDemand,
+        model: ModelShape,
+        now: float,
+        change: ChangeSeconds | None = None,
     ) -> ConfigChoice | None:
         """Return the configuration to serve with on so many ready instances of each type: the decided one where they can have
-        it, otherwise their best, with hysteresis of its own. `None`: they cannot have the model.
+        it, otherwise their best, with hysteresis of its own: where what served cannot be had any more, its shape with another D
+        is kept first. `None`: they cannot have the model.
+
+        Args:
+            change: what one takes, as far as it is known.
         """
         if self._search.measure(model, demand) is not None:
             return self._serving.choice
@@ -156,8 +165,11 @@ class FleetDecision:
         if decided is not None:
             return self._serving.take(decided)
         new = self._search.choose(demand, supplies, None)
-        current = self._serving.choice and self._search.again(self._serving.choice, demand, supplies, None)
-        return self._serving.update(new, current, self._search.policy(demand, None), now)
+        serving = self._serving.choice
+        current = serving and (
+            self._search.again(serving, demand, supplies, None) or self._search.alike(serving, demand, supplies, None)
+        )
+        return self._serving.update(new, current, self._search.policy(demand, None), now, change=change)
 
     def _take(self, report: FleetReported, now: float) -> str | None:
         """Take what a report says of the fleet; return why that is not enough to decide, `None` where it is."""

@@ -23,7 +23,7 @@ from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, MemoryLimit
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.parallel.optimizer import choose, chosen_again
+from spotwise.core.parallel.optimizer import choose, chosen_again, of_shape
 from spotwise.core.parallel.policy import Policy, Preference, ServiceDemand
 
 _STEP = 1.05
@@ -118,6 +118,13 @@ class FleetSearch:
         if keeping_up:
             return min(keeping_up, key=lambda each: each.request_s)
         return max(found, key=lambda each: each.throughput, default=None)
+
+    def alike(
+        self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply], budget_per_h: float | None
+    ) -> ConfigChoice | None:
+        """Return the best configuration of a choice's shape, with any D; `None` where there is none."""
+        policy = of_shape(choice.config, self.policy(demand, budget_per_h))
+        return self._chosen(self._with_headroom(demand), supplies, policy)
 
     def most_throughput(self, choice: ConfigChoice, demand: ServiceDemand, supplies: Sequence[Supply]) -> float:
         """Return the requests a second that a configuration serves with the largest B."""

@@ -4,15 +4,31 @@ Law: a choice that cannot be had any more, or that does not meet the demand whil
 at once. One that serves is replaced once a better choice has been there for `hold_s` without a break; one that still waits
 for instances, by a better one at once.
 Better is what is cheaper by `gain`, or at no higher price faster by `gain`; where the kept one is slower than the policy
-allows, what is faster by `gain` at any price.
+allows, what is faster by `gain` at any price. What is faster pays for its change while it is the best (`_pays`): that time is
+learned from how long the best shape has stayed the same (`learned_spans`), so that the more often load and fleet alternate, the
+greater is the gain that a change takes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from spotwise.core.fleet.learned_spans import LearnedSpan
 from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Policy
 
 _ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSeconds:
+    """What a change takes: seconds until the new configuration serves, while the old one does; and those for which each request
+    that it interrupts pauses.
+    """
+
+    forms_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class KeptChoice:
@@ -22,6 +38,8 @@ class KeptChoice:
         self._gain = gain
         self._hold_s = hold_s
         self._better_since_s: float | None = None
+        self._best: ParallelConfig | None = None
+        self._span = LearnedSpan()  # in which it is the best shape
         self.choice: ConfigChoice | None = None
 
     def update(
@@ -33,20 +51,25 @@ class KeptChoice:
         *,
         is_held: bool = True,
         is_reachable: bool = True,
+        change: ChangeSeconds | None = None,
     ) -> ConfigChoice | None:
         """Return the choice to keep.
 
         Args:
             new: the best one now.
-            current: `choice` with its present figures; `None`: it cannot be had, or there is none.
+            current: `choice` with its present figures, or the best of its shape; `None`: neither can be had, or there is none.
             policy: the one that `new` was chosen by.
             is_held: all instances of `current` are there or come.
             is_reachable: `new` can be bought beside what is held.
+            change: to `new`; `None`: it takes no time.
         """
+        if new is not None and new.config.shape != self._best:
+            self._best = new.config.shape
+            self._span.ended(now)
         if current is None or new is None or _is_more(new, current):
             return self.take(new if new is not None else current)
         self.choice = current
-        if not is_reachable or not self._is_better(new, current, policy):
+        if not is_reachable or not self._is_better(new, current, policy, change or ChangeSeconds(), now):
             self._better_since_s = None
             return current
         if self._better_since_s is None:
@@ -58,21 +81,34 @@ class KeptChoice:
         self.choice, self._better_since_s = choice, None
         return choice
 
-    def _is_better(self, new: ConfigChoice, current: ConfigChoice, policy: Policy) -> bool:
+    def _is_better(
+        self, new: ConfigChoice, current: ConfigChoice, policy: Policy, change: ChangeSeconds, now: float
+    ) -> bool:
         if new.meets_demand < current.meets_demand or (
             not new.meets_demand and new.throughput < current.throughput * (1 - _ROUNDING)
         ):
             return False
         if current.meets_demand:
-            is_faster = new.request_s <= current.request_s * (1 - self._gain) < current.request_s
+            new_s, current_s = new.request_s, current.request_s
+        else:
+            new_s, current_s = new.execution_s, current.execution_s
+        is_faster = new_s <= current_s * (1 - self._gain) < current_s and self._pays(new_s, current_s, change, now)
+        if current.meets_demand:
             enough_s = max(new.request_s * (1 + policy.latency_slack), policy.latency_target_s or 0.0)
             if current.request_s > enough_s * (1 + _ROUNDING) and is_faster:
                 return True
-        else:
-            is_faster = new.execution_s <= current.execution_s * (1 - self._gain) < current.execution_s
         if new.price_per_h <= current.price_per_h * (1 - self._gain) < current.price_per_h:
             return True
         return new.price_per_h <= current.price_per_h * (1 + _ROUNDING) and is_faster
+
+    def _pays(self, new_s: float, current_s: float, change: ChangeSeconds, now: float) -> bool:
+        """Return whether a change spares requests more than it costs them, while its shape is expected to be the best.
+
+        At a rate r it spares r x (l - l') a second from when the new one serves. It costs its pause to the r x l requests that
+        run (Little's law), and half of it to the r x pause that come meanwhile. r is on both sides.
+        """
+        used_s = self._span.expected_s(now) - change.forms_s
+        return (current_s - new_s) * used_s >= change.pause_s * (current_s + change.pause_s / 2)
 
 
 def _is_more(new: ConfigChoice, current: ConfigChoice) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _WRITTEN = re.compile(r"(?:(\d+)\+)?(\d+),(\d+),(\d+)(?:,(\d+))?")
@@ -69,6 +69,11 @@ class ParallelConfig:
     def pipelines(self) -> int:
         """Pipelines of all kinds."""
         return self.prompt_data + self.data
+
+    @property
+    def shape(self) -> ParallelConfig:
+        """The same pipelines, one of each kind: what stays the same where only their number changes."""
+        return replace(self, data=1, prompt_data=int(self.is_split))
 
     @property
     def pipeline_devices(self) -> int:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.parallel.candidates import Shape, shapes
 from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.evaluation import Mixes, evaluate, evaluate_mix
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
@@ -44,15 +45,20 @@ def chosen_again(
     policy: Policy | None = None,
 ) -> ConfigChoice | None:
     """Return an earlier choice with its figures for another load or other supplies; `None` where it cannot be had there."""
-    policy, config = policy or Policy(), choice.config
-    only = replace(
+    only = replace(of_shape(choice.config, policy or Policy()), batch_sizes=(choice.config.max_batch,))
+    return _Search(demand, supplies, memory, only).again(choice)
+
+
+def of_shape(config: ParallelConfig, policy: Policy) -> Policy:
+    """Return the policy that tries only a configuration's P, M and arrangement of phases, with any D: another D of a shape
+    stops no pipeline that stays.
+    """
+    return replace(
         policy,
-        batch_sizes=(config.max_batch,),
         tensor_degrees=(config.tensor,),
         pipeline_degrees=(config.pipeline,),
         phases=Phases.SPLIT if config.is_split else Phases.TOGETHER,
     )
-    return _Search(demand, supplies, memory, only).again(choice)
 
 
 class _Search:

@@ -6,6 +6,7 @@ What is bought and given back follows from the last report and the load of the l
 says all that is still to be done, and is repeated.
 The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
 while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
+A re-shape that is only faster is ordered where it pays for what re-shapes have been measured to take (`fleet/kept_choice.py`).
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
 """
 
@@ -22,11 +23,13 @@ from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.fleet_state import stays
 from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner import commands as c
+from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import written
 from spotwise.core.planner.replacement import LONGEST_REST_S, REST_S, described
@@ -46,7 +49,10 @@ class FleetPlanning:
         types: Sequence[FleetType],
         policy: FleetPolicy,
         watch: DeviceWatch,
+        cost: ChangeCost | None = None,
     ) -> None:
+        """Plan with these types; `cost`: of changes so far, `None` where that is not known: then they cost nothing."""
+        self._cost = cost
         self._planner_id = planner_id
         self._types = tuple(types)
         self._policy = policy
@@ -115,7 +121,7 @@ class FleetPlanning:
             self._decided = decision.decide(demand, report, self._model, now, serving=serving)
         if self._model is not None:
             counts = {name: len(instances) for name, instances in self._ready.items()}
-            choice = decision.config_on(counts, demand, self._model, now)
+            choice = decision.config_on(counts, demand, self._model, now, self._change_seconds(groups))
             self.wanted = None if choice is None else choice.config
             names = [] if choice is None else [each.type.name for each in choice.shares]
             self._wanted_on = frozenset(each for name in names for ids in self._ready[name].values() for each in ids)
@@ -168,6 +174,12 @@ class FleetPlanning:
             reasons=() if decided is None else decided.reasons,
             why="the load is measured first" if decided is None else decided.why,
         )
+
+    def _change_seconds(self, groups: Sequence[m.DeviceGroup]) -> ChangeSeconds | None:
+        """Return what a change of all groups to as many devices is expected to take, beside the weights' way."""
+        if self._cost is None:
+            return None
+        return ChangeSeconds(self._cost.forming_s(groups, 0.0), self._cost.pause_s(groups, groups, len(groups)))
 
     def _may_decide(self, groups: Sequence[m.DeviceGroup], now: float) -> bool:
         """Return whether the load is known well enough; without any gateway's reports, after a window all the same."""

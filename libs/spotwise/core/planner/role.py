@@ -44,7 +44,7 @@ class PlannerRole:
         self._targets = Targets(policy)
         self._cost = ChangeCost(policy.move_latency_s, policy.kv_token_s)
         self._watch = DeviceWatch(self._membership)
-        self._fleet = FleetPlanning(planner_id, fleet_types, fleet_policy or FleetPolicy(), self._watch)
+        self._fleet = FleetPlanning(planner_id, fleet_types, fleet_policy or FleetPolicy(), self._watch, self._cost)
         self._deadlines: dict[str, float] = {}  # of workers under notice, by name
         self._by_devices: tuple[m.Member, ...] = ()  # workers of which a device has to leave
         self._tenure: Tenure | None = None

@@ -83,7 +83,7 @@ class ChunkedPrefillBudget:
         self._context_per_token = 0.0
         if profile is not None:
             self._start_from(profile)
-        self._in_flight: deque[tuple[Batch, float]] = deque()
+        self._in_flight: deque[tuple[Batch | BatchShape, float]] = deque()
         self._last_end_s = 0.0
         #: Seconds of an iteration of late; `None` before the first.
         self.iteration_s: float | None = None
@@ -108,8 +108,8 @@ class ChunkedPrefillBudget:
         taken = self._cost.of(len(decode_contexts), sum(decode_contexts)) if self._cost else 0.0
         return IterationPrefillBudget(self._cost, self._max_stall_s - taken)
 
-    def ordered(self, batch: Batch, now: float) -> None:
-        """Note an iteration that begins now, or after the ones in flight."""
+    def ordered(self, batch: Batch | BatchShape, now: float) -> None:
+        """Note an iteration that begins now, or after the ones in flight; its shape is enough."""
         self._in_flight.append((batch, now))
 
     def ended(self, now: float, *, failed: bool = False) -> None:
@@ -124,9 +124,11 @@ class ChunkedPrefillBudget:
             self.iteration_s = known_s + _NEWEST * (seconds - known_s)
         if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # the clock was set back
             return
-        contexts = [(row.is_decode, pairs(row.first_position, row.num_tokens)) for row in batch.rows]
-        token_s = seconds / (batch.num_tokens + sum(context for _, context in contexts) / self._context_parity)
-        per_token = sum(context for is_decode, context in contexts if not is_decode) / batch.prompt_tokens
+        shape = batch if isinstance(batch, BatchShape) else BatchShape.of(batch)
+        # a decode's own token is half a pair here, and a whole token of its context there
+        context = shape.prompt_context + shape.decode_context - 0.5 * shape.decodes
+        token_s = seconds / (shape.prompt_tokens + shape.decodes + context / self._context_parity)
+        per_token = shape.prompt_context / shape.prompt_tokens
         if self._cost is not None:
             token_s = self._cost.seconds + _NEWEST * (token_s - self._cost.seconds)
             per_token = self._context_per_token + _NEWEST * (per_token - self._context_per_token)

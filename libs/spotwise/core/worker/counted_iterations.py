@@ -15,6 +15,8 @@ from typing import Any
 from spotwise.core.counted_blocks import CountedBlockPool
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
+from spotwise.core.worker.held_work import WorkInFlight
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.moves import MoveSide
@@ -55,6 +57,11 @@ class CountedIterations(Iterations):
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Return what handles the engine's events."""
         return super().handlers() | {c.IterationsCounted: self._iterations_counted}
+
+    def take_over(self, in_flight: WorkInFlight | None, budget: ChunkedPrefillBudget) -> None:
+        """Go on with an order of one iteration."""
+        super().take_over(in_flight, budget)
+        self._steps_left = 0 if in_flight is None else 1
 
     def run_next(self, event: c.WorkerEvent, now: float) -> None:
         """Order iterations, or cut the order in flight short where `event` changes what comes next."""

@@ -3,7 +3,7 @@
 Law: between iterations finished sequences leave and waiting ones join (iteration-level scheduling: Orca, section 4.1).
 Decode rows and prefill rows share an iteration; rows are offered in the order of the worker's scheduling policy.
 As many iterations are in flight as the engine's pipeline has stages; a sequence is in one of them at most.
-Outside an examination of a failure, every runnable decode takes part as long as there are rows and blocks.
+Outside an examination of a failure, every runnable decode takes part as long as there are rows and blocks, and none pauses.
 Under FCFS a sequence without blocks is not passed by a later one without blocks.
 """
 
@@ -19,6 +19,7 @@ from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, ExaminationVerdict
+from spotwise.core.worker.held_work import WorkInFlight
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.moves import MoveSide
 from spotwise.core.worker.policy import Batching, WorkerPolicy
@@ -66,6 +67,19 @@ class Iterations:
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Return what handles the engine's events."""
         return {c.IterationFinished: self._iteration_finished, c.IterationFailed: self._iteration_failed}
+
+    def take_over(self, in_flight: WorkInFlight | None, budget: ChunkedPrefillBudget) -> None:
+        """Go on with an iteration that runs already, and with what earlier ones have taught."""
+        self._prefill_budget = budget
+        if in_flight is not None:
+            self._table.begin_iteration(in_flight.members)
+            if not in_flight.is_noted:
+                budget.ordered(in_flight.batch, in_flight.began_s)
+
+    @property
+    def prefill_budget(self) -> ChunkedPrefillBudget:
+        """What bounds prompts, with what it has learned."""
+        return self._prefill_budget
 
     def drop_all(self, now: float) -> None:
         """Forget the iterations in flight: the engine that ran them is gone."""
@@ -120,7 +134,11 @@ class Iterations:
                     members.append((sequence, 1))
             elif tokens := self._offer_prompt(builder, sequence, now):
                 members.append((sequence, tokens))
-        return members, builder.build()
+        batch = builder.build()
+        if batch is not None and len(batch.rows) < len(members):
+            running = {row.sequence_id for row in batch.rows}
+            members = [member for member in members if member[0].sequence_id in running]
+        return members, batch
 
     def _candidates(self) -> list[Sequence]:
         """Return the sequences that may take part, in order of arrival; with request-level batching the members of the batch

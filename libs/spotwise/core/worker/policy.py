@@ -84,6 +84,8 @@ class WorkerPolicy:
             raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
         if self.max_stall_s is not None and self.max_stall_s <= 0.0:
             raise ValueError("max_stall_s must be above 0; None is no bound")
+        if self.max_stall_s is not None and self.limits.decodes_pause:
+            raise ValueError("decodes_pause needs max_stall_s=None: decodes that pause wait for whole prompts")
         if not self.context_parity > 0.0:
             raise ValueError("context_parity must be above 0; inf is a context that costs nothing")
         if self.max_in_flight < 1:

@@ -24,18 +24,18 @@ RENEWALS_PER_LEASE = 3
 
 
 class PromptSide:
-    """Handles `StartPrefill`, the results of hand-offs, and the renewal of leases."""
+    """Handles `StartPrefill`, the results of hand-offs, and the renewal of leases; `pushes` learns how KV is pushed."""
 
     def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
         self._table = table
-        self._pushes = PushPolicy(policy.kv_push)
+        self.pushes = PushPolicy(policy.kv_push)
         self._queues = policy.mlfq
         self._renewed_s: dict[str, float] = {}
 
     @property
     def push_token_s(self) -> float | None:
         """Recent visible seconds of a hand-off per prompt token; `None` before the first."""
-        return self._pushes.token_s
+        return self.pushes.token_s
 
     def start_prefill(self, order: m.StartPrefill, now: float, *, closed: str | None) -> None:
         """Queue a prompt; one whose token phase is here is refused while the worker is `closed` for that reason."""
@@ -86,7 +86,7 @@ class PromptSide:
         if sequence.target is None:
             return
         tokens = sequence.known_tokens
-        if self._pushes.choose(sequence.target.worker_id, tokens) is PushMode.LAYERWISE:
+        if self.pushes.choose(sequence.target.worker_id, tokens) is PushMode.LAYERWISE:
             sequence.push_in_flight = True
             written = sequence.computed_tokens
             push = c.OpenPush(
@@ -124,7 +124,7 @@ class PromptSide:
     def delivered(self, sequence: Sequence, event: c.HandoffDelivered, now: float) -> None:
         """Release a sequence whose KV the token worker has."""
         assert sequence.target is not None
-        self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, event.visible_s)
+        self.pushes.delivered(sequence.computed_tokens, event.kv_bytes, event.visible_s)
         self._table.record(
             sequence,
             "handed_off",
@@ -141,7 +141,7 @@ class PromptSide:
 
     def pushes_measured(self, event: c.PushesMeasured, now: float) -> None:
         """Learn which push mode is cheaper to a worker."""
-        self._pushes.measured(event.worker_id, event.costs)
+        self.pushes.measured(event.worker_id, event.costs)
 
     def failed(self, sequence: Sequence, reason: str, now: float) -> None:
         """Fail the attempt as retryable."""

@@ -23,6 +23,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.counted_iterations import CountedIterations
 from spotwise.core.worker.fcfs_kv_allocator import FcfsKvAllocator
+from spotwise.core.worker.held_work import HeldWork
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.moves import MoveSide
@@ -154,6 +155,27 @@ class WorkerRole:
             self._iterations.run_next(event, now)
         self._leave_if_done(now)
         return self._table.take_commands()
+
+    def take_over(self, work: HeldWork) -> None:
+        """Go on with work that was begun without this role, which has held nothing yet."""
+        self._table.take_over(work.sequences, work.loading)
+        self._prompt_side.pushes = work.pushes
+        self._iterations.take_over(work.in_flight, work.budget)
+        self._allocator.preemptions = work.preemptions
+        for scheduler_id, assignment in work.assignments_seen.items():
+            self._assignments_seen[scheduler_id] = assignment
+
+    def held_work(self) -> HeldWork:
+        """Return all that it holds, but for iterations in flight, for an engine that goes on without this role."""
+        return HeldWork(
+            [(sequence, len(sequence.block_ids)) for sequence in self._table],
+            (),
+            None,
+            self._iterations.prefill_budget,
+            self._prompt_side.pushes,
+            dict(self._assignments_seen),
+            self._allocator.preemptions,
+        )
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""

@@ -9,7 +9,7 @@ An attempt's record is loaded once at a time, so that a load's answer belongs to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from spotwise.core import messages as m
 from spotwise.core.kv_blocks import BlockPool
@@ -66,6 +66,15 @@ class SequenceTable:
         self._sequences[sequence.sequence_id] = sequence
         self._attempts[choice_id] += 1
         return sequence
+
+    def take_over(self, sequences: Iterable[tuple[Sequence, int]], loading: Iterable[str]) -> None:
+        """Enter sequences in order of arrival, each with so many blocks, and note whose records are being loaded."""
+        for sequence, blocks in sequences:
+            self._sequences[sequence.sequence_id] = sequence
+            self._attempts[sequence.choice_id] += 1
+            if blocks:
+                self.allocate(sequence, blocks * self.pool.block_size)
+        self._loading.update(loading)
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
         """Allocate blocks for `tokens` tokens, `reused` the first of them; check the pool first."""

@@ -10,14 +10,9 @@ from pathlib import Path
 
 from spotwise.core.cost_model import TableIterationCost
 from spotwise.simulator.costs.hardware import LanguageModel
-from spotwise.simulator.costs.profile_fit import (
-    Peaks,
-    fit_honest,
-    fit_published,
-    fit_published_by_batch,
-    with_slower_prompts,
-)
+from spotwise.simulator.costs.profile_fit import Peaks, fit_honest, with_slower_prompts
 from spotwise.simulator.costs.profiles import ProfileError, ProfileRow, measured, read_profile
+from spotwise.simulator.costs.published_costs import PublishedIterationCost, fit_published, fit_published_by_batch
 from spotwise.simulator.packaged_data import read_packaged
 
 #: GPUs of a machine, all of which serve one copy of the model.
@@ -50,35 +45,70 @@ class BuiltInCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedBuiltInCost:
+    """The same as the published simulator has it."""
+
+    model: str
+    gpu: str
+    decode_model: DecodeModel
+    cost: PublishedIterationCost
+
+
+@dataclass(frozen=True, slots=True)
 class _BuiltInCosts:
     source: str
     costs: tuple[BuiltInCost, ...]
+    published_costs: tuple[PublishedBuiltInCost, ...]
 
 
 @cache
-def all_built_in_costs() -> tuple[BuiltInCost, ...]:
+def all_built_in_costs() -> tuple[BuiltInCost | PublishedBuiltInCost, ...]:
     """Return the costs of `built_in_costs.json`."""
-    return read_packaged("spotwise.simulator.costs", "built_in_costs.json", _BuiltInCosts).costs
+    kept = read_packaged("spotwise.simulator.costs", "built_in_costs.json", _BuiltInCosts)
+    return *kept.costs, *kept.published_costs
 
 
-def built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    """Return a language model's built-in costs, by GPU; raises ProfileError if it has none."""
-    by_gpu = {
+def built_in_costs(model: LanguageModel) -> dict[str, TableIterationCost]:
+    """Return a language model's built-in costs by the honest model, by GPU; raises ProfileError if it has none."""
+    costs = {entry.gpu: entry.cost for entry in _built_in(model) if isinstance(entry, BuiltInCost)}
+    return costs | {H100_CAPPED: with_slower_prompts(costs[H100], CAPPED_PROMPT_FACTOR)}
+
+
+def published_built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str, PublishedIterationCost]:
+    """Return its costs as the published simulator has them, by GPU; raises ProfileError if it has none."""
+    costs = {
         entry.gpu: entry.cost
-        for entry in all_built_in_costs()
-        if (entry.model, entry.decode_model) == (model.name, decode_model)
+        for entry in _built_in(model)
+        if isinstance(entry, PublishedBuiltInCost) and entry.decode_model is decode_model
     }
-    if not by_gpu:
+    return costs | {H100_CAPPED: costs[H100].with_slower_prompts(CAPPED_PROMPT_FACTOR)}
+
+
+def _built_in(model: LanguageModel) -> list[BuiltInCost | PublishedBuiltInCost]:
+    own = [entry for entry in all_built_in_costs() if entry.model == model.name]
+    if not own:
         known = ", ".join(sorted({entry.model for entry in all_built_in_costs()}))
         raise ProfileError(f"{model.name} has no built-in costs, only {known} have; give a profile of it")
-    return _with_capped(by_gpu)
+    return own
 
 
 @cache
-def costs_from(path: Path, model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    """Fit a profile, by GPU; raises ProfileError if it cannot be read or has too few rows of this model on both GPUs."""
+def costs_from(path: Path, model: LanguageModel) -> dict[str, TableIterationCost]:
+    """Fit a profile by the honest model, by GPU; raises ProfileError if it cannot be read or has too few rows of this model
+    on both GPUs."""
     rows = read_profile(path)
-    return _with_capped({gpu: fit(rows_of(rows, model, gpu, path), model, gpu, decode_model) for gpu in (A100, H100)})
+    costs = {gpu: fit(rows_of(rows, model, gpu, path), model, gpu) for gpu in (A100, H100)}
+    return costs | {H100_CAPPED: with_slower_prompts(costs[H100], CAPPED_PROMPT_FACTOR)}
+
+
+@cache
+def published_costs_from(
+    path: Path, model: LanguageModel, decode_model: DecodeModel
+) -> dict[str, PublishedIterationCost]:
+    """Fit a profile as the published simulator does; raises as `costs_from` does."""
+    rows = read_profile(path)
+    costs = {gpu: fit_as_published(rows_of(rows, model, gpu, path), decode_model) for gpu in (A100, H100)}
+    return costs | {H100_CAPPED: costs[H100].with_slower_prompts(CAPPED_PROMPT_FACTOR)}
 
 
 def rows_of(rows: list[ProfileRow], model: LanguageModel, gpu: str, path: Path) -> list[ProfileRow]:
@@ -89,13 +119,12 @@ def rows_of(rows: list[ProfileRow], model: LanguageModel, gpu: str, path: Path) 
     return own
 
 
-def fit(rows: list[ProfileRow], model: LanguageModel, gpu: str, decode_model: DecodeModel) -> TableIterationCost:
-    """Fit the rows of one model on one machine; raises ProfileError if there are too few."""
-    if decode_model is DecodeModel.HONEST:
-        kept, _ = measured(rows)
-        return fit_honest(kept, model, PEAKS[gpu])
-    return fit_published(rows) if decode_model is DecodeModel.PUBLISHED else fit_published_by_batch(rows)
+def fit(rows: list[ProfileRow], model: LanguageModel, gpu: str) -> TableIterationCost:
+    """Fit the sound rows of one model on one machine by the honest model; raises ProfileError if there are too few."""
+    kept, _ = measured(rows)
+    return fit_honest(kept, model, PEAKS[gpu])
 
 
-def _with_capped(costs: dict[str, TableIterationCost]) -> dict[str, TableIterationCost]:
-    return costs | {H100_CAPPED: with_slower_prompts(costs[H100], CAPPED_PROMPT_FACTOR)}
+def fit_as_published(rows: list[ProfileRow], decode_model: DecodeModel) -> PublishedIterationCost:
+    """Fit all rows of one model on one machine as the published simulator does, or with the one change of `BY_BATCH`."""
+    return fit_published_by_batch(rows) if decode_model is DecodeModel.BY_BATCH else fit_published(rows)

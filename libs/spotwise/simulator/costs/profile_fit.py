@@ -3,10 +3,8 @@
 Honest model: prefill is linear layers (piecewise linear in the batch's prompt tokens) plus attention by token pairs; decode is
 piecewise linear in batch size, plus context. Pair cost: equal prompt tokens as one prompt and as several of 512. Context cost:
 one decode behind prompts of 128 to 8,192 tokens, half of the output included. Peak arithmetic and bandwidth bound both from
-below; both bounds matter: for one pair of model and machine several prompts took longer than one.
-
-Published simulator's model: decode by the table of prompt tokens at the number of requests (about equal in any batch); mixed
-iterations take 1.1 times the prefill of all tokens.
+below; both bounds matter: for one pair of model and machine several prompts took longer than one. The published simulator's
+own model is in `published_costs.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +18,6 @@ import numpy as np
 from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost, pairs
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
-
-#: The published simulator's rule for prompts and decodes in one iteration.
-PUBLISHED_MIXED_FACTOR = 1.1
-#: Prompt tokens of each request in measured batches of several.
-_BATCH_LINE_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +46,6 @@ def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -
         pair_s,
         context_s,
     )
-
-
-def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
-    """Fit all rows of one model on one machine as the published simulator does; raises ProfileError if there are too few."""
-    prompts: dict[int, list[float]] = {}
-    decodes: dict[int, list[float]] = {}
-    for row in rows:
-        prompts.setdefault(row.prompt_tokens, []).append(row.prompt_s)
-        decodes.setdefault(row.prompt_tokens, []).append(row.token_s)
-    return TableIterationCost(
-        _rising({tokens: median(seconds) for tokens, seconds in prompts.items()}),
-        _rising({tokens: median(seconds) for tokens, seconds in decodes.items()}),
-        mixed_factor=PUBLISHED_MIXED_FACTOR,
-    )
-
-
-def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
-    """Fit as the published simulator does, but time decodes by measured batch size; raises ProfileError if rows are too few."""
-    decodes: dict[int, list[float]] = {}
-    for row in rows:
-        if row.prompt_size == _BATCH_LINE_PROMPT and row.token_size <= LONGEST_TRUE_OUTPUT:
-            decodes.setdefault(row.batch_size, []).append(row.token_s)
-    by_batch = _rising({batch_size: median(seconds) for batch_size, seconds in decodes.items()})
-    return replace(fit_published(rows), decode=by_batch)
 
 
 def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:

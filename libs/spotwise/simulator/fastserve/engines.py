@@ -19,7 +19,7 @@ from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LanguageModel, MachineType
-from spotwise.simulator.costs.machine_costs import A100, DecodeModel, built_in_costs
+from spotwise.simulator.costs.machine_costs import A100, built_in_costs
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 
 OPT_13B = LanguageModel("opt-13b", 26 * 10**9, layers=40, heads=40, kv_heads=40, head_size=128)
@@ -71,7 +71,7 @@ class GpuEngine:
 GPT3_ON_16 = GpuEngine(
     "GPT-3 175B on 2 x 8 A100-40GB",
     GPT3_175B,
-    built_in_costs(BLOOM_176B, DecodeModel.HONEST)[A100],
+    built_in_costs(BLOOM_176B)[A100],
     stages=2,
     kv_tokens=47_900,
     host_tokens=244_000,

@@ -12,11 +12,19 @@ from pathlib import Path
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import IterationCost, TableIterationCost
+from spotwise.core.cost_model import IterationCost
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LANGUAGE_MODELS, LanguageModel
-from spotwise.simulator.costs.machine_costs import A100, DecodeModel, built_in_costs, costs_from
+from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.costs.machine_costs import (
+    A100,
+    DecodeModel,
+    built_in_costs,
+    costs_from,
+    published_built_in_costs,
+    published_costs_from,
+)
+from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.runs.designs import DESIGNS, Design, Split
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
@@ -30,8 +38,10 @@ from spotwise.simulator.world.world import World, machine_ids
 
 #: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
-#: BLOOM's weights in the published simulator, which takes GiB for GB.
-_PUBLISHED_WEIGHT_BYTES = 329_000_000_000
+#: Bytes of a gibibyte of weights in the published simulator, which takes it for a gigabyte.
+_PUBLISHED_WEIGHT_GIB = 1_000_000_000
+#: Sequences of an iteration in the published simulator at most; beside prompts that fill it decodes pause.
+_PUBLISHED_LIMITS = BatchLimits(max_num_seqs=512, decodes_pause=True)
 #: Rate of every transfer in the published simulator, on any machine; it has no overlapped transfer.
 _PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
 
@@ -207,23 +217,26 @@ def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _
 def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
     """A decode model that changes one thing of the published one keeps the published reference of slowdowns."""
     design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
-    costs = _costs(case, decode_model)
     if decode_model is DecodeModel.HONEST:
+        costs = built_in_costs(model) if case.profile is None else costs_from(case.profile, model)
         return _Setup(design, costs, AloneOn(costs[A100]), WorldSettings(model, policy))
-    reference = PublishedAlone(_costs(case, DecodeModel.PUBLISHED)[A100])
-    return _Setup(design, costs, reference, _published_settings(model, policy))
+    reference = PublishedAlone(_published_costs(case, DecodeModel.PUBLISHED)[A100])
+    if case.chunk_tokens is None:
+        policy = replace(policy, limits=_PUBLISHED_LIMITS)
+    return _Setup(design, _published_costs(case, decode_model), reference, _published_settings(model, policy))
 
 
-def _costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
+def _published_costs(case: Case, decode_model: DecodeModel) -> dict[str, PublishedIterationCost]:
     model = LANGUAGE_MODELS[case.model]
     if case.profile is None:
-        return built_in_costs(model, decode_model)
-    return costs_from(case.profile, model, decode_model)
+        return published_built_in_costs(model, decode_model)
+    return published_costs_from(case.profile, model, decode_model)
 
 
 def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
-    if model.name == BLOOM_176B.name:
-        model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
+    # Its KV has all heads of the queries, also where they are grouped.
+    weight_bytes = model.weight_bytes // GIB * _PUBLISHED_WEIGHT_GIB
+    model = replace(model, weight_bytes=weight_bytes, kv_heads=model.heads)
     # Its scheduler sees computed prompts at once, never re-purposes a machine, and never serves in place what it can split.
     return WorldSettings(
         model,

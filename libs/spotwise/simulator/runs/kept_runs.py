@@ -59,6 +59,7 @@ class KeptRuns(Generic[_Case, _Run]):
             os.write(file, line)
         finally:
             os.close(file)
+        _read(self.path, runs_of)[key] = summary
         return summary
 
 

@@ -1,12 +1,13 @@
 """Runs many searches over the processors. Each search resumes when its requested runs are done; results do not depend on the
-number of processes, and searches that request the same run share it."""
+number of processes, and searches that request the same run share it. A run that is alone needs no other process."""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Case = TypeVar("_Case", bound=Hashable)
@@ -32,12 +33,8 @@ def drive(
     """
     if jobs == 1:
         return _drive_here(searches, finished, run)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return _Driver(searches, pool, finished, run).results()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with _Processes(jobs) as processes:
+        return _Driver(searches, processes, finished, run).results()
 
 
 def _drive_here(
@@ -63,20 +60,42 @@ def _drive_here(
     return results
 
 
+class _Processes:
+    """Processes that start when they are first needed; they are not waited for where an error ends it all."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=error is None, cancel_futures=error is not None)
+
+    def submit(self, run: Callable[[_Case], _Run], case: _Case) -> Future[_Run]:
+        """Run a case in one of them."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self._jobs, mp_context=multiprocessing.get_context("spawn"))
+        return self._pool.submit(run, case)
+
+
 class _Driver(Generic[_Key, _Case, _Run, _Result]):
     def __init__(
         self,
         searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],
-        pool: ProcessPoolExecutor,
+        processes: _Processes,
         finished: Callable[[_Run], None],
         run: Callable[[_Case], _Run],
     ) -> None:
         self._searches = searches
-        self._pool = pool
+        self._processes = processes
         self._finished = finished
         self._run = run
         self._runs: dict[_Case, Future[_Run]] = {}
         self._open: dict[Future[_Run], None] = {}  # in the order of their requests
+        self._asked: list[_Case] = []  # of these, not begun
         self._awaited: dict[_Key, list[Future[_Run]]] = {}
         self._results: dict[_Key, _Result] = {}
 
@@ -84,6 +103,7 @@ class _Driver(Generic[_Key, _Case, _Run, _Result]):
         for key in self._searches:
             self._resume(key, None)
         while self._awaited:
+            self._begin_asked()
             wait(self._open, return_when=FIRST_COMPLETED)
             for run in [run for run in self._open if run.done()]:
                 del self._open[run]
@@ -102,6 +122,27 @@ class _Driver(Generic[_Key, _Case, _Run, _Result]):
             return
         for case in cases:
             if case not in self._runs:
-                run = self._runs[case] = self._pool.submit(self._run, case)
-                self._open[run] = None
+                self._runs[case] = Future()
+                self._asked.append(case)
         self._awaited[key] = [self._runs[case] for case in cases]
+
+    def _begin_asked(self) -> None:
+        asked, self._asked = self._asked, []
+        is_alone = len(asked) == 1 and not self._open
+        for case in asked:
+            answer = self._runs[case]
+            self._open[answer] = None
+            if is_alone:
+                answer.set_result(self._run(case))
+            else:
+                self._processes.submit(self._run, case).add_done_callback(functools.partial(_pass_on, answer))
+
+
+def _pass_on(answer: Future[_Run], run: Future[_Run]) -> None:
+    """Give what a process has answered to those who wait."""
+    if run.cancelled():
+        answer.cancel()
+    elif (error := run.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(run.result())

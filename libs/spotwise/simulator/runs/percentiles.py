@@ -9,12 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from spotwise.core.percentile import nearest_rank
 
 #: Relative error of a percentile, once values are counted in cells.
 RELATIVE_ERROR = 0.0025
-#: Entries kept before that.
+#: Different values kept before that.
 EXACT_ENTRIES = 20_000
+
+#: New values that are counted together: by many at once it costs a fraction.
+_COUNTED_AT_ONCE = 4_096
 
 _LOG_FACTOR = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _LEAST = 1e-9  # smaller values, 0 among them, share a cell
@@ -23,52 +28,71 @@ _Entry = TypeVar("_Entry", float, int)
 
 
 class Percentiles:
-    """A multiset of values of at least 0; `smallest` and `largest` are `None` without values."""
+    """A multiset of values of at least 0; `count` of them."""
 
     def __init__(self, exact_entries: int = EXACT_ENTRIES) -> None:
         self.count = 0
-        self.total = 0.0
-        self.smallest: float | None = None
-        self.largest: float | None = None
         self._exact_entries = exact_entries
-        self._kept: list[tuple[float, int]] | None = []
+        self._new: dict[float, int] = {}  #: added since all others were counted
+        self._total = 0.0
+        self._range: tuple[float, float] | None = None
+        self._kept: dict[float, int] | None = {}
         self._cells: Counter[int] = Counter()
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of all values."""
-        return self.total / self.count if self.count else None
 
     def add(self, value: float, count: int = 1) -> None:
         """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
         if not 0 <= value < math.inf:
             raise ValueError(f"{value} is not a finite value of at least 0")
         self.count += count
-        self.total += value * count
-        self.smallest = value if self.smallest is None else min(self.smallest, value)
-        self.largest = value if self.largest is None else max(self.largest, value)
-        if self._kept is None:
-            self._cells[_cell(value)] += count
-        elif len(self._kept) < self._exact_entries:
-            self._kept.append((value, count))
-        else:
-            for kept, times in (*self._kept, (value, count)):
-                self._cells[_cell(kept)] += times
-            self._kept = None
+        self._new[value] = self._new.get(value, 0) + count
+        if len(self._new) >= _COUNTED_AT_ONCE:
+            self._count_new()
+
+    @property
+    def smallest(self) -> float | None:
+        """The smallest value; `None` without values."""
+        self._count_new()
+        return None if self._range is None else self._range[0]
+
+    @property
+    def largest(self) -> float | None:
+        """The largest value; `None` without values."""
+        self._count_new()
+        return None if self._range is None else self._range[1]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of all values."""
+        self._count_new()
+        return self._total / self.count if self.count else None
 
     def at(self, percent: float) -> float | None:
         """Return the value that `percent` percent of all values do not exceed; `None` without values."""
-        if self.smallest is None or self.largest is None:
+        self._count_new()
+        if self._range is None:
             return None
         rank = nearest_rank(self.count, percent)
         if self._kept is not None:
-            return _ranked(sorted(self._kept), rank)
+            return _ranked(sorted(self._kept.items()), rank)
         middle = math.exp((_ranked(sorted(self._cells.items()), rank) - 0.5) * _LOG_FACTOR)
-        return min(max(middle, self.smallest), self.largest)
+        return min(max(middle, self._range[0]), self._range[1])
 
-
-def _cell(value: float) -> int:
-    return math.ceil(math.log(max(value, _LEAST)) / _LOG_FACTOR)
+    def _count_new(self) -> None:
+        new, self._new = self._new, {}
+        if not new:
+            return
+        self._total += sum([value * count for value, count in new.items()])
+        least, most = min(new), max(new)
+        self._range = (least, most) if self._range is None else (min(self._range[0], least), max(self._range[1], most))
+        if self._kept is not None:
+            for value, count in new.items():
+                self._kept[value] = self._kept.get(value, 0) + count
+            if len(self._kept) <= self._exact_entries:
+                return
+            new, self._kept = self._kept, None
+        logs = np.log(np.maximum(np.fromiter(new, float, len(new)), _LEAST))
+        for cell, count in zip(np.ceil(logs / _LOG_FACTOR).astype(int).tolist(), new.values(), strict=True):
+            self._cells[cell] += count
 
 
 def _ranked(entries: Sequence[tuple[_Entry, int]], rank: int) -> _Entry:

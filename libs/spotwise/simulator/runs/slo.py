@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from spotwise.core.cost_model import BatchShape, IterationCost, TableIterationCost, pairs
+from spotwise.core.cost_model import BatchShape, IterationCost, pairs
+from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.world.observation import Arrival
 
 PERCENTS = (50, 90, 99)
@@ -61,7 +62,7 @@ class AloneOn:
 class PublishedAlone:
     """The published figures' reference: decode time by prompt tokens, for each token after the first."""
 
-    cost: TableIterationCost
+    cost: PublishedIterationCost
 
     def latencies(self, arrival: Arrival) -> Latencies:
         """Return the request's latencies by the published tables."""

@@ -92,6 +92,17 @@ def poisson_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int
             is_first = False
 
 
+def published_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    """Yield Poisson arrivals as the published simulator's recorded runs had them: one generator draws all gaps, then all
+    sizes, of 1.3 times the expected requests and 200; what comes after `seconds` is left out."""
+    rng = np.random.default_rng(seed)
+    count = int(rate * seconds * 1.3) + 200
+    at_s = np.cumsum(rng.exponential(1 / rate, size=count))
+    prompts, outputs = sizes.draw(count, rng)
+    for arrival in zip(at_s[at_s < seconds].tolist(), prompts.tolist(), outputs.tolist(), strict=False):
+        yield Arrival(*arrival)
+
+
 def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
     """Yield line number, unparsed time, prompt tokens and output tokens."""
     for line, (timestamp, prompt, output) in csv_rows(path, COLUMNS, "a trace"):

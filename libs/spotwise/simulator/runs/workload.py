@@ -14,6 +14,7 @@ from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import (
     RequestSizes,
     poisson_arrivals,
+    published_arrivals,
     read_sizes,
     trace_arrivals,
 )
@@ -25,6 +26,7 @@ class ArrivalKind(StrEnum):
 
     POISSON = "poisson"  #: at random, with sizes drawn from the workload
     TRACE = "trace"  #: as in the trace, with the sizes they have there
+    PUBLISHED = "published"  #: at random, drawn as the published simulator's recorded runs were
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,11 @@ class ClusterWorkload:
             TraceError: the trace cannot be read.
             ValueError: Poisson arrivals need a rate and a time.
         """
-        if self.kind is ArrivalKind.POISSON:
+        if self.kind is not ArrivalKind.TRACE:
             if rate is None or seconds is None:
                 raise ValueError("Poisson arrivals need a rate and a time")
-            return poisson_arrivals(self.sizes(), rate, seconds, seed)
+            draw = published_arrivals if self.kind is ArrivalKind.PUBLISHED else poisson_arrivals
+            return draw(self.sizes(), rate, seconds, seed)
         assert self.path is not None
         factor = 1.0 if rate is None else mean_rate(self.path) / rate
         own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))

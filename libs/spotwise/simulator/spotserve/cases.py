@@ -15,7 +15,6 @@ import numpy as np
 from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
-from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,
@@ -146,7 +145,8 @@ class SpotSummary:
     """Figures of a run.
 
     Attributes:
-        latency_s: of all requests, by figure (`mean`, `p50`, `p90`, `p99`, `max`); empty without requests.
+        requests: all that arrived; `unanswered` of them were not answered when the run ended, for the reason `why_unanswered`.
+        latency_s: of those answered, by figure (`mean`, `p50`, `p90`, `p99`, `max`); empty without any.
         counted, counted_latency_s: requests that the artifact would count, and their latency by figure.
         in_time: requests answered within `deadline_s`.
         deadline_s: `DEADLINE_FACTOR` times the latency alone.
@@ -154,7 +154,7 @@ class SpotSummary:
         changes: reconfigurations after the first configuration: time, configuration, and seconds of pause of some pipeline.
         moved_bytes, storage_bytes: moved between devices and loaded from storage, for all reconfigurations.
         spot_s, on_demand_s, cost_usd: instance seconds until the trace's end, and their price.
-        histogram: requests up to each bound of `HISTOGRAM_S`, and beyond the last.
+        histogram: answered requests up to each bound of `HISTOGRAM_S`, and beyond the last.
         wall_s: real seconds; the only figure that varies between runs of a case.
     """
 
@@ -176,6 +176,8 @@ class SpotSummary:
     cost_usd: float
     histogram: tuple[int, ...]
     wall_s: float = field(compare=False)
+    unanswered: int = 0
+    why_unanswered: str = ""
 
     @property
     def goodput_per_dollar(self) -> float | None:
@@ -184,16 +186,9 @@ class SpotSummary:
 
 
 def simulate_spot(case: SpotCase) -> SpotSummary:
-    """Run a case until its last request is answered; raises TraceError if a file cannot be read or the remaining instances
-    cannot serve the model or the load."""
+    """Run a case until its last request is answered, or none can be any more; raises TraceError if a file cannot be read."""
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
-    at_end, shape = trace.counts()[-1][1], case.system.shape
-    needed = max(paper_model.least_devices, 0 if shape is None else shape.pipeline_devices)
-    if at_end * DEVICES_OF_AN_INSTANCE < needed:
-        raise TraceError(
-            f"{trace.name} ends with {at_end} instances; {case.model} needs {needed} devices for what waits then"
-        )
     run = SpotRun(
         trace,
         case.load.arrivals(case.data, trace.end_s),
@@ -206,11 +201,6 @@ def simulate_spot(case: SpotCase) -> SpotSummary:
     began_s = time.perf_counter()
     outcome = serve(run)
     wall_s = time.perf_counter() - began_s
-    if outcome.unfinished:
-        raise TraceError(
-            f"{trace.name}: {len(outcome.unfinished)} of {len(run.arrivals)} requests are unanswered {run.drain_s:g} s after "
-            f"its end, with {at_end} instances for {case.model}; use a trace with more of them, or a lower rate"
-        )
     return _summary(case, outcome, DEADLINE_FACTOR * paper_model.alone.seconds, wall_s)
 
 
@@ -233,7 +223,7 @@ def _summary(case: SpotCase, outcome: SpotOutcome, deadline_s: float, wall_s: fl
     below = np.searchsorted(np.sort(latencies), HISTOGRAM_S, side="right")
     return SpotSummary(
         case,
-        len(latencies),
+        len(latencies) + len(outcome.unfinished),
         figures_of(outcome.latencies_s),
         len(counted),
         figures_of([request.latency_s for request in counted]),
@@ -250,6 +240,8 @@ def _summary(case: SpotCase, outcome: SpotOutcome, deadline_s: float, wall_s: fl
         outcome.cost(SPOT_PER_H, ON_DEMAND_PER_H, outcome.trace_end_s),
         tuple(int(count) for count in np.diff([0, *below, len(latencies)])),
         wall_s,
+        len(outcome.unfinished),
+        outcome.why_unfinished,
     )
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.layer_tables import LayerTables
-from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.optimizer import choose, of_shape
 from spotwise.core.parallel.policy import Policy, ServiceDemand
-from spotwise.simulator.spotserve.profiles import ON_DEMAND_PER_H, SPOT_PER_H
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotModel
 
@@ -20,6 +21,9 @@ from spotwise.simulator.spotserve.systems import SpotModel
 _ANY_RATE = 1e9
 #: Step of the rates that configurations are chosen for, so that similar rates share a cached answer.
 _RATE_STEP = 0.01
+#: A planner's defaults: the headroom of a load, and by how much and for how long another configuration is better before it
+#: replaces one that serves.
+_KEEPING = FleetPolicy()
 
 
 def greatest_throughput(model: SpotModel, instances: int, input_tokens: int, output_tokens: int) -> ConfigChoice | None:
@@ -35,16 +39,25 @@ class Choices:
         model, system = run.model, run.system
         self._run = run
         self._policy = replace(_policy(model), phases=system.phases, latency=system.latency)
-        self._answers: dict[tuple[int, float], ParallelConfig | None] = {}
+        self._answers: dict[tuple[int, float, ParallelConfig | None], ConfigChoice | None] = {}
+        self._kept = KeptChoice(_KEEPING.gain, _KEEPING.hold_s)
+        self._binds = run.required_rate is not None  # what was chosen before a load was measured is not kept
         self._shape = system.shape
         if not system.adapts and self._shape is None:
             most = max(count for _, count in run.trace.counts())
             self._shape = self._chosen(most, run.required_rate or run.arrivals.rate)
 
-    def config(self, instances: int, rate: float) -> ParallelConfig | None:
-        """Return the configuration for so many instances; `None` where the model does not fit."""
+    def config(
+        self, instances: int, rate: float, now: float = 0.0, change: ChangeSeconds | None = None
+    ) -> ParallelConfig | None:
+        """Return the configuration for so many instances; `None` where the model does not fit.
+
+        Args:
+            change: what one takes, of a system that keeps its configuration. It keeps the shape: another D stops no pipeline
+                that stays.
+        """
         if self._run.system.adapts:
-            return self._chosen(instances, rate)
+            return self._chosen(instances, rate) if change is None else self._to_keep(instances, rate, now, change)
         shape = self._shape
         data = instances * self._run.model.devices // shape.pipeline_devices if shape else 0
         return replace(shape, data=data, prompt_data=0) if shape and data else None
@@ -54,17 +67,32 @@ class Choices:
         """P, M and B of a system with a fixed shape, D 1."""
         return None if self._shape is None else replace(self._shape, data=1, prompt_data=0)
 
-    def _chosen(self, instances: int, rate: float) -> ParallelConfig | None:
-        key = (instances, round(rate / _RATE_STEP) * _RATE_STEP)
-        if key not in self._answers:
-            self._answers[key] = self._best_config(*key)
-        return self._answers[key]
+    def _to_keep(self, instances: int, rate: float, now: float, change: ChangeSeconds) -> ParallelConfig | None:
+        rate *= _KEEPING.headroom
+        new, kept, current = self._best(instances, rate), self._kept.choice, None
+        if kept is not None and self._binds:
+            current = self._best(instances, rate, self._full(kept).shape)
+        self._binds = self._binds or now >= self._run.surroundings.window_s
+        choice = self._kept.update(new, current, self._policy, now, change=change)
+        return None if choice is None else self._full(choice)
 
-    def _best_config(self, instances: int, rate: float) -> ParallelConfig | None:
-        arrivals, model = self._run.arrivals, self._run.model
-        demand = ServiceDemand(rate, input_tokens=arrivals.input_tokens, output_tokens=arrivals.output_tokens)
-        choice = _choose(model, demand, instances, self._policy)
-        return None if choice is None else replace(choice.config, max_batch=model.max_batch)
+    def _chosen(self, instances: int, rate: float) -> ParallelConfig | None:
+        choice = self._best(instances, rate)
+        return None if choice is None else self._full(choice)
+
+    def _full(self, choice: ConfigChoice) -> ParallelConfig:
+        """Return a choice with the largest B, with which all are run."""
+        return replace(choice.config, max_batch=self._run.model.max_batch)
+
+    def _best(self, instances: int, rate: float, shape: ParallelConfig | None = None) -> ConfigChoice | None:
+        """Return the best choice, of all shapes or of one."""
+        key = (instances, round(rate / _RATE_STEP) * _RATE_STEP, shape)
+        if key not in self._answers:
+            arrivals, model = self._run.arrivals, self._run.model
+            demand = ServiceDemand(key[1], input_tokens=arrivals.input_tokens, output_tokens=arrivals.output_tokens)
+            policy = self._policy if shape is None else of_shape(shape, self._policy)
+            self._answers[key] = _choose(model, demand, instances, policy)
+        return self._answers[key]
 
 
 def _policy(model: SpotModel) -> Policy:
@@ -84,5 +112,6 @@ def _policy(model: SpotModel) -> Policy:
 def _choose(model: SpotModel, demand: ServiceDemand, instances: int, policy: Policy) -> ConfigChoice | None:
     if instances < 1:
         return None
-    kind = InstanceType("instance", model.devices, model.device_bytes, SPOT_PER_H, ON_DEMAND_PER_H, model.cost)
+    # Instances of a trace are paid whether they serve or not, so that no configuration is cheaper than another.
+    kind = InstanceType("instance", model.devices, model.device_bytes, 0.0, 0.0, model.cost)
     return choose(demand, [Supply(kind, spot=instances, held_spot=instances)], model.memory, policy)

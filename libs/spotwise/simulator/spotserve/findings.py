@@ -60,13 +60,26 @@ class SpotFinding(Finding[SpotCase, SpotSummary]):
         return fmean(len(run.changes) for run in self.runs)
 
     @property
+    def unanswered(self) -> int:
+        """Requests of all runs without an answer."""
+        return sum(run.unanswered for run in self.runs)
+
+    @property
+    def why_unanswered(self) -> str:
+        """What kept them from one, in the first run that has such; empty without any."""
+        return next((run.why_unanswered for run in self.runs if run.unanswered), "")
+
+    @property
     def goodput_per_dollar(self) -> float | None:
         """Requests in time per dollar, of all runs; `None` without a cost."""
         paid = sum(run.cost_usd for run in self.runs)
         return sum(run.in_time for run in self.runs) / paid if paid else None
 
     def ratio(self, figure: str, *, counted: bool = False) -> float | None:
-        """Return our latency over the paper's, counted as the artifact does or of all requests; `None` unless both exist."""
+        """Return our latency over the paper's, counted as the artifact does or of all requests; `None` unless both exist, and
+        where some of all requests have none."""
+        if self.unanswered and not counted:
+            return None
         ours = self.counted_latency_s if counted else self.latency_s
         return ours[figure] / self.paper_s[figure] if figure in self.paper_s and figure in ours else None
 
@@ -98,8 +111,8 @@ def within(found: Mapping[str, SpotFindings], load: str = AS_PUBLISHED, *, count
 
 
 def p99_over(findings: SpotFindings, line: str, other: str) -> dict[str, float]:
-    """Return one line's P99 over another's with the published requests, by trace."""
-    ratios = findings.over(line, other, lambda finding: finding.latency_s.get("p99"))
+    """Return one line's P99 over another's with the published requests, by trace where both answered all of them."""
+    ratios = findings.over(line, other, lambda finding: None if finding.unanswered else finding.latency_s.get("p99"))
     return {str(trace): ratio for (trace, load), ratio in ratios.items() if load == AS_PUBLISHED}
 
 

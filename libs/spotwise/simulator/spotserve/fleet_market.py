@@ -17,6 +17,7 @@ from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.decision import FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
 from spotwise.core.fleet.keeper import FleetKeeperRole
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import FleetOrder, FleetReported, Purchase
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
@@ -118,10 +119,11 @@ class FleetMarket:
             self._feed(FleetOrder("planner", 1, self._orders, decided.purchases, decided.releases))
         return True
 
-    def config_on(self, instances: int) -> ParallelConfig | None:
+    def config_on(self, instances: int, change: ChangeSeconds | None = None) -> ParallelConfig | None:
         """Return the configuration to serve with on so many instances; `None` where they cannot have the model."""
         demand = self._demand.demand(self._now)
-        choice = self._decision.config_on({self._terms.kind.name: instances}, demand, self._model, self._now)
+        ready = {self._terms.kind.name: instances}
+        choice = self._decision.config_on(ready, demand, self._model, self._now, change)
         return self._full(choice)
 
     def lives(self, end_s: float) -> tuple[PaidLife, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.migration.fleet import events as e
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.migration.interruption.just_in_time import LinearExecution, Stop, before_preemption
@@ -26,7 +27,7 @@ class Migrating:
 
     def __init__(self, world: SpotWorld) -> None:
         self._world = world
-        self._recovers = world.run_.system.recovers
+        self._recovers, self._keeps = world.run_.system.recovers, world.run_.system.keeps
         self._serving_state = ServingState(world)
         surroundings = world.run_.surroundings
         # Pipelines decode while a reconfiguration waits, so it also covers a notice that comes before they stop. It fails only
@@ -38,6 +39,8 @@ class Migrating:
         self._planned: Planned | None = None  # until it begins
         self._plan: MigrationPlan | None = None  # while it moves
         self._stopped_s = 0.0
+        self._planned_s = 0.0
+        self._change_seconds = ChangeSeconds(pause_s=surroundings.switch_s)  # the last one's, until there is one
 
     def fleet_changed(self, event: InstanceEvent) -> None:
         """Report to core, and stop pipelines that lost devices."""
@@ -91,6 +94,11 @@ class Migrating:
             or any(each.instance == instance for each in leaving)
             or any(each.source is not None and each.source.instance == instance for each in sending)
         )
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a reconfiguration is planned or moves data."""
+        return self._planned is not None or self._plan is not None
 
     def _report(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
@@ -164,7 +172,7 @@ class Migrating:
         return tuple(machine.id for machine in machines if machine.id in instances and machine.ready_s <= by_s)
 
     def _wanted(self, staying: tuple[str, ...]) -> ParallelConfig | None:
-        return self._world.config_on(len(staying))
+        return self._world.config_on(len(staying), self._change_seconds if self._keeps else None)
 
     def _start(self) -> None:
         world = self._world
@@ -193,7 +201,7 @@ class Migrating:
             self._members.update(dict.fromkeys(self._staying(now)))
             self._end(done=True)
             return
-        self._planned = planned
+        self._planned, self._planned_s = planned, now
         self._world.events.at(planned.begins_s, self._begin, planned)
         self._report(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
 
@@ -217,8 +225,10 @@ class Migrating:
             return  # it would take longer than an instance stays
         self._planned, self._plan, self._stopped_s = None, plan, now
         self._members.update(dict.fromkeys(planned.staying))
-        self._put_up(device_map, plan)
         pauses = [plan.pause_s[number] for number in plan.pause_s if number not in device_map.running_on]
+        if self._serving_state.config is None or planned.config.shape != self._serving_state.config.shape:
+            self._change_seconds = ChangeSeconds(now - self._planned_s, max(pauses, default=0.0))
+        self._put_up(device_map, plan)
         migration_s = paper_migration_s(plan)
         world.changes.append(
             ConfigChange(

@@ -33,11 +33,14 @@ from spotwise.simulator.spotserve.systems import (
 COMPARED = {
     name: replace(system, name=name, batching=BatchFormation.ITERATION, latency=Latency.REQUEST)
     for name, system in (
-        ("spotwise", replace(SPOTSERVE, forms_ahead=True)),
+        ("spotwise", replace(SPOTSERVE, forms_ahead=True, keeps=True)),
         ("restart", REPARALLELIZATION),
         ("rerouting", REROUTING),
+        ("eager", replace(SPOTSERVE, forms_ahead=True)),
     )
 }
+#: Those of them that are compared where none is named; `eager` is `spotwise` without hysteresis.
+USUALLY_COMPARED = ("spotwise", "restart", "rerouting")
 #: Share of what the mean fleet serves that is taken for a load, and the most requests of it.
 _USUAL_LOAD, _MOST_REQUESTS = 0.5, 5_000
 _DRAWN_SIZES = 4096

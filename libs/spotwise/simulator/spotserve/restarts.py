@@ -35,6 +35,11 @@ class _Reloading:
         """Return whether a pipeline has devices of an instance."""
         return any(device.instance == instance for devices in self._devices.values() for device in devices)
 
+    @property
+    def is_changing(self) -> bool:
+        """Never: a restarted pipeline is there at once, and serves once it has its weights."""
+        return False
+
     def _deadline_s(self, numbers: list[int]) -> float | None:
         machines = self._world.fleet.machines
         instances = [device.instance for number in numbers for device in self._devices.get(number, ())]

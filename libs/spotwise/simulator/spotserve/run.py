@@ -1,5 +1,6 @@
 """A run on spot instances and its outcome. After the trace the simulation continues with the remaining instances until every
-request is answered, or a bound is reached. Latency is E2E, queueing included; the artifact counts only `finished_in_trace`."""
+request is answered, nothing happens any more, or a bound is reached. Latency is E2E, queueing included; the artifact counts
+only `finished_in_trace`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, Sp
 
 #: From a trace's end to a run's bound: more than any fleet that serves its load needs.
 DRAIN_S = 86_400.0
+#: A run in which nothing has happened for so long after its trace ends there: longer than any wait of a system.
+STALL_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRequest:
-    """A request without its last token at the bound.
+    """A request without its last token when the run ended.
 
     Attributes:
         output_tokens: decoded by then, and kept.
@@ -120,12 +123,13 @@ class SpotOutcome:
 
     Attributes:
         requests: the answered ones, in arrival order.
-        unfinished: the others, in arrival order; empty where the run ended before its bound.
+        unfinished: the others, in arrival order.
         changes: reconfigurations, by time.
         lives: billed stays of instances.
-        ended_s: when the trace and the last request had ended, or the bound.
+        ended_s: when the trace and the last request had ended, when nothing had happened for `STALL_S`, or the bound.
         spent: dollars for the instances that a market sold; `None` without a market.
         chosen: configurations that a market bought for, each from its time on.
+        why_unfinished: what kept the others from an answer; empty without any.
     """
 
     requests: tuple[AnsweredRequest, ...]
@@ -136,6 +140,7 @@ class SpotOutcome:
     ended_s: float
     spent: float | None = None
     chosen: tuple[tuple[float, ParallelConfig | None], ...] = ()
+    why_unfinished: str = ""
 
     @property
     def latencies_s(self) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.parallel.arrivals import ArrivalWindow
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.traced_nodes import TracedNodes
@@ -18,6 +19,7 @@ from spotwise.simulator.spotserve.fleet_market import MARKET_TICK_S, FleetMarket
 from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
 from spotwise.simulator.spotserve.run import (
+    STALL_S,
     AnsweredRequest,
     ConfigChange,
     SpotOutcome,
@@ -38,6 +40,10 @@ class ServingSystem(Accepts, Protocol):
 
     def uses(self, instance: str) -> bool:
         """Return whether a pipeline has devices of an instance, or data still leaves it."""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a reconfiguration is planned or moves data."""
 
 
 class SpotWorld:
@@ -83,12 +89,17 @@ class SpotWorld:
             artifact.judge = self.system
 
     @property
+    def _is_measured(self) -> bool:
+        """Whether neither the run nor its trace says what the load is."""
+        return self._rate is None and not any(change.required_rate for change in self.run_.trace.events)
+
+    @property
     def now(self) -> float:
         """Simulated seconds."""
         return self.events.now
 
     def run(self) -> SpotOutcome:
-        """Run all events up to the bound."""
+        """Run to the last answer, to the bound, or until nothing has happened for `STALL_S` after the trace."""
         if self._market is None:
             self._foresee()
         for job in self._jobs:
@@ -96,10 +107,31 @@ class SpotWorld:
         if self._market is not None:
             self._market.begin()
             self.events.at(0.0, self._market_advances, self._market)
-        elif self._rate is None and not any(change.required_rate for change in self.run_.trace.events):
+        elif self.run_.system.keeps or self._is_measured:
             self.events.at(self.run_.surroundings.window_s, self._load_measured)
-        self.events.run(self.run_.bound_s)
+        self._run_until(self.run_.trace.end_s)
+        while self.dispatcher.unanswered and self.now < self.run_.bound_s:
+            before = self._progress()
+            self._run_until(min(self.now + STALL_S, self.run_.bound_s))
+            if self._progress() == before and not self._awaits():
+                break
         return self._outcome()
+
+    def _run_until(self, until_s: float) -> None:
+        self.events.at(until_s, lambda _: None)  # the clock gets there, whatever else is scheduled
+        self.events.run(until_s)
+
+    def _awaits(self) -> bool:
+        """Return whether an iteration runs, a pipeline gets its weights, or a change has begun: slow is not stalled."""
+        lines = self.dispatcher.pipelines
+        return self.system.is_changing or any(
+            max(line.serves_from_s, line.boundary_s(self.now)) > self.now for line in lines
+        )
+
+    def _progress(self) -> tuple[object, ...]:
+        """Return what differs once a token was computed, an instance came or left, or the configuration changed."""
+        running = [line.snapshot(self.now) for line in self.dispatcher.pipelines]
+        return self.dispatcher.unanswered, tuple(self.fleet.machines), len(self.changes), running
 
     def _foresee(self) -> None:
         """Schedule what happens without a market: instances come and go, and the load is told."""
@@ -113,7 +145,7 @@ class SpotWorld:
                 self.events.at(change.time_s, self._load_given, change.required_rate)
 
     def _outcome(self) -> SpotOutcome:
-        trace_end_s, bound_s = self.run_.trace.end_s, self.run_.bound_s
+        trace_end_s = self.run_.trace.end_s
         answered = tuple(
             AnsweredRequest(job.arrived_s, job.finished_s, job.interruptions, job.recomputed_tokens)
             for job in self._jobs
@@ -131,13 +163,30 @@ class SpotWorld:
             for job in self._jobs
             if job.finished_s is None
         )
-        ended_s = bound_s if unfinished else max([trace_end_s, *(request.finished_s for request in answered)])
+        ended_s = self.now if unfinished else max([trace_end_s, *(request.finished_s for request in answered)])
         shown = SpotOutcome(
-            answered, unfinished, tuple(self.changes), self.fleet.paid_lives(ended_s), trace_end_s, ended_s
+            answered,
+            unfinished,
+            tuple(self.changes),
+            self.fleet.paid_lives(ended_s),
+            trace_end_s,
+            ended_s,
+            why_unfinished=self._why_unfinished() if unfinished else "",
         )
         if (market := self._market) is None:
             return shown
         return replace(shown, lives=market.lives(ended_s), spent=market.spent(ended_s), chosen=tuple(market.chosen))
+
+    def _why_unfinished(self) -> str:
+        here, model = len(self.fleet.here()), self.run_.model.shape.name
+        left = f"{here} instance{'' if here == 1 else 's'}"
+        if not here:
+            return "no instance is left"
+        if self.config_on(here) is None:
+            return f"no configuration of {model} fits the {left} that {'is' if here == 1 else 'are'} left"
+        if self.now < self.run_.bound_s:
+            return f"nothing has happened for {STALL_S:g} s, with {left}"
+        return f"{left} had not answered them {self.run_.drain_s:g} s after the trace's end"
 
     def rate(self) -> float:
         """Return the rate to serve, requests a second."""
@@ -145,12 +194,14 @@ class SpotWorld:
             return self._rate
         return self._window.rate(min(self.now, self.run_.trace.end_s) if self.run_.keeps_rate else self.now)
 
-    def config_on(self, instances: int) -> ParallelConfig | None:
-        """Return the configuration for so many instances now; `None` where the model does not fit."""
+    def config_on(self, instances: int, change: ChangeSeconds | None = None) -> ParallelConfig | None:
+        """Return the configuration for so many instances now; `None` where the model does not fit. `change`: what one takes, of
+        a system that keeps its configuration.
+        """
         if self._market is not None:
-            return self._market.config_on(instances)
+            return self._market.config_on(instances, change)
         assert self._choices is not None
-        return self._choices.config(instances, self.rate())
+        return self._choices.config(instances, self.rate(), self.now, change)
 
     def decide_soon(self, _: object = None) -> None:
         """Schedule one decision of the system after all events of this time."""

@@ -54,6 +54,19 @@ EITHER = replace(SPOTSERVE, name="SpotServe, least latency", phases=Phases.EITHE
 _REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
 WHOLE = "whole"
 _ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, EITHER)
+#: Configurations that are chosen anew with each load, and those that are kept by the planner's rule, on every trace at hand:
+#: file, first second, and rates of a moderate and of a heavy load (of p3 the moderate one), requests a second.
+HYSTERESIS = "hysteresis"
+KEPT = replace(SPOTSERVE, name="SpotServe, with hysteresis", keeps=True)
+_EVERY_TRACE = {
+    **{trace: (f"spotserve/availability/{file}", 0.0, (0.35, 0.6)) for trace, file in SEGMENTS.items()},
+    "g4dn": ("bamboo/g4dn-trace.csv", 600.0, (0.4, 0.8)),
+    "p3": ("bamboo/p3-trace.csv", 600.0, (0.8,)),
+    "parcae, hh": ("parcae/gpt-6.7b_trace_hh_55_65.txt", 0.0, (1.0, 2.0)),
+    "parcae, hl": ("parcae/gpt-6.7b_trace_hl_15_25.txt", 0.0, (1.0, 2.0)),
+    "parcae, lh": ("parcae/gpt-6.7b_trace_lh_80_90.txt", 0.0, (0.7, 1.3)),
+    "parcae, ll": ("parcae/gpt-6.7b_trace_ll_10_11.txt", 0.0, (0.6, 1.2)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,7 @@ def studies(scope: SpotScope) -> list[SpotStudy]:
         segments("ablation", ablation, GPT_20B, ("A_S", "B_S"), ABLATION),
         Study("zero-notice", "GPT-20B, with a notice and without", _AXES, tuple(_zero_notice(scope))),
         Study(WHOLE, "GPT-20B, goodput per dollar on a whole trace", _AXES, tuple(_whole(scope))),
+        Study(HYSTERESIS, "GPT-20B, configurations chosen anew and kept", _AXES, tuple(_hysteresis(scope))),
     ]
 
 
@@ -146,6 +160,17 @@ def _whole(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
             for system in _ON_WHOLE:
                 case = SpotCase(scope.data, GPT_20B.name, availability, Load(rate=rate, cv=1.0), system)
                 yield _point(trace, f"{rate:g}/s, Poisson", system.name, case, scope.seeds[:1])
+
+
+def _hysteresis(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
+    for trace, (file, from_s, rates) in _EVERY_TRACE.items():
+        until_s = None if scope.hours is None else from_s + scope.hours * 3600.0
+        availability = Availability(file=file, from_s=from_s, until_s=until_s)
+        seeds = scope.seeds[:1] if file.startswith("bamboo/") else scope.seeds  # of ten hours one is enough
+        for rate in rates:
+            for system in (SPOTSERVE, KEPT, _REROUTING):
+                case = SpotCase(scope.data, GPT_20B.name, availability, Load(rate=rate, cv=1.0), system)
+                yield _point(trace, f"{rate:g}/s, Poisson", system.name, case, seeds)
 
 
 def _segment_case(scope: SpotScope, model: PaperModel, trace: str, load: str, system: SpotSystem) -> SpotCase:

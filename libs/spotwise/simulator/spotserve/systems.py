@@ -42,6 +42,8 @@ class SpotSystem:
         recovers: KV migrates, tokens are kept, and stops are just in time.
         forms_ahead: new pipelines get their weights while the old ones decode, and then only KV moves, as in the mesh
             (ADR 31); where the notice is too short for that, as SpotServe does.
+        keeps: keeps its configuration until another one is needed or pays for the change, by the planner's own rule
+            (`core.fleet.kept_choice`); otherwise it has the best one at any time (SpotServe).
         phases: whether phases may be disaggregated.
         latency: what its optimizer minimises.
     """
@@ -54,6 +56,7 @@ class SpotSystem:
     progressive: bool = True
     recovers: bool = True
     forms_ahead: bool = False
+    keeps: bool = False
     phases: Phases = Phases.TOGETHER
     latency: Latency = Latency.EXECUTION
     batching: BatchFormation = BatchFormation.BOUND

@@ -84,12 +84,13 @@ class Client:
         self._left: set[str] = set()  # workers
         self._without_workers: dict[int, None] = {}  # requests rejected because no worker was ready
         self._receivers: dict[type, Any] = {
-            m.RequestAccepted: lambda message: None,
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._tokens_came,
         }
-        control.open_inbox(client_id, lambda message: self._receivers[type(message)](message))
+        # which workers a request has matters where these may leave
+        ignored = {m.RequestAccepted} if settings.elastic else {m.RequestAccepted, m.RequestAssigned}
+        control.open_inbox(client_id, lambda message: self._receivers[type(message)](message), frozenset(ignored))
 
     @property
     def live(self) -> int:

@@ -16,10 +16,15 @@ class ControlPlane:
         self._queue = queue
         self._latency_s = latency_s
         self._inboxes: dict[str, Callable[[Any], None]] = {}
+        self._ignored: dict[str, frozenset[type]] = {}
 
-    def open_inbox(self, member_id: str, receive: Callable[[Any], None]) -> None:
-        """Call `receive(message)` with each message to `member_id`."""
+    def open_inbox(
+        self, member_id: str, receive: Callable[[Any], None], ignored: frozenset[type] = frozenset()
+    ) -> None:
+        """Call `receive(message)` with each message to `member_id` but those of `ignored` types."""
         self._inboxes[member_id] = receive
+        if ignored:
+            self._ignored[member_id] = ignored
 
     def close_inbox(self, member_id: str) -> None:
         """Drop further messages to a member that has left."""
@@ -27,4 +32,6 @@ class ControlPlane:
 
     def send(self, recipient_id: str, message: Message) -> None:
         """Send a message; raises KeyError if the recipient never was a member."""
-        self._queue.at(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)
+        ignored = self._ignored.get(recipient_id)
+        if ignored is None or type(message) not in ignored:
+            self._queue.at(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)

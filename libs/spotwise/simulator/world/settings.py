@@ -76,6 +76,7 @@ class WorldSettings:
         tick_s: between two ticks of the scheduler.
         counted_steps: most decode iterations of one order, and of one event: a larger value is faster with equal results. Where
             the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
+        aggregates: machines count their decodes in groups while memory is ample (`aggregate_worker.py`), with equal results.
     """
 
     model: LanguageModel
@@ -95,6 +96,7 @@ class WorldSettings:
     beats_after_endings: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
+    aggregates: bool = True
     through_scheduler: bool = True
     interrupted: InterruptedPrompts | None = None
     elastic: bool = False

@@ -147,11 +147,11 @@ class World:
 
     def put_on(self, number: int) -> None:
         """Let a request that was taken off resume, with its KV, on the machine with most free blocks; prompt machines last."""
-        ready = [each for each in self._machines.values() if each.role.state is m.MemberState.READY]
+        ready = [each for each in self._machines.values() if each.state is m.MemberState.READY]
         if not ready:
             self._computed_again(number)
             return
-        target = min(ready, key=lambda each: (each.home_pool is m.Pool.PROMPT, -each.pool.free_blocks, each.id))
+        target = min(ready, key=lambda each: (each.home_pool is m.Pool.PROMPT, -each.free_blocks, each.id))
         self._put_on.add(number)
         self._place(number, target)
 

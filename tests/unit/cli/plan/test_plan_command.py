@@ -21,7 +21,7 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
         "positions of devices",
         "what moves, in order",
         "when stages may start",
-        "i6, i7 join",
+        "i6 i7 join",
     ):
         assert text in ended.stdout
     assert "<svg" in picture.read_text()
@@ -98,6 +98,14 @@ def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
     assert "nowhere" in ended.stderr
 
 
+def test_a_title_names_a_few_instances(spotwise: CommandLine) -> None:
+    """Of many instances under notice, and many that join, four are named, and the others counted."""
+    leaving = ",".join(map(str, range(30)))
+    ended = spotwise(*f"plan --from 16,2,4 --to 16,2,4 --leaving {leaving} --rows 1".split())
+    assert ended.status == 0, ended.stderr
+    assert "; i0 i1 i2 i3 +26 under notice, 30 s left; i32 i33 i34 i35 +26 join" in " ".join(ended.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -115,6 +123,11 @@ def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
         ("--from 2,3,4 --to 2,2,8 --plot plan.txt", "--plot"),
         ("--to 2,2,8", "--from is missing"),
         ("--live --from 2,3,4 --to 2,2,8", "--from"),
+        ("--live --leaving 1 --rows 5 --to 2,2,8", "--leaving, --rows: --live asks"),
+        ("--from 2,3,4 --to 2,2,8 --name mine", "--name mine: only --live"),
+        ("--from 2,3,4 --to 2,2,8 --grace 5", "--grace 5: no instance is under notice"),
+        ("--from 2,3,4 --to 2,2,8 --at-once --stage-ms 5", "--stage-ms"),
+        ("--from 2,3,4 --to 2,2,8 --tokens 100 --decoded 101", "--decoded 101: a request has 100 tokens"),
     ],
 )
 def test_a_wrong_option_is_named(spotwise: CommandLine, options: str, named: str) -> None:

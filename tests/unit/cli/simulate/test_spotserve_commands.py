@@ -47,6 +47,40 @@ def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path
     assert str(tmp_path) not in file.read_text()
 
 
+def test_a_check_fails_where_a_headline_differs(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
+    """The report and the document are there all the same; without a headline nothing was checked."""
+    file = tmp_path / "spotserve.json"
+    paper = f"simulate paper spotserve --data {data} --quick --jobs 1 --check --json {file}"
+    ended = spotwise(*f"{paper} --studies gpt-20b,on-demand".split())
+    assert ended.status == 1
+    rows = orjson.loads(file.read_bytes())["headlines"]
+    differing = [row["name"] for row in rows if row["close"] is False]
+    assert differing
+    assert f"--check: {len(differing)} of {len(rows)} headlines differ: {differing[0]}" in " ".join(
+        ended.stderr.split()
+    )
+    ended = spotwise(*f"{paper} --studies on-demand".split())
+    assert ended.status == 1
+    assert "--check: no headline was measured" in ended.stderr
+
+
+def test_requests_that_cannot_be_answered_are_counted(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
+    """Five machines that become two: the study ends with a line that says how many requests are left, and why."""
+    availability = data / "spot-traces" / "spotserve" / "availability"
+    for file in SEGMENTS.values():
+        write_segment(availability / file, {0.0: 5, 60.0: 2}, 120.0)
+    document = tmp_path / "spotserve.json"
+    ended = spotwise(
+        *f"simulate paper spotserve --data {data} --quick --jobs 1 --studies zero-notice --json {document}".split()
+    )
+    assert ended.status == 0, ended.stderr
+    said = " ".join(ended.stdout.split())
+    assert "requests unanswered: no configuration of GPT-20B fits the 2 instances that are left" in said
+    assert "zero-notice, A_S, as published: SpotServe, 30 s leaves " in said
+    run = orjson.loads(document.read_bytes())["studies"][0]["points"][0]["runs"][0]
+    assert 0 < run["unanswered"] < run["requests"] and run["why_unanswered"]
+
+
 def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
     """Both whole traces are compared, each fitted on its own first half and on the other trace."""
     folder, file = data / "spot-traces" / "bamboo", tmp_path / "placement.json"

@@ -9,6 +9,7 @@ import pytest
 from spotwise.core.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import LearnedLives, WantedInstances
 from spotwise.core.survival import PiecewiseHazard
@@ -357,6 +358,29 @@ def test_the_configuration_is_the_decided_one_where_it_is_ready() -> None:
     assert decision.config_on({}, demand, SHAPE, cloud.now) is None
     again = decision.config_on(ready, demand, SHAPE, cloud.now)
     assert again is not None and again.config == decided.choice.config
+
+
+def test_after_a_loss_the_shape_is_kept_and_a_faster_one_comes_when_it_pays() -> None:
+    """Six pipelines of one instance serve, one is lost, and the load is light: now pipelines of two are faster. A change that
+    takes an hour is not worth that before they have been the best for an hour; one that takes no time comes after the hold.
+    """
+
+    def serving_six() -> FleetDecision:
+        decision = FleetDecision([FAST], replace(CHEAP, latency_target_s=0.0), "planner", 1)
+        first = decision.config_on({"fast": 6}, replace(LOAD, arrival_rate=1e3), SHAPE, 0.0)
+        assert first is not None and (first.config.data, first.config.pipeline_devices) == (6, 1)
+        return decision
+
+    def devices(decision: FleetDecision, change: ChangeSeconds | None, at_s: float) -> int:
+        choice = decision.config_on({"fast": 5}, replace(LOAD, arrival_rate=0.01), SHAPE, at_s, change)
+        assert choice is not None
+        return choice.config.pipeline_devices
+
+    slow, quick = serving_six(), serving_six()
+    hour = ChangeSeconds(forms_s=3600.0, pause_s=1.0)
+    assert {devices(slow, hour, 10.0 + second) for second in range(0, 3600, 60)} == {1}
+    assert devices(slow, hour, 3700.0) == 1 and devices(slow, hour, 3740.0) == 2
+    assert [devices(quick, None, at_s) for at_s in (10.0, 39.0, 40.0)] == [1, 1, 2]
 
 
 def test_a_configuration_that_serves_is_not_changed_for_a_little() -> None:

@@ -71,3 +71,16 @@ def test_a_target_stays_as_it_is_given(target_s: float) -> None:
 
 def test_without_a_model_there_is_no_default() -> None:
     assert FleetSearch([FAST], USUAL).latency_target_s is None
+
+
+def test_another_number_of_pipelines_of_a_shape() -> None:
+    """Of two instances a pipeline: on five two of them, on three one, and none on one; another shape may be faster there."""
+    search = measured(HALF, policy=FleetPolicy(latency_target_s=0.0))
+    priced, heavy = replace(search.types[0], spot_price_per_h=1.0), replace(LOAD, arrival_rate=1e3)
+    most = search.choose(heavy, [Supply(priced, 2)], None)
+    assert most is not None and most.config.pipeline_devices == 2
+    found = {spot: search.alike(most, heavy, [Supply(priced, spot)], None) for spot in (5, 3, 1)}
+    assert {spot: each and each.config.data for spot, each in found.items()} == {5: 2, 3: 1, 1: None}
+    assert {each.config.shape for each in found.values() if each is not None} == {
+        replace(most.config.shape, max_batch=each.config.max_batch) for each in found.values() if each is not None
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.fleet.kept_choice import KeptChoice
+from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Policy
@@ -76,3 +76,44 @@ def test_one_that_is_not_held_yet_does_not_wait_and_one_out_of_reach_is_not_take
     choice = kept()
     for at_s in (0.0, 100.0):
         assert choice.update(cheaper, USUAL, POLICY, at_s, is_reachable=False) == USUAL
+
+
+#: Fast up to a rate that is exceeded every other minute; slower, for any rate.
+FAST = replace(USUAL, request_s=1.6)
+AMPLE = replace(USUAL, config=ParallelConfig(1, 2, 1), throughput=9.0)
+
+
+def alternating(change: ChangeSeconds, minutes: int) -> int:
+    """Return how often a choice changes where every other minute's load is too much for the faster one."""
+    choice, changes = kept(FAST), 0
+    for second in range(0, 60 * minutes, 5):
+        is_heavy = second // 60 % 2 == 1
+        fast = replace(FAST, meets_demand=not is_heavy)
+        before = choice.choice
+        assert before is not None
+        current = fast if before.config == FAST.config else AMPLE
+        after = choice.update(AMPLE if is_heavy else fast, current, POLICY, float(second), change=change)
+        assert after is not None and (after.meets_demand or not is_heavy)
+        changes += after.config != before.config
+    return changes
+
+
+def test_a_load_that_alternates_does_not_change_it_where_that_does_not_pay() -> None:
+    """A fifth of two seconds, for some minutes at most, pays for a pause of a second, and not for one of a minute."""
+    assert alternating(ChangeSeconds(pause_s=60.0), 20) == 1
+    assert alternating(ChangeSeconds(forms_s=130.0), 20) == 1
+    assert alternating(ChangeSeconds(1.0, 1.0), 20) > 10
+
+
+def test_what_has_been_the_best_for_long_is_expected_to_stay_it() -> None:
+    """A gain of 0.4 s pays for a pause of a minute, which costs 60 x (2 + 30) s, once it has lasted for 4800 s."""
+    fast = replace(FAST, config=ParallelConfig(1, 2, 1))
+    choice, change = kept(None), ChangeSeconds(pause_s=60.0)
+    for second in (0.0, 60.0, 120.0):
+        choice.update(USUAL if second else fast, None, POLICY, second)
+    taken_s = next(
+        second
+        for second in range(200, 7200, 10)
+        if choice.update(fast, USUAL, POLICY, float(second), change=change) == fast
+    )
+    assert 200 + 4800 + 30 <= taken_s <= 200 + 4800 + 30 + 20

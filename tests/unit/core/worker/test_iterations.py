@@ -206,6 +206,24 @@ class TestPipeline:
         bench.assert_empty()
 
 
+class TestDecodesThatPause:
+    """Prompts that fill an iteration run without decodes."""
+
+    def test_a_decode_goes_on_where_it_paused(self) -> None:
+        """A decode that finds no token beside prompts keeps its blocks, and has its next token in the iteration after them."""
+        bench = WorkerBench(limits=BatchLimits(4, 60, decodes_pause=True))
+        assert rows(bench.in_place("a")) == ["a@1"]
+        bench.in_place("b")
+        bench.in_place("c")
+        bench.in_place("d")
+        assert rows(bench.iterate(a=50)) == ["b@1", "c@1"]
+        used = bench.pool.used_blocks
+        assert rows(bench.iterate(b=50, c=50)) == ["a@1", "b@1", "c@1", "d@1"]
+        assert bench.pool.used_blocks >= used
+        assert rows(bench.iterate(a=STOP_TOKEN, b=STOP_TOKEN, c=STOP_TOKEN, d=STOP_TOKEN)) == []
+        bench.assert_empty()
+
+
 class TestRequestLevelBatches:
     """The baseline: a batch runs until all of it has ended."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from spotwise.core.cost_model import BatchShape, TableIterationCost, pairs
+from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 from spotwise.simulator.costs.profiles import ProfileRow
 
 #: Batches of more than one request were measured with prompts of so many tokens.
@@ -25,7 +25,7 @@ class FitError:
     decode: float
 
 
-Fit = Callable[[Sequence[ProfileRow]], TableIterationCost]
+Fit = Callable[[Sequence[ProfileRow]], IterationCost]
 
 
 def error_on_repeats(rows: Sequence[ProfileRow], fit: Fit, folds: int = 5) -> FitError:
@@ -72,7 +72,7 @@ def _error(splits: Iterable[tuple[Sequence[ProfileRow], Sequence[ProfileRow], Fi
     return FitError(fmean(prompt), fmean(decode))
 
 
-def predicted(cost: TableIterationCost, row: ProfileRow) -> tuple[float, float]:
+def predicted(cost: IterationCost, row: ProfileRow) -> tuple[float, float]:
     """Return the seconds of a row's prompt phase and of its mean decode iteration, as a cost has them."""
     prompt = BatchShape(row.prompt_tokens, row.batch_size * pairs(0, row.prompt_size))
     decode = BatchShape(decodes=row.batch_size, decode_context=row.decode_context)

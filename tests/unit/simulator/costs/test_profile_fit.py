@@ -8,13 +8,8 @@ import pytest
 
 from spotwise.core.cost_model import BatchShape, pairs
 from spotwise.simulator.costs.hardware import BLOOM_176B
-from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, DecodeModel, costs_from
-from spotwise.simulator.costs.profile_fit import (
-    Peaks,
-    fit_honest,
-    fit_published,
-    fit_published_by_batch,
-)
+from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, costs_from
+from spotwise.simulator.costs.profile_fit import Peaks, fit_honest
 from spotwise.simulator.costs.profiles import ProfileError
 from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats, predicted
 from tests.unit.simulator.costs.profile_rows import lines, row, write
@@ -62,33 +57,16 @@ def test_attention_costs_what_the_machine_allows_at_least() -> None:
 
 def test_a_table_that_would_fall_is_levelled() -> None:
     """A measurement that is faster than a smaller one is pooled with it."""
-    rows = [row(128, 1, 0.06, 0.03), row(256, 1, 0.05, 0.02), row(512, 1, 0.07, 0.04)]
-    cost = fit_published(rows)
-    assert cost.prompt.seconds == pytest.approx((0.055, 0.055, 0.07))
-    assert cost.decode.seconds == pytest.approx((0.025, 0.025, 0.04))
-
-
-def test_the_published_model_reads_the_table_of_tokens_by_requests() -> None:
-    """The published model times decodes as behind the shortest prompt, and mixed iterations by all their tokens."""
-    cost = fit_published(ROWS)
-    alone, crowd = (cost.iteration_s(BatchShape(decodes=count, decode_context=900 * count)) for count in (1, 64))
-    assert crowd == pytest.approx(alone, rel=0.01)
-    assert crowd < 0.75 * token_s(64, 64 * 576)
-    mixed = cost.iteration_s(BatchShape(1000, pairs(0, 1000), 24, 24_000))
-    assert mixed == pytest.approx(1.1 * cost.prompt(1024))
-
-
-def test_one_change_to_the_published_model_times_decodes_by_requests() -> None:
-    """Decodes are timed by requests, as measured behind prompts of 512 tokens; prompts stay as published."""
-    cost = fit_published_by_batch(ROWS)
-    assert cost.iteration_s(BatchShape(decodes=64, decode_context=1)) == pytest.approx(token_s(64, 64 * 576))
-    assert cost.prompt == fit_published(ROWS).prompt
+    rows = [row(128, 1, 0.06, 0.03), row(256, 1, 0.05, 0.03), row(512, 1, 0.07, 0.03), row(512, 2, 0.08, 0.02)]
+    cost = fit_honest(rows, BLOOM_176B, FAST)
+    assert cost.prompt.seconds == pytest.approx((0.055, 0.055, 0.07, 0.08))
+    assert cost.decode.seconds == pytest.approx((0.025, 0.025))
 
 
 def test_a_capped_machine_has_slower_prompts(tmp_path: Path) -> None:
     """Prompts of a capped machine take 1.3 times as long, decodes do not; its own rows are ignored."""
     rows = ROWS + [row for hardware in (H100, H100_CAPPED) for row in lines(prompt_s, token_s, hardware)]
-    costs = costs_from(write(rows, tmp_path / "profile.csv"), BLOOM_176B, DecodeModel.HONEST)
+    costs = costs_from(write(rows, tmp_path / "profile.csv"), BLOOM_176B)
     prompt = BatchShape(3000, pairs(0, 3000))
     decode = BatchShape(decodes=8, decode_context=9000)
     assert costs[H100_CAPPED].iteration_s(prompt) == pytest.approx(1.3 * costs[H100].iteration_s(prompt))
@@ -99,15 +77,13 @@ def test_a_profile_without_the_model_is_refused(tmp_path: Path) -> None:
     """The error has the model and hardware without rows."""
     path = write(lines(prompt_s, token_s), tmp_path / "profile.csv")
     with pytest.raises(ProfileError, match="no rows of bloom-176b on 8 h100-80gb"):
-        costs_from(path, BLOOM_176B, DecodeModel.HONEST)
+        costs_from(path, BLOOM_176B)
 
 
 def test_too_few_measurements_are_refused() -> None:
     """A fit needs two sizes, since a line needs two points."""
     with pytest.raises(ProfileError, match="two sizes at least"):
         fit_honest([row(512, 1, 0.1, 0.04), row(512, 2, 0.1, 0.04)], BLOOM_176B, FAST)
-    with pytest.raises(ProfileError, match="two sizes at least"):
-        fit_published([row(512, 1, 0.1, 0.04)])
 
 
 def test_errors_are_those_of_rows_that_a_fit_has_not_seen() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, PiecewiseLinear, TableIterationCost, pairs
+from spotwise.core.cost_model import BatchShape, LinearIterationCost, pairs
+from spotwise.simulator.costs.published_costs import InterpolatedTable, PublishedIterationCost
 from spotwise.simulator.runs.slo import AloneOn, PublishedAlone
 from spotwise.simulator.world.observation import Arrival
 
@@ -30,6 +31,6 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
 
 def test_the_published_reference_looks_decodes_up_by_prompt_tokens() -> None:
     """The reference model looks decodes up by prompt tokens, and takes one per token after the first."""
-    cost = TableIterationCost(PiecewiseLinear((100, 200), (1.0, 2.0)), PiecewiseLinear((100, 200), (0.1, 0.3)))
+    cost = PublishedIterationCost(InterpolatedTable((100, 200), (1.0, 2.0)), InterpolatedTable((100, 200), (0.1, 0.3)))
     alone = PublishedAlone(cost).latencies(Arrival(0.0, 150, 10))
     assert (alone.ttft_s, alone.tbt_s, alone.e2e_s) == pytest.approx((1.5, 0.2, 3.3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spotwise.files.tables import TraceError
@@ -53,6 +54,19 @@ def test_without_a_file_sizes_have_the_published_percentiles() -> None:
     """Without a trace file the sizes have the workload's published percentiles."""
     outputs = sorted(arrival.output_tokens for arrival in ClusterWorkload("code").arrivals(100.0, 50.0, seed=0))
     assert outputs[len(outputs) // 2] == pytest.approx(13, abs=1)
+
+
+def test_arrivals_can_be_drawn_as_the_published_runs_were(trace: Path) -> None:
+    """One generator draws all gaps, then all prompts, then all outputs, of more requests than arrive in time."""
+    workload = ClusterWorkload("trace", trace, ArrivalKind.PUBLISHED)
+    arrivals = list(workload.arrivals(40.0, 10.0, seed=3))
+    rng = np.random.default_rng(3)
+    at_s = np.cumsum(rng.exponential(1 / 40.0, size=720))
+    prompts, outputs = rng.choice([10, 20, 30, 40], 720), rng.choice([1, 2, 3, 4], 720)
+    assert 300 < len(arrivals) < 500
+    assert [arrival.at_s for arrival in arrivals] == at_s[at_s < 10.0].tolist()
+    assert [arrival.prompt_tokens for arrival in arrivals] == prompts[: len(arrivals)].tolist()
+    assert [arrival.output_tokens for arrival in arrivals] == outputs[: len(arrivals)].tolist()
 
 
 def test_an_impossible_workload_is_refused(tmp_path: Path) -> None:

@@ -10,12 +10,22 @@ import numpy as np
 import pytest
 
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
-from spotwise.simulator.costs.machine_costs import A100, H100, PEAKS, DecodeModel, all_built_in_costs, fit, rows_of
+from spotwise.simulator.costs.machine_costs import (
+    A100,
+    H100,
+    PEAKS,
+    DecodeModel,
+    built_in_costs,
+    fit,
+    fit_as_published,
+    published_built_in_costs,
+    rows_of,
+)
 from spotwise.simulator.costs.profile_fit import fit_honest
 from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import SECONDS, SEED, read_published_runs
 from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
 
@@ -42,24 +52,26 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 
 
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
-@pytest.mark.parametrize("decode_model", DecodeModel)
-def test_what_comes_along_is_the_fit(
-    profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
-) -> None:
+def test_what_comes_along_is_the_fit(profile: list[ProfileRow], model: str, gpu: str) -> None:
     """The packaged costs equal a fit of the published profile to the kept digits."""
-    fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
-    (built_in,) = [
-        entry.cost
-        for entry in all_built_in_costs()
-        if (entry.model, entry.gpu, entry.decode_model) == (model, gpu, decode_model)
-    ]
+    fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu)
+    built_in = built_in_costs(LANGUAGE_MODELS[model])[gpu]
     assert built_in.prompt.at == fitted.prompt.at
     assert built_in.prompt.seconds == pytest.approx(fitted.prompt.seconds, rel=1e-4)
     assert built_in.decode.at == fitted.decode.at
     assert built_in.decode.seconds == pytest.approx(fitted.decode.seconds, rel=1e-4)
     assert built_in.prompt_context_s == pytest.approx(fitted.prompt_context_s, rel=1e-4)
     assert built_in.decode_context_s == pytest.approx(fitted.decode_context_s, rel=1e-4)
-    assert built_in.mixed_factor == fitted.mixed_factor
+
+
+@pytest.mark.parametrize(("model", "gpu"), PAIRS)
+@pytest.mark.parametrize("decode_model", [DecodeModel.PUBLISHED, DecodeModel.BY_BATCH])
+def test_what_comes_along_as_published_is_the_fit(
+    profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
+) -> None:
+    """The packaged published costs equal a fit of the published profile to the last digit."""
+    fitted = fit_as_published(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), decode_model)
+    assert published_built_in_costs(LANGUAGE_MODELS[model], decode_model)[gpu] == fitted
 
 
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
@@ -93,9 +105,10 @@ def test_traces_are_read_to_their_last_line(data: Path) -> None:
 
 
 def test_arrivals_come_when_the_published_simulators_did(data: Path) -> None:
-    """Poisson arrivals are as many as in the published runs, since the gaps are the same."""
+    """Random arrivals are as many as in the published runs, since the gaps are the same, drawn in either order."""
     runs = read_published_runs(data / "profiles" / "splitwise_sim_replay.csv")
     requested = {run.rate: run.requests for line in runs.values() for run in line}
     assert len(requested) > 10
     for rate, requests in requested.items():
-        assert sum(1 for _ in ClusterWorkload("conv").arrivals(rate, SECONDS, SEED)) == requests
+        for kind in (ArrivalKind.POISSON, ArrivalKind.PUBLISHED):
+            assert sum(1 for _ in ClusterWorkload("conv", kind=kind).arrivals(rate, SECONDS, SEED)) == requests

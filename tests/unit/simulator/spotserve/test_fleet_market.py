@@ -12,7 +12,7 @@ from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.market import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.fleet import PaidLife
-from spotwise.simulator.spotserve.run import SpotOutcome
+from spotwise.simulator.spotserve.run import STALL_S, SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 from tests.unit.simulator.spotserve.market_worlds import run, terms
@@ -66,6 +66,15 @@ def test_without_spot_instances_on_demand_ones_serve() -> None:
     assert not outcome.unfinished
     nothing = serve(run(trace, [20.0, 200.0], terms(SPARING), drain_s=50.0))
     assert (len(nothing.requests), [each.arrived_s for each in nothing.unfinished]) == (1, [200.0])
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_purchases_that_never_come_end_the_run_with_a_report(limit: int | None) -> None:
+    """The only node leaves for good, or nothing may be bought: the market advances four times a second, but not for a year."""
+    trace = tiny.trace((0.0, "add", "a"), (60.0, "remove", "a"), end_s=300.0)
+    outcome = serve(run(trace, [200.0], terms(SPARING, limit=limit), drain_s=3e7))
+    assert (len(outcome.unfinished), outcome.why_unfinished) == (1, "no instance is left")
+    assert outcome.ended_s == 300.0 + STALL_S
 
 
 def test_a_budget_and_the_limit_bound_what_is_held() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.fleet.market import Market
+from spotwise.core.parallel.policy import Phases
 from spotwise.files.spot_traces import SpotTrace
-from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.spotserve.run import STALL_S, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
     REPARALLELIZATION,
@@ -24,6 +25,7 @@ SYSTEMS = [
     for system in (SPOTSERVE, REPARALLELIZATION, REROUTING)
     for batching in (BatchFormation.BOUND, BatchFormation.ITERATION)
 ]
+APART = replace(SPOTSERVE, name="apart", phases=Phases.SPLIT)
 every_system = pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: f"{system.name}-{system.batching}")
 
 
@@ -72,3 +74,47 @@ def test_the_bound_changes_nothing_where_all_is_answered_before_it(system: SpotS
     run = measured(trace, (0.0, 20.0, 28.0), system, 1000.0)
     assert serve(run) == serve(replace(run, drain_s=500.0))
     assert serve(run).unfinished == ()
+
+
+@pytest.mark.parametrize("required_rate", [None, 0.5])
+@pytest.mark.parametrize("system", [*SYSTEMS, APART], ids=lambda system: f"{system.name}-{system.batching}")
+def test_a_run_that_can_answer_nothing_any_more_ends_long_before_its_bound(
+    system: SpotSystem, required_rate: float | None
+) -> None:
+    """Measurements of the load and ticks alone do not keep it going for a year; its report says what is missing."""
+    trace = tiny.trace((0.0, "add", "a b c d"), (30.0, "remove", "b c d"), end_s=50.0)
+    run = replace(tiny.run(trace, (0.0, 29.5, 40.0), system, required_rate=required_rate), drain_s=3e7)
+    outcome = serve(run)
+    assert outcome.ended_s == 50.0 + STALL_S
+    assert (len(outcome.requests), len(outcome.unfinished)) == (1, 2)
+    assert outcome.why_unfinished == "no configuration of tiny fits the 1 instance that is left"
+
+
+def test_phases_apart_without_machines_for_both_end_with_a_report() -> None:
+    """Two pipelines take four of these instances: with three, phases together serve, and phases apart never begin."""
+    trace = tiny.trace((0.0, "add", "a b c"), end_s=50.0)
+    together, apart = (serve(measured(trace, (1.0, 2.0), each, 3e7)) for each in (SPOTSERVE, APART))
+    assert (len(together.requests), together.why_unfinished) == (2, "")
+    assert (len(apart.requests), len(apart.unfinished), apart.changes) == (0, 2, ())
+    assert apart.why_unfinished == "no configuration of tiny fits the 3 instances that are left"
+
+
+def test_a_slow_answer_is_waited_for() -> None:
+    """A run with hours between two tokens is not taken for one in which nothing happens; neither is the loading of weights."""
+    slow = replace(tiny.SURROUNDINGS, slowdown=3e4, storage_bytes_per_s=100.0)
+    trace = tiny.trace((0.0, "add", "a b"), (20.0, "remove", "a b"), (25.0, "add", "c d"), end_s=50.0)
+    ahead = replace(SPOTSERVE, batching=BatchFormation.ITERATION, forms_ahead=True)
+    for system in (REPARALLELIZATION, REROUTING, SPOTSERVE, ahead):
+        outcome = serve(replace(tiny.run(trace, (1.0,), system, slow), drain_s=3e7))
+        assert len(outcome.requests) == 1 and outcome.ended_s > 50.0 + 2 * STALL_S
+    trace = tiny.trace((0.0, "add", "a b"), end_s=50.0)
+    outcome = serve(replace(tiny.run(trace, (1.0,), SPOTSERVE, slow), drain_s=3e7))
+    assert len(outcome.requests) == 1 and outcome.ended_s > 50.0 + 2 * STALL_S
+
+
+def test_why_requests_are_left_is_told_apart() -> None:
+    gone = tiny.trace((0.0, "add", "a b"), (30.0, "remove", "a b"), end_s=50.0)
+    assert serve(measured(gone, (40.0,), SPOTSERVE, 9.0)).why_unfinished == "no instance is left"
+    stays = tiny.trace((0.0, "add", "a b"), end_s=50.0)
+    late = serve(measured(stays, (49.5,), SPOTSERVE, 1.0))
+    assert late.why_unfinished == "2 instances had not answered them 1 s after the trace's end"

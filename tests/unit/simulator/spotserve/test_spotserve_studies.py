@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.studies import findings_of
+from spotwise.simulator.runs.studies import Study, StudyPoint, findings_of
 from spotwise.simulator.spotserve.cases import (
     HISTOGRAM_S,
     Availability,
@@ -22,7 +21,7 @@ from spotwise.simulator.spotserve.cases import (
 from spotwise.simulator.spotserve.claims import LATENCY_S
 from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headline, headlines, is_close, within
 from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import AS_PUBLISHED, BURSTY, SEGMENTS, SpotScope, SpotStudy, studies
+from spotwise.simulator.spotserve.studies import APART, AS_PUBLISHED, BURSTY, SEGMENTS, SpotScope, SpotStudy, studies
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 
@@ -214,12 +213,26 @@ class TestRuns:
         assert run.trace_s == 100.0
         assert run.spot_s == 6 * 100.0 - 80.0
 
-    def test_a_trace_that_ends_with_too_few_machines_is_refused(self, case: SpotCase) -> None:
-        """Requests that wait at the end would wait for ever."""
+    def test_a_trace_that_ends_with_too_few_machines_ends_with_a_report(self, case: SpotCase) -> None:
+        """What waits at the end is counted, and the figures are of the others."""
         path = case.data / "spotserve" / "availability" / SEGMENTS["A_S"]
         write_segment(path, {0.0: 4, 100.0: 2}, 400.0)
-        with pytest.raises(TraceError, match="ends with 2 instances; GPT-20B needs 12 devices"):
-            simulate_spot(case)
+        run = simulate_spot(case)
+        assert run.requests == 39 and 0 < run.unanswered < 39
+        assert sum(run.histogram) == run.requests - run.unanswered
+        assert run.why_unanswered == "no configuration of GPT-20B fits the 2 instances that are left"
+
+    def test_phases_apart_on_four_machines_end(self, case: SpotCase) -> None:
+        """Two pipelines of twelve devices do not fit sixteen: nothing is ever answered, and no claim is made of it."""
+        write_segment(case.data / "spotserve" / "availability" / SEGMENTS["A_S"], {0.0: 4}, 400.0)
+        apart = replace(case, system=APART)
+        run = simulate_spot(apart)
+        assert (run.requests, run.unanswered, run.latency_s) == (39, 39, {})
+        assert run.why_unanswered == "no configuration of GPT-20B fits the 4 instances that are left"
+        point = StudyPoint(("A_S", AS_PUBLISHED), SPOTSERVE.name, (apart,))
+        study = Study("one", "one", ("trace", "requests"), (point,))
+        finding = SpotFinding(study, point, (run,))
+        assert (finding.unanswered, finding.ratio("p99")) == (39, None)
 
     def test_rates_of_every_minute_make_requests(self, case: SpotCase) -> None:
         """Each minute has as many requests as its rate."""

@@ -1,0 +1,572 @@
+"""A machine's worker while memory is ample: its decodes are counted in groups and not one by one (iteration-level scheduling:
+Orca, section 4.1; whole prompts, first come, first served: Splitwise, section 4.3).
+
+Law: as long as every sequence finds a row and blocks, it does what `SteppedWorker` does, at the same times to the last bit.
+What would need a decision about rows or blocks makes it go on stepwise before that decision, with the same sequences.
+A decode costs work when it joins and when it ends; an iteration costs the same for any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.cost_model import BatchShape, DecodesCost, pairs
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.request import FinishReason
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
+from spotwise.core.worker.held_work import HeldWork
+from spotwise.core.worker.policy import Batching, Reserve
+from spotwise.core.worker.push_policy import ConfiguredPushMode, PushPolicy
+from spotwise.simulator.world.aggregate_work import AggregateWork
+from spotwise.simulator.world.counted_decodes import CountedDecodes
+from spotwise.simulator.world.held_request import HeldRequest, HeldStage
+from spotwise.simulator.world.machine_worker import Site, WorkerTotals
+from spotwise.simulator.world.orders import IterationOrder
+from spotwise.simulator.world.settings import WorldSettings
+from spotwise.simulator.world.token_times import TOKEN_ID
+
+#: Iterations whose ends are computed at a time: most runs are cut short.
+_AHEAD = 16
+
+
+def can_aggregate(settings: WorldSettings, cost: object) -> bool:
+    """Tell whether machines of a world may count their decodes in groups."""
+    policy = settings.worker_policy
+    return (
+        settings.aggregates
+        and not settings.elastic
+        and policy.counted_steps is not None
+        and policy.batching is Batching.ITERATION_LEVEL
+        and policy.limits.max_num_batched_tokens is None
+        and policy.max_stall_s is None
+        and policy.kv_push is ConfiguredPushMode.SERIAL
+        and isinstance(cost, DecodesCost)
+    )
+
+
+class AggregateWorker:
+    """A worker without a role of its own; `site.host.go_stepwise` replaces it where a decision is to be made."""
+
+    state = m.MemberState.READY
+
+    def __init__(self, site: Site) -> None:
+        cost = site.machine_type.cost
+        assert isinstance(cost, DecodesCost)
+        self._site = site
+        self._around = around = site.around
+        self._queue = around.queue
+        self._cost = cost
+        self._policy = policy = around.settings.worker_policy
+        self._size = around.settings.kv_block_size
+        self._blocks = site.kv_blocks
+        self._watermark = math.ceil(policy.watermark * self._blocks) if policy.reserve is Reserve.ON_DEMAND else 0
+        self._decodes_pause = policy.limits.decodes_pause
+        self._max_rows, self._max_prompt_tokens = policy.limits.max_num_seqs, policy.limits.max_prompt_tokens
+        self._budget = ChunkedPrefillBudget(None, policy.context_parity, policy.cost)
+        self._pushes = PushPolicy(policy.kv_push)
+        self._seen: dict[str, int] = {}
+        self._held: dict[str, HeldRequest] = {}  #: by choice, in order of arrival
+        self._arrived = 0
+        self._prompts: deque[HeldRequest] = deque()  #: loaded ones that wait, in order of arrival
+        self._group = CountedDecodes(self._size if policy.reserve is Reserve.ON_DEMAND else 0)
+        # of the load
+        self._pending = self._remaining = self._waiting = self._waiting_for_kv = 0
+        self._in_place = self._to_hand_off = self._migrating = 0
+        self._used = self._peak = 0
+        self._kept = 0  #: blocks for prompts that wait
+        # of the iterations that run
+        self._rows = 0  #: decodes in each of them; 0 with prompts alone
+        self._steps = 0  #: of them, not ended
+        self._ends: deque[float] = deque()  #: of the first of these
+        self._planned_s = 0.0  #: the last of these ends
+        self._planned_context = 0  #: of the iteration behind it
+        self._began_s = 0.0  #: of the running iteration
+        self._last_token_s = 0.0  #: of the decodes in the last one
+        self._shape = BatchShape()
+        self._computed: list[HeldRequest] = []  #: prompts in it
+        self._fresh: list[HeldRequest] = []  #: decodes that have had no token in an iteration of theirs
+        self._is_noted = False  #: the budget knows of it
+        self._preemptions = 0
+        self._retired = False
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            m.ReserveKv: self._reserve_kv,
+            m.StartPrefill: self._start_prefill,
+            m.CancelRequest: self._cancel,
+            m.ChangeHomePool: lambda order: site.host.take_home_pool(order.pool),
+            m.Tick: lambda tick: None,
+            c.RecordLoaded: self._record_loaded,
+            c.KvArrived: self._kv_arrived,
+            c.HandoffDelivered: self._delivered,
+        }
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an iteration runs."""
+        return self._steps > 0
+
+    @property
+    def waits(self) -> bool:
+        """Never: what waits for a decision is stepped."""
+        return False
+
+    @property
+    def boundary_s(self) -> float:
+        """End of the running iteration; now, where none runs."""
+        return self._ends[0] if self._steps else self._queue.now
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of the device without an owner."""
+        return self._blocks - self._used
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks with an owner."""
+        return self._used
+
+    def totals(self) -> WorkerTotals:
+        """Return its totals."""
+        return WorkerTotals(self._preemptions, self._peak * self._size)
+
+    def handle(self, event: Any) -> None:
+        """Handle an event, here or stepwise."""
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            self._go_stepwise(event)
+        else:
+            handler(event)
+
+    def load(self) -> m.WorkerLoad:
+        """Count what it holds."""
+        decodes = self._group.size
+        return m.WorkerLoad(
+            pending_prompt_tokens=self._pending,
+            remaining_tokens=self._remaining,
+            kv_blocks_total=self._blocks,
+            kv_blocks_free=self._blocks - self._used,
+            kv_blocks_kept=self._kept + (self._watermark if self._used else 0),
+            kv_blocks_used=self._used,
+            reserved_new_tokens=self._policy.reserved_new_tokens,
+            kv_block_size=self._size,
+            waiting=self._waiting,
+            waiting_for_kv=self._waiting_for_kv,
+            running=decodes + len(self._computed),
+            migrating=self._migrating,
+            decoding=decodes,
+            prompts_in_place=self._in_place,
+            prompts_to_hand_off=self._to_hand_off,
+            prompt_token_s=self._budget.prompt_token_s,
+            assignments_seen=tuple(sorted(self._seen.items())),
+            preemptions=self._preemptions,
+            kv_push_token_s=self._pushes.token_s,
+        )
+
+    def settle(self) -> None:
+        """Count the iterations that have ended."""
+        now, ends = self._queue.now, self._ends
+        if not ends or ends[0] > now:
+            return
+        began_s, ended, rows = self._began_s, 0, self._rows
+        while ends and ends[0] <= now:
+            end_s = ends.popleft()
+            if rows:
+                if self._fresh:
+                    self._first_tokens(end_s)
+                else:
+                    self._around.observer.tokens_spaced(end_s - self._last_token_s, rows)
+                self._last_token_s = end_s
+            self._began_s = end_s
+            ended += 1
+            if not ends and ended < self._steps:
+                self._plan(ended)
+        self._around.observer.iterations_ended(self._site.machine_id, self._shape, self._began_s - began_s, ended)
+        self._steps -= ended
+        self._remaining -= ended * rows
+        self._used += self._group.pass_iterations(ended, begins_another=self._steps > 0)
+        if not self._steps:
+            self._end_run()
+
+    def _first_tokens(self, end_s: float) -> None:
+        """Report the gaps of an iteration that some decodes have joined."""
+        if others := self._rows - len(self._fresh):
+            self._around.observer.tokens_spaced(end_s - self._last_token_s, others)
+        for held in self._fresh:
+            assert held.progress is not None
+            self._around.observer.tokens_spaced(end_s - held.progress.last_token_s)
+        self._fresh = []
+
+    def _plan(self, ended: int = 0) -> None:
+        """Compute the ends of further iterations, and look at the last; `ended` steps are over, and not counted yet."""
+        end_s, context, rows, ends = self._planned_s, self._planned_context, self._rows, self._ends
+        alone_s, context_s = self._cost.decodes_s(rows)
+        for _ in range(min(self._steps - ended - len(ends), _AHEAD)):
+            end_s += alone_s + context_s * context
+            context += rows
+            ends.append(end_s)
+        self._planned_s, self._planned_context = end_s, context
+        self._queue.at(end_s, self._look, end_s)
+
+    def _look(self, planned_s: float) -> None:
+        if self._retired or planned_s != self._planned_s or not self._steps:
+            return  # it was cut, or is over
+        had_prompts = bool(self._computed)
+        if len(self._ends) < self._steps:
+            self._plan()
+            return
+        self.settle()
+        self._site.host.order_ended(has_news=had_prompts)
+
+    def _cut(self) -> None:
+        """End with the running iteration."""
+        if self._steps > 1:
+            self._steps = 1
+            end_s = self._ends[0]
+            self._ends.clear()
+            self._ends.append(end_s)
+            self._planned_s = end_s
+            self._queue.at(end_s, self._look, end_s)
+
+    def _changed(self) -> None:
+        """Begin, or have the running iteration followed by another batch, once a sequence became runnable."""
+        if self._steps:
+            self._cut()
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next iterations, where something can run."""
+        group, prompts, now = self._group, self._prompts, self._queue.now
+        rows = group.size
+        if not rows and not prompts:
+            return
+        if rows + len(prompts) > self._max_rows:
+            self._go_stepwise(m.Tick())
+            return
+        growth = group.growth()
+        taken, tokens, entering = 0, 0, 0
+        for held in prompts:
+            if tokens and tokens + held.prompt_tokens > self._max_prompt_tokens:
+                break
+            taken += 1
+            tokens += held.prompt_tokens
+            entering += held.blocks
+        needed = growth + entering + (rows + 2 * self._watermark if taken else 0)
+        room = max(0, self._max_prompt_tokens - tokens) if self._decodes_pause and taken else rows
+        if needed > self._blocks - self._used or 0 < room < rows:
+            self._go_stepwise(m.Tick())
+            return
+        self._rows = rows = min(rows, room)
+        self._used += growth + entering
+        self._fresh += group.begin(pauses=not rows)
+        self._began_s = now
+        if self._used > self._peak:
+            self._peak = self._used
+        if taken:
+            self._begin_with_prompts(taken, tokens, rows, now)
+            return
+        self._shape = BatchShape(0, 0.0, rows, group.context)
+        self._steps = group.steps_within(self._blocks - self._used)
+        self._planned_s, self._planned_context = now, group.context
+        self._plan()
+
+    def _begin_with_prompts(self, taken: int, tokens: int, rows: int, now: float) -> None:
+        prompt_context = 0.0
+        for _ in range(taken):
+            held = self._prompts.popleft()
+            held.stage, held.started_s = HeldStage.COMPUTED, now
+            self._computed.append(held)
+            self._kept -= held.blocks
+            prompt_context += pairs(0, held.prompt_tokens)
+        self._waiting -= taken
+        self._shape = BatchShape(tokens, prompt_context, rows, self._group.context if rows else 0)
+        self._budget.ordered(self._shape, now)
+        self._is_noted = True
+        end_s = now + self._cost.iteration_s(self._shape)
+        self._steps, self._planned_s = 1, end_s
+        self._ends.append(end_s)
+        for held in self._computed:
+            if held.target is not None:
+                self._site.hand_offs.part_started(held.row(), end_s - now)
+        self._queue.at(end_s, self._look, end_s)
+
+    def _end_run(self) -> None:
+        """Let the last iteration's sequences end or go on, in order of arrival, and begin the next one."""
+        over = self._group.take_finished()
+        if self._is_noted:
+            self._is_noted = False
+            self._budget.ended(self._queue.now)
+        if self._computed:
+            over = sorted(over + self._computed, key=_number) if over else self._computed
+            self._computed = []
+        if over:
+            deltas = tuple([self._made(held) for held in over])
+            self._around.control.send(over[0].stream.gateway_id, m.TokenBatch(self._site.machine_id, deltas))
+            for held in over:
+                if held.stage is HeldStage.COMPUTED:
+                    self._prompt_computed(held)
+                else:
+                    self._remaining -= held.may_make - held.made_before - self._group.made_by(held)
+                    self._release(held, self._group.blocks_of(held))
+        self._begin()
+
+    def _made(self, held: HeldRequest) -> m.TokenDelta:
+        """Count a first token, or all to the last, and return what the client is told."""
+        assert held.progress is not None
+        first = held.stage is HeldStage.COMPUTED
+        held.progress.output_tokens = tokens = 1 if first else held.output_tokens
+        held.progress.last_token_s = self._queue.now
+        is_last = tokens == held.output_tokens
+        finish_reason = FinishReason.LENGTH if is_last else None
+        return m.TokenDelta(held.stream.attempt_id, tokens - (not is_last), None, finish_reason)
+
+    def _prompt_computed(self, held: HeldRequest) -> None:
+        self._pending -= held.prompt_tokens
+        ends, target = held.output_tokens == 1, held.target
+        if target is None:
+            self._in_place -= 1
+            self._remaining -= held.new_tokens if ends else 1
+        elif ends:
+            self._to_hand_off -= 1
+            self._around.control.send(target.worker_id, m.CancelRequest(held.choice_id, held.epoch))
+        if ends:
+            self._release(held, held.blocks)
+        elif target is None:
+            held.known_tokens, held.made_before, held.may_make = held.prompt_tokens + 1, 1, held.new_tokens
+            self._decode(held)
+        else:
+            held.stage = HeldStage.LEAVING
+            self._migrating += 1
+            handoff = KvHandoff(held.choice_id, held.epoch, held.prompt_tokens, TOKEN_ID)
+            self._site.hand_offs.push(c.PushKv(handoff, target, ()))
+
+    def _decode(self, held: HeldRequest) -> None:
+        held.stage = HeldStage.DECODING
+        self._group.join(held, runs=self._steps > 0)
+
+    def _release(self, held: HeldRequest, blocks: int) -> None:
+        self._used -= blocks
+        del self._held[held.choice_id]
+        self._site.host.sequence_left()
+        if held.target is not None:
+            self._site.hand_offs.drop(held.sequence_id)
+
+    def _reserve_kv(self, order: m.ReserveKv) -> None:
+        if (
+            order.choice_id in self._held
+            or order.source_id
+            or order.term
+            or order.kv_tokens > self._blocks * self._size
+        ):
+            self._go_stepwise(order)
+            return
+        self._seen[order.scheduler_id] = order.assignment
+        blocks = self._blocks_for(order.kv_tokens - order.max_new_tokens, order.max_new_tokens)
+        kept = self._kept + (self._watermark if self._used else 0)
+        if blocks + kept > self._blocks - self._used:
+            self._go_stepwise(order)
+            return
+        self._used += blocks
+        held = self._hold(order, HeldStage.RESERVED, 0, order.kv_tokens, None, blocks)
+        self._remaining += order.max_new_tokens
+        self._waiting_for_kv += 1
+        target = KvTarget(self._site.machine_id, 1, self._site.machine_id, ())
+        answer = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
+        self._around.control.send(order.scheduler_id, answer)
+        self._load_record(held)
+        if self._steps > 1 and self._blocks - self._used < self._group.size * (self._steps // max(self._size, 1) + 1):
+            self._cut()  # the next run is planned within the blocks that are left
+
+    def _blocks_for(self, tokens: int, new_tokens: int) -> int:
+        ahead = self._policy.reserved_new_tokens
+        return -(-(tokens + (new_tokens if ahead is None else min(new_tokens, ahead))) // self._size)
+
+    def _start_prefill(self, order: m.StartPrefill) -> None:
+        is_here = order.target.worker_id == self._site.machine_id
+        most = order.prompt_tokens + (order.max_new_tokens if is_here else 0)
+        if order.choice_id in self._held or order.term or most > self._blocks * self._size:
+            self._go_stepwise(order)
+            return
+        self._seen[order.scheduler_id] = order.assignment
+        held = self._hold(order, HeldStage.WAITING, order.prompt_tokens, 0, None if is_here else order.target, 0)
+        held.blocks = self.entry_blocks(held)
+        self._pending += order.prompt_tokens
+        self._waiting += 1
+        self._kept += held.blocks
+        if is_here:
+            self._in_place += 1
+            self._remaining += order.max_new_tokens
+            answer = m.PrefillAccepted(order.choice_id, order.epoch, order.assignment, self._site.machine_id)
+            self._around.control.send(order.scheduler_id, answer)
+        else:
+            self._to_hand_off += 1
+        self._load_record(held)
+
+    def entry_blocks(self, held: HeldRequest) -> int:
+        """Return the blocks that a waiting prompt needs."""
+        ever = held.target is None and self._policy.reserve is Reserve.MAX_TOKENS
+        return -(-(held.prompt_tokens + (held.new_tokens if ever else 0)) // self._size)
+
+    def grown_blocks(self, blocks: int, known_tokens: int) -> int:
+        """Return how many blocks a decode with so many tokens has; those that it has where it never grows."""
+        return blocks if self._policy.reserve is Reserve.MAX_TOKENS else -(-known_tokens // self._size)
+
+    def _hold(
+        self,
+        order: m.ReserveKv | m.StartPrefill,
+        stage: HeldStage,
+        prompt_tokens: int,
+        kv_tokens: int,
+        target: KvTarget | None,
+        blocks: int,
+    ) -> HeldRequest:
+        held = HeldRequest(
+            order.choice_id,
+            order.epoch,
+            order.stream,
+            order.scheduler_id,
+            self._arrived,
+            self._queue.now,
+            stage,
+            prompt_tokens,
+            order.max_new_tokens,
+            kv_tokens,
+            order.lease_s,
+            target,
+            blocks,
+        )
+        self._arrived += 1
+        self._held[order.choice_id] = held
+        return held
+
+    def _load_record(self, held: HeldRequest) -> None:
+        record = self._around.store.record(held.choice_id, held.epoch)
+        event: c.RecordLoaded | c.RecordUnavailable
+        if record is None:
+            event = c.RecordUnavailable(held.choice_id, held.epoch, "the request was closed", retryable=False)
+        else:
+            held.record, held.progress = record, self._around.store.progress(held.choice_id)
+            event = c.RecordLoaded(record)
+        self._queue.at(self._queue.now, self._site.host.receive, event)
+
+    def _record_loaded(self, event: c.RecordLoaded) -> None:
+        held = self._held.get(event.record.choice_id)
+        if held is None:
+            return  # it was cancelled
+        if event.record.output_token_ids:
+            self._go_stepwise(event)
+            return
+        held.is_loaded = True
+        if held.stage is HeldStage.WAITING:
+            self._prompts.append(held)
+            self._changed()
+
+    def _kv_arrived(self, event: c.KvArrived) -> None:
+        held, handoff = self._held.get(event.handoff.choice_id), event.handoff
+        if held is None or held.stage is not HeldStage.RESERVED:
+            return  # it ended while its last bytes were on the way
+        if not held.is_loaded or handoff.later_token_ids:
+            self._go_stepwise(event)
+            return
+        held.prompt_tokens, held.known_tokens = handoff.num_tokens, handoff.num_tokens + 1
+        held.may_make, held.was_handed = held.kv_tokens - held.known_tokens, True
+        held.started_s = self._queue.now
+        self._waiting_for_kv -= 1
+        self._remaining += held.may_make - held.new_tokens
+        self._decode(held)
+        self._changed()
+
+    def _delivered(self, event: c.HandoffDelivered) -> None:
+        held = self._held[event.choice_id]
+        self._pushes.delivered(held.prompt_tokens, event.kv_bytes, event.visible_s)
+        self._migrating -= 1
+        self._to_hand_off -= 1
+        self._release(held, held.blocks)
+
+    def _cancel(self, order: m.CancelRequest) -> None:
+        held = self._held.get(order.choice_id)
+        if held is None:
+            return
+        if held.stage is not HeldStage.RESERVED or order.term:
+            self._go_stepwise(order)
+            return
+        self._waiting_for_kv -= 1
+        self._remaining -= held.new_tokens
+        self._release(held, held.blocks)
+
+    def _go_stepwise(self, event: Any) -> None:
+        self._retired = True
+        self._site.host.go_stepwise(event)
+
+    def work(self) -> AggregateWork:
+        """Return all that it holds, for a role that goes on with it."""
+        return AggregateWork(
+            self._site,
+            [*self._held.values()],
+            self._group,
+            self._began_s if self._steps else None,
+            self._rows > 0,
+            self._is_noted,
+            self._last_token_s,
+            self._used,
+            self._peak,
+            HeldWork((), (), None, self._budget, self._pushes, self._seen, self._preemptions),
+        )
+
+    def go_on_with(self, work: AggregateWork, order: IterationOrder) -> None:
+        """Go on with a role's work, from an order on that begins now."""
+        learned = work.learned
+        self._budget, self._pushes = learned.budget, learned.pushes
+        self._seen, self._preemptions = dict(learned.assignments_seen), learned.preemptions
+        self._used, self._peak = work.used_blocks, work.peak_blocks
+        self._began_s = self._last_token_s = self._queue.now
+        self._is_noted = True
+        for held in work.held:
+            held.number, self._arrived = self._arrived, self._arrived + 1
+            self._held[held.choice_id] = held
+            self._count(held)
+        running = [held for held in work.held if held.has_joined]
+        for held in running:
+            self._group.join(held, runs=False)
+        self._fresh = self._group.begin()
+        self._rows, self._shape = len(running), order.shape
+        self._steps, self._planned_s = 1, order.next_end_s
+        self._ends.append(order.next_end_s)
+        self._queue.at(order.next_end_s, self._look, order.next_end_s)
+        for held in work.held:
+            if held.stage is HeldStage.DECODING and not held.has_joined:
+                self._group.join(held, runs=True)
+
+    def _count(self, held: HeldRequest) -> None:
+        """Count a request of the role's in the load."""
+        match held.stage:
+            case HeldStage.RESERVED:
+                self._waiting_for_kv += 1
+                self._remaining += held.new_tokens
+            case HeldStage.DECODING:
+                self._remaining += held.may_make - held.made_before
+            case HeldStage.LEAVING:
+                self._migrating += 1
+                self._to_hand_off += 1
+            case _:
+                self._pending += held.prompt_tokens
+                if held.target is None:
+                    self._in_place += 1
+                    self._remaining += held.new_tokens
+                else:
+                    self._to_hand_off += 1
+                if held.stage is HeldStage.COMPUTED:
+                    self._computed.append(held)
+                else:
+                    self._waiting += 1
+                    self._kept += held.blocks
+                    if held.is_loaded:
+                        self._prompts.append(held)
+
+
+def _number(held: HeldRequest) -> int:
+    return held.number
