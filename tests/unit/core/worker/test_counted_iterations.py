@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.held_work import WorkInFlight
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import WorkerBench, deltas, rows
@@ -198,3 +201,20 @@ def test_with_all_blocks_reserved_an_order_needs_no_more() -> None:
     bench = WorkerBench(blocks=20, policy=WorkerPolicy(reserve=Reserve.MAX_TOKENS, counted_steps=1000))
     bench.in_place("a", max_new=50)
     assert steps(counted(bench)) == 49
+
+
+def test_a_role_goes_on_with_work_that_it_takes_over() -> None:
+    """In the midst of an order: what runs is one iteration of it, and the rest is ordered next."""
+    bench, successor = bench_of(), bench_of()
+    bench.in_place("a", max_new=50)
+    bench.in_place("b", max_new=5)
+    (order,) = only(counted(bench), c.RunIteration)
+    work = bench.role.held_work()
+    members = [(sequence, row.num_tokens) for (sequence, _), row in zip(work.sequences, order.batch.rows, strict=False)]
+    in_flight = WorkInFlight(members, order.batch, bench.now, is_noted=True)
+    successor.role.take_over(replace(work, in_flight=in_flight, loading=["c@1"]))
+    assert replace(successor.role.load(), gateways=()) == replace(bench.role.load(), gateways=())
+    (following,) = only(counted(successor), c.RunIteration)
+    assert [row.first_position for row in following.batch.rows] == [
+        row.first_position + row.num_tokens for row in order.batch.rows
+    ]
