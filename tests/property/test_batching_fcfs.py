@@ -11,6 +11,17 @@ from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
 OFFERS = st.lists(st.none() | st.integers(1, 120), max_size=40)
 
 
+def offer(batch: BatchBuilder, offers: list[int | None]) -> None:
+    """Offer prompts of so many tokens, and decodes, until the batch is full."""
+    for number, tokens in enumerate(offers):
+        if batch.is_full:
+            break
+        if tokens is None:
+            batch.add_decode(BatchRow(str(number), 9, 1, ()))
+        elif taken := batch.chunk_tokens(tokens):
+            batch.add_prompt(BatchRow(str(number), 0, taken, ()))
+
+
 @given(OFFERS, st.integers(1, 12), st.integers(1, 100))
 def test_batches_are_first_come_first_served_within_limits(
     offers: list[int | None], max_num_seqs: int, max_prompt_tokens: int
@@ -48,13 +59,7 @@ def test_decodes_pause_only_where_prompts_fill_the_cap(
         BatchBuilder(BatchLimits(max_num_seqs, max_prompt_tokens, decodes_pause=pause)) for pause in (False, True)
     ]
     for batch in batches:
-        for number, tokens in enumerate(offers):
-            if batch.is_full:
-                break
-            if tokens is None:
-                batch.add_decode(BatchRow(str(number), 9, 1, ()))
-            elif taken := batch.chunk_tokens(tokens):
-                batch.add_prompt(BatchRow(str(number), 0, taken, ()))
+        offer(batch, offers)
     going_on, pausing = (built.rows if built else () for built in (batch.build() for batch in batches))
     prompts, decodes = ([row for row in going_on if row.is_decode is is_decode] for is_decode in (False, True))
     kept = [row for row in pausing if row.is_decode]
@@ -72,13 +77,7 @@ def test_parts_of_prompts_fill_what_the_decodes_leave(
     """No batch has more tokens than allowed; all prompts but the last are whole; the first offered gets a token."""
     limits = BatchLimits(max_num_seqs, max_prompt_tokens, max_num_seqs + above_rows)
     batch = BatchBuilder(limits, decodes=offers.count(None))
-    for number, tokens in enumerate(offers):
-        if batch.is_full:
-            break
-        if tokens is None:
-            batch.add_decode(BatchRow(str(number), 9, 1, ()))
-        elif taken := batch.chunk_tokens(tokens):
-            batch.add_prompt(BatchRow(str(number), 0, taken, ()))
+    offer(batch, offers)
     rows = batch.rows
     prompts = [(row.num_tokens, offers[int(row.sequence_id)]) for row in rows if row.first_position == 0]
     assert sum(row.num_tokens for row in rows) <= max_num_seqs + above_rows

@@ -10,7 +10,6 @@ Source: on-demand blocks and preemption by recomputation, PagedAttention (Kwon e
 from __future__ import annotations
 
 import abc
-import math
 
 from spotwise.core.request import RequestEvent
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
@@ -28,13 +27,11 @@ class KvAllocator(abc.ABC):
         self._table = table
         self._pool = table.pool
         self._policy = policy
-        grows = policy.reserve is Reserve.ON_DEMAND
-        self._watermark_blocks = math.ceil(policy.watermark * self._pool.num_blocks) if grows else 0
+        self._watermark_blocks = policy.watermark_blocks(self._pool.num_blocks)
 
     def reservation_tokens(self, kv_tokens: int, max_new_tokens: int) -> int:
         """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
-        ahead = self._policy.reserved_new_tokens
-        return kv_tokens if ahead is None else kv_tokens - max_new_tokens + min(max_new_tokens, ahead)
+        return self._policy.reservation_tokens(kv_tokens, max_new_tokens)
 
     def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
         """Return why a reservation finds no blocks now; `None` where it does."""

@@ -121,9 +121,23 @@ class WorkerPolicy:
     @property
     def prompts_take_blocks(self) -> bool:
         """Whether prompts may preempt; with all blocks reserved none does."""
-        return self.prompts_first and self.reserve is Reserve.ON_DEMAND
+        return self.prompts_first and self.grows
+
+    @property
+    def grows(self) -> bool:
+        """Whether sequences get blocks as they grow; else all at once."""
+        return self.reserve is Reserve.ON_DEMAND
+
+    def watermark_blocks(self, num_blocks: int) -> int:
+        """Return how many of so many blocks a newcomer leaves free."""
+        return math.ceil(self.watermark * num_blocks) if self.grows else 0
+
+    def reservation_tokens(self, kv_tokens: int, max_new_tokens: int) -> int:
+        """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
+        ahead = self.reserved_new_tokens
+        return kv_tokens if ahead is None else kv_tokens - max_new_tokens + min(max_new_tokens, ahead)
 
     @property
     def reserved_new_tokens(self) -> int | None:
         """New tokens for which a reservation has blocks at most; `None` for all."""
-        return 1 if self.reserve is Reserve.ON_DEMAND else None
+        return 1 if self.grows else None

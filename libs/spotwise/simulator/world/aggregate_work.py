@@ -1,4 +1,4 @@
-"""What a worker that counts in groups holds, when a role goes on with it, and the other way round."""
+"""What a worker that counts in groups holds, when a role goes on with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AggregateWork:
 
     Attributes:
         held: in order of arrival.
-        group: of the decodes among them; empty where a role gives them up.
+        group: of the decodes among them.
         began_s: start of the iteration that runs; `None` where none does.
         decodes_run: in that iteration; else they pause.
         is_noted: `learned.budget` knows of that iteration.

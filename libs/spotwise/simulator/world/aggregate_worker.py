@@ -8,9 +8,8 @@ A decode costs work when it joins and when it ends; an iteration costs the same 
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spotwise.core import messages as m
@@ -20,10 +19,11 @@ from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.held_work import HeldWork
-from spotwise.core.worker.policy import Batching, Reserve
+from spotwise.core.worker.policy import Batching
 from spotwise.core.worker.push_policy import ConfiguredPushMode, PushPolicy
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.counted_decodes import CountedDecodes
+from spotwise.simulator.world.held_counts import HeldCounts
 from spotwise.simulator.world.held_request import HeldRequest, HeldStage
 from spotwise.simulator.world.machine_worker import Site, WorkerTotals
 from spotwise.simulator.world.orders import IterationOrder
@@ -64,7 +64,7 @@ class AggregateWorker:
         self._policy = policy = around.settings.worker_policy
         self._size = around.settings.kv_block_size
         self._blocks = site.kv_blocks
-        self._watermark = math.ceil(policy.watermark * self._blocks) if policy.reserve is Reserve.ON_DEMAND else 0
+        self._watermark = policy.watermark_blocks(self._blocks)
         self._decodes_pause = policy.limits.decodes_pause
         self._max_rows, self._max_prompt_tokens = policy.limits.max_num_seqs, policy.limits.max_prompt_tokens
         self._budget = ChunkedPrefillBudget(None, policy.context_parity, policy.cost)
@@ -73,12 +73,9 @@ class AggregateWorker:
         self._held: dict[str, HeldRequest] = {}  #: by choice, in order of arrival
         self._arrived = 0
         self._prompts: deque[HeldRequest] = deque()  #: loaded ones that wait, in order of arrival
-        self._group = CountedDecodes(self._size if policy.reserve is Reserve.ON_DEMAND else 0)
-        # of the load
-        self._pending = self._remaining = self._waiting = self._waiting_for_kv = 0
-        self._in_place = self._to_hand_off = self._migrating = 0
+        self._group = CountedDecodes(self._size if policy.grows else 0)
+        self._counts = HeldCounts()
         self._used = self._peak = 0
-        self._kept = 0  #: blocks for prompts that wait
         # of the iterations that run
         self._rows = 0  #: decodes in each of them; 0 with prompts alone
         self._steps = 0  #: of them, not ended
@@ -129,6 +126,11 @@ class AggregateWorker:
         """Blocks with an owner."""
         return self._used
 
+    @property
+    def _kept_blocks(self) -> int:
+        """Free blocks kept from newcomers."""
+        return self._counts.entry_blocks + (self._watermark if self._used else 0)
+
     def totals(self) -> WorkerTotals:
         """Return its totals."""
         return WorkerTotals(self._preemptions, self._peak * self._size)
@@ -143,23 +145,23 @@ class AggregateWorker:
 
     def load(self) -> m.WorkerLoad:
         """Count what it holds."""
-        decodes = self._group.size
+        decodes, counts = self._group.size, self._counts
         return m.WorkerLoad(
-            pending_prompt_tokens=self._pending,
-            remaining_tokens=self._remaining,
+            pending_prompt_tokens=counts.pending_prompt_tokens,
+            remaining_tokens=counts.remaining_tokens,
             kv_blocks_total=self._blocks,
             kv_blocks_free=self._blocks - self._used,
-            kv_blocks_kept=self._kept + (self._watermark if self._used else 0),
+            kv_blocks_kept=self._kept_blocks,
             kv_blocks_used=self._used,
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=self._size,
-            waiting=self._waiting,
-            waiting_for_kv=self._waiting_for_kv,
+            waiting=counts.waiting,
+            waiting_for_kv=counts.waiting_for_kv,
             running=decodes + len(self._computed),
-            migrating=self._migrating,
+            migrating=counts.migrating,
             decoding=decodes,
-            prompts_in_place=self._in_place,
-            prompts_to_hand_off=self._to_hand_off,
+            prompts_in_place=counts.prompts_in_place,
+            prompts_to_hand_off=counts.prompts_to_hand_off,
             prompt_token_s=self._budget.prompt_token_s,
             assignments_seen=tuple(sorted(self._seen.items())),
             preemptions=self._preemptions,
@@ -186,7 +188,7 @@ class AggregateWorker:
                 self._plan(ended)
         self._around.observer.iterations_ended(self._site.machine_id, self._shape, self._began_s - began_s, ended)
         self._steps -= ended
-        self._remaining -= ended * rows
+        self._counts.remaining_tokens -= ended * rows
         self._used += self._group.pass_iterations(ended, begins_another=self._steps > 0)
         if not self._steps:
             self._end_run()
@@ -278,11 +280,10 @@ class AggregateWorker:
         prompt_context = 0.0
         for _ in range(taken):
             held = self._prompts.popleft()
-            held.stage, held.started_s = HeldStage.COMPUTED, now
+            self._enter(held, HeldStage.COMPUTED)
+            held.started_s = now
             self._computed.append(held)
-            self._kept -= held.blocks
             prompt_context += pairs(0, held.prompt_tokens)
-        self._waiting -= taken
         self._shape = BatchShape(tokens, prompt_context, rows, self._group.context if rows else 0)
         self._budget.ordered(self._shape, now)
         self._is_noted = True
@@ -307,11 +308,10 @@ class AggregateWorker:
             deltas = tuple([self._made(held) for held in over])
             self._around.control.send(over[0].stream.gateway_id, m.TokenBatch(self._site.machine_id, deltas))
             for held in over:
-                if held.stage is HeldStage.COMPUTED:
+                if held.stage is HeldStage.COMPUTED and held.output_tokens > 1:
                     self._prompt_computed(held)
                 else:
-                    self._remaining -= held.may_make - held.made_before - self._group.made_by(held)
-                    self._release(held, self._group.blocks_of(held))
+                    self._finish(held)
         self._begin()
 
     def _made(self, held: HeldRequest) -> m.TokenDelta:
@@ -325,31 +325,33 @@ class AggregateWorker:
         return m.TokenDelta(held.stream.attempt_id, tokens - (not is_last), None, finish_reason)
 
     def _prompt_computed(self, held: HeldRequest) -> None:
-        self._pending -= held.prompt_tokens
-        ends, target = held.output_tokens == 1, held.target
-        if target is None:
-            self._in_place -= 1
-            self._remaining -= held.new_tokens if ends else 1
-        elif ends:
-            self._to_hand_off -= 1
-            self._around.control.send(target.worker_id, m.CancelRequest(held.choice_id, held.epoch))
-        if ends:
-            self._release(held, held.blocks)
-        elif target is None:
+        if held.target is None:
             held.known_tokens, held.made_before, held.may_make = held.prompt_tokens + 1, 1, held.new_tokens
             self._decode(held)
-        else:
-            held.stage = HeldStage.LEAVING
-            self._migrating += 1
-            handoff = KvHandoff(held.choice_id, held.epoch, held.prompt_tokens, TOKEN_ID)
-            self._site.hand_offs.push(c.PushKv(handoff, target, ()))
+            return
+        self._enter(held, HeldStage.LEAVING)
+        handoff = KvHandoff(held.choice_id, held.epoch, held.prompt_tokens, TOKEN_ID)
+        self._site.hand_offs.push(c.PushKv(handoff, held.target, ()))
+
+    def _finish(self, held: HeldRequest) -> None:
+        """End a request that has all its tokens; the reservation of one whose first token is the last is cancelled."""
+        if held.target is not None:
+            self._around.control.send(held.target.worker_id, m.CancelRequest(held.choice_id, held.epoch))
+        self._release(held)
 
     def _decode(self, held: HeldRequest) -> None:
-        held.stage = HeldStage.DECODING
+        self._enter(held, HeldStage.DECODING)
         self._group.join(held, runs=self._steps > 0)
 
-    def _release(self, held: HeldRequest, blocks: int) -> None:
-        self._used -= blocks
+    def _enter(self, held: HeldRequest, stage: HeldStage) -> None:
+        self._counts.remove(held)
+        held.stage = stage
+        self._counts.add(held)
+
+    def _release(self, held: HeldRequest) -> None:
+        decodes = held.stage is HeldStage.DECODING
+        self._counts.remove(held, self._group.made_by(held) if decodes else 0)
+        self._used -= self._group.blocks_of(held) if decodes else held.blocks
         del self._held[held.choice_id]
         self._site.host.sequence_left()
         if held.target is not None:
@@ -365,25 +367,20 @@ class AggregateWorker:
             self._go_stepwise(order)
             return
         self._seen[order.scheduler_id] = order.assignment
-        blocks = self._blocks_for(order.kv_tokens - order.max_new_tokens, order.max_new_tokens)
-        kept = self._kept + (self._watermark if self._used else 0)
-        if blocks + kept > self._blocks - self._used:
+        blocks = -(-self._policy.reservation_tokens(order.kv_tokens, order.max_new_tokens) // self._size)
+        if blocks + self._kept_blocks > self._blocks - self._used:
             self._go_stepwise(order)
             return
         self._used += blocks
-        held = self._hold(order, HeldStage.RESERVED, 0, order.kv_tokens, None, blocks)
-        self._remaining += order.max_new_tokens
-        self._waiting_for_kv += 1
+        held = self._hold(order, HeldStage.RESERVED, 0, order.kv_tokens, None)
+        held.blocks = blocks
+        self._counts.add(held)
         target = KvTarget(self._site.machine_id, 1, self._site.machine_id, ())
         answer = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
         self._around.control.send(order.scheduler_id, answer)
         self._load_record(held)
         if self._steps > 1 and self._blocks - self._used < self._group.size * (self._steps // max(self._size, 1) + 1):
             self._cut()  # the next run is planned within the blocks that are left
-
-    def _blocks_for(self, tokens: int, new_tokens: int) -> int:
-        ahead = self._policy.reserved_new_tokens
-        return -(-(tokens + (new_tokens if ahead is None else min(new_tokens, ahead))) // self._size)
 
     def _start_prefill(self, order: m.StartPrefill) -> None:
         is_here = order.target.worker_id == self._site.machine_id
@@ -392,28 +389,22 @@ class AggregateWorker:
             self._go_stepwise(order)
             return
         self._seen[order.scheduler_id] = order.assignment
-        held = self._hold(order, HeldStage.WAITING, order.prompt_tokens, 0, None if is_here else order.target, 0)
+        held = self._hold(order, HeldStage.WAITING, order.prompt_tokens, 0, None if is_here else order.target)
         held.blocks = self.entry_blocks(held)
-        self._pending += order.prompt_tokens
-        self._waiting += 1
-        self._kept += held.blocks
+        self._counts.add(held)
         if is_here:
-            self._in_place += 1
-            self._remaining += order.max_new_tokens
             answer = m.PrefillAccepted(order.choice_id, order.epoch, order.assignment, self._site.machine_id)
             self._around.control.send(order.scheduler_id, answer)
-        else:
-            self._to_hand_off += 1
         self._load_record(held)
 
     def entry_blocks(self, held: HeldRequest) -> int:
         """Return the blocks that a waiting prompt needs."""
-        ever = held.target is None and self._policy.reserve is Reserve.MAX_TOKENS
+        ever = held.target is None and not self._policy.grows
         return -(-(held.prompt_tokens + (held.new_tokens if ever else 0)) // self._size)
 
     def grown_blocks(self, blocks: int, known_tokens: int) -> int:
         """Return how many blocks a decode with so many tokens has; those that it has where it never grows."""
-        return blocks if self._policy.reserve is Reserve.MAX_TOKENS else -(-known_tokens // self._size)
+        return -(-known_tokens // self._size) if self._policy.grows else blocks
 
     def _hold(
         self,
@@ -422,7 +413,6 @@ class AggregateWorker:
         prompt_tokens: int,
         kv_tokens: int,
         target: KvTarget | None,
-        blocks: int,
     ) -> HeldRequest:
         held = HeldRequest(
             order.choice_id,
@@ -437,7 +427,7 @@ class AggregateWorker:
             kv_tokens,
             order.lease_s,
             target,
-            blocks,
+            0,
         )
         self._arrived += 1
         self._held[order.choice_id] = held
@@ -475,17 +465,13 @@ class AggregateWorker:
         held.prompt_tokens, held.known_tokens = handoff.num_tokens, handoff.num_tokens + 1
         held.may_make, held.was_handed = held.kv_tokens - held.known_tokens, True
         held.started_s = self._queue.now
-        self._waiting_for_kv -= 1
-        self._remaining += held.may_make - held.new_tokens
         self._decode(held)
         self._changed()
 
     def _delivered(self, event: c.HandoffDelivered) -> None:
         held = self._held[event.choice_id]
         self._pushes.delivered(held.prompt_tokens, event.kv_bytes, event.visible_s)
-        self._migrating -= 1
-        self._to_hand_off -= 1
-        self._release(held, held.blocks)
+        self._release(held)
 
     def _cancel(self, order: m.CancelRequest) -> None:
         held = self._held.get(order.choice_id)
@@ -494,9 +480,7 @@ class AggregateWorker:
         if held.stage is not HeldStage.RESERVED or order.term:
             self._go_stepwise(order)
             return
-        self._waiting_for_kv -= 1
-        self._remaining -= held.new_tokens
-        self._release(held, held.blocks)
+        self._release(held)
 
     def _go_stepwise(self, event: Any) -> None:
         self._retired = True
@@ -517,55 +501,33 @@ class AggregateWorker:
             HeldWork((), (), None, self._budget, self._pushes, self._seen, self._preemptions),
         )
 
-    def go_on_with(self, work: AggregateWork, order: IterationOrder) -> None:
-        """Go on with a role's work, from an order on that begins now."""
-        learned = work.learned
+    def go_on_with(
+        self, held: Sequence[HeldRequest], learned: HeldWork, order: IterationOrder, used_blocks: int, peak_blocks: int
+    ) -> None:
+        """Go on with a role's requests, in order of arrival, and with what it has learned, from an order that begins now."""
         self._budget, self._pushes = learned.budget, learned.pushes
         self._seen, self._preemptions = dict(learned.assignments_seen), learned.preemptions
-        self._used, self._peak = work.used_blocks, work.peak_blocks
+        self._used, self._peak = used_blocks, peak_blocks
         self._began_s = self._last_token_s = self._queue.now
         self._is_noted = True
-        for held in work.held:
-            held.number, self._arrived = self._arrived, self._arrived + 1
-            self._held[held.choice_id] = held
-            self._count(held)
-        running = [held for held in work.held if held.has_joined]
-        for held in running:
-            self._group.join(held, runs=False)
+        for request in held:
+            request.number, self._arrived = self._arrived, self._arrived + 1
+            self._held[request.choice_id] = request
+            self._counts.add(request)
+        self._computed = [request for request in held if request.stage is HeldStage.COMPUTED]
+        self._prompts.extend(request for request in held if request.stage is HeldStage.WAITING and request.is_loaded)
+        decodes = [request for request in held if request.stage is HeldStage.DECODING]
+        running = [request for request in decodes if request.has_joined]
+        joining = [request for request in decodes if not request.has_joined]
+        for request in running:
+            self._group.join(request, runs=False)
         self._fresh = self._group.begin()
         self._rows, self._shape = len(running), order.shape
         self._steps, self._planned_s = 1, order.next_end_s
         self._ends.append(order.next_end_s)
         self._queue.at(order.next_end_s, self._look, order.next_end_s)
-        for held in work.held:
-            if held.stage is HeldStage.DECODING and not held.has_joined:
-                self._group.join(held, runs=True)
-
-    def _count(self, held: HeldRequest) -> None:
-        """Count a request of the role's in the load."""
-        match held.stage:
-            case HeldStage.RESERVED:
-                self._waiting_for_kv += 1
-                self._remaining += held.new_tokens
-            case HeldStage.DECODING:
-                self._remaining += held.may_make - held.made_before
-            case HeldStage.LEAVING:
-                self._migrating += 1
-                self._to_hand_off += 1
-            case _:
-                self._pending += held.prompt_tokens
-                if held.target is None:
-                    self._in_place += 1
-                    self._remaining += held.new_tokens
-                else:
-                    self._to_hand_off += 1
-                if held.stage is HeldStage.COMPUTED:
-                    self._computed.append(held)
-                else:
-                    self._waiting += 1
-                    self._kept += held.blocks
-                    if held.is_loaded:
-                        self._prompts.append(held)
+        for request in joining:
+            self._group.join(request, runs=True)
 
 
 def _number(held: HeldRequest) -> int:

@@ -14,7 +14,6 @@ from spotwise.core.worker.token_side import FIRST_TERM
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
 from spotwise.simulator.world.client import SimulationError
-from spotwise.simulator.world.counted_decodes import CountedDecodes
 from spotwise.simulator.world.held_request import HeldRequest, HeldStage
 from spotwise.simulator.world.machine_worker import Site
 from spotwise.simulator.world.orders import IterationOrder
@@ -107,8 +106,7 @@ def _goes_on(sequence: Sequence, held: HeldRequest, work: AggregateWork) -> None
 def aggregated(worker: SteppedWorker, site: Site) -> AggregateWorker | None:
     """Return a worker that goes on in groups with a role's work, from an order that begins now; `None` where memory is not
     ample, or where a sequence is not counted in groups."""
-    order, now = worker.new_order, site.around.queue.now
-    role, pool = worker.role, worker.pool
+    order, role, pool = worker.new_order, worker.role, worker.pool
     ample = _BLOCKS_A_SEQUENCE * role.num_sequences + _HUNDREDTHS * pool.num_blocks // 100
     if order is None or pool.free_blocks < ample or role.state is not MemberState.READY:
         return None
@@ -121,19 +119,7 @@ def aggregated(worker: SteppedWorker, site: Site) -> AggregateWorker | None:
         held.append(request)
     if pool.free_blocks < ample + sum([request.blocks for request in held if request.stage is HeldStage.WAITING]):
         return None
-    work = AggregateWork(
-        site,
-        held,
-        CountedDecodes(0),
-        now,
-        True,
-        True,
-        now,
-        pool.used_blocks,
-        worker.peak_blocks,
-        replace(learned, sequences=(), loading=()),
-    )
-    gathered.go_on_with(work, order)
+    gathered.go_on_with(held, learned, order, pool.used_blocks, worker.peak_blocks)
     worker.stop()
     return gathered
 
