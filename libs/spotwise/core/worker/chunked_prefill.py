@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
+from spotwise.core.values import value
 
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
@@ -27,7 +27,7 @@ TYPICAL_PROMPT_TOKENS = 512
 _NEWEST = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenCost:
     """Seconds of a token by itself, and for each token that it attends to."""
 

@@ -77,7 +77,8 @@ class RunMetrics:
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Count a machine's iterations."""
-        pool = self.pools.setdefault(self._pool_of[machine_id], PoolFigures())
+        name = self._pool_of[machine_id]
+        pool = self.pools.get(name) or self.pools.setdefault(name, PoolFigures())
         pool.busy_s += seconds
         tokens = shape.prompt_tokens + shape.decodes
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds

@@ -13,6 +13,7 @@ from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
+from spotwise.core.values import value
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
@@ -53,7 +54,7 @@ class PipelineCost:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _JobArrival(Arrival):
     job: Job
 

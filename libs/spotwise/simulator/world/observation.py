@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrival:
     """A request's arrival.
 
@@ -23,7 +23,7 @@ class Arrival:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompletedRequest:
     """A completed request; `first_token_s` and `finished_s` are seconds from the start of the run."""
 
