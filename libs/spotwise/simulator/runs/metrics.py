@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
@@ -85,9 +85,9 @@ class RunMetrics:
         pool.iterations += iterations
         pool.decode_tokens += shape.decodes * iterations
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         """Count gaps between tokens."""
-        self.latencies["itl"].add(gap_s, tokens)
+        self.latencies["itl"].add_all(gaps_s, tokens)
 
     def _count(self, metric: str, seconds: float, alone_s: float) -> None:
         self.latencies[metric].add(seconds)

@@ -124,5 +124,5 @@ class _Times:
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         pass
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         pass
