@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from spotwise.core import messages as m
@@ -25,13 +26,11 @@ from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.counted_decodes import CountedDecodes
 from spotwise.simulator.world.held_counts import HeldCounts
 from spotwise.simulator.world.held_request import HeldRequest, HeldStage
+from spotwise.simulator.world.iteration_run import IterationRun
 from spotwise.simulator.world.machine_worker import Site, WorkerTotals
 from spotwise.simulator.world.orders import IterationOrder
 from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import TOKEN_ID
-
-#: Iterations whose ends are computed at a time: most runs are cut short.
-_AHEAD = 16
 
 
 def can_aggregate(settings: WorldSettings, cost: object) -> bool:
@@ -60,7 +59,6 @@ class AggregateWorker:
         self._site = site
         self._around = around = site.around
         self._queue = around.queue
-        self._cost = cost
         self._policy = policy = around.settings.worker_policy
         self._size = around.settings.kv_block_size
         self._blocks = site.kv_blocks
@@ -77,20 +75,12 @@ class AggregateWorker:
         self._group = CountedDecodes(self._size if policy.grows else 0)
         self._counts = HeldCounts()
         self._used = self._peak = 0
-        # of the iterations that run
-        self._rows = 0  #: decodes in each of them; 0 with prompts alone
-        self._steps = 0  #: of them, not ended
-        self._ends: deque[float] = deque()  #: of the first of these
-        self._planned_s = 0.0  #: the last of these ends
-        self._planned_context = 0  #: of the iteration behind it
-        self._began_s = 0.0  #: of the running iteration
-        self._last_token_s = 0.0  #: of the decodes in the last one
-        self._shape = BatchShape()
-        self._computed: list[HeldRequest] = []  #: prompts in it
+        self._run = IterationRun(self._queue, cost, self._run_over)
+        self._computed: list[HeldRequest] = []  #: prompts in the running iteration
         self._fresh: list[HeldRequest] = []  #: decodes that have had no token in an iteration of theirs
-        self._is_noted = False  #: the budget knows of it
+        self._last_token_s = 0.0  #: of the decodes in the last iteration
+        self._is_noted = False  #: the budget knows of the running iteration
         self._preemptions = 0
-        self._retired = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
@@ -104,7 +94,7 @@ class AggregateWorker:
     @property
     def is_running(self) -> bool:
         """Whether an iteration runs."""
-        return self._steps > 0
+        return self._run.steps > 0
 
     @property
     def waits(self) -> bool:
@@ -114,7 +104,7 @@ class AggregateWorker:
     @property
     def boundary_s(self) -> float:
         """End of the running iteration; now, where none runs."""
-        return self._ends[0] if self._steps else self._queue.now
+        return self._run.boundary_s
 
     @property
     def free_blocks(self) -> int:
@@ -170,82 +160,48 @@ class AggregateWorker:
 
     def settle(self) -> None:
         """Count the iterations that have ended."""
-        now, ends = self._queue.now, self._ends
-        if not ends or ends[0] > now:
+        run = self._run
+        began_s, ends_s = run.began_s, run.take_ended()
+        if not ends_s:
             return
-        began_s, ended, rows, last_s = self._began_s, 0, self._rows, self._last_token_s
-        gaps_s: list[float] = []
-        while ends and ends[0] <= now:
-            end_s = ends.popleft()
-            if rows:
-                if self._fresh:
-                    self._first_tokens(end_s)
-                else:
-                    gaps_s.append(end_s - last_s)
-                last_s = end_s
-            ended += 1
-            if not ends and ended < self._steps:
-                self._plan(ended)
-        self._began_s = end_s
+        observer, ended, rows = self._around.observer, len(ends_s), run.rows
         if rows:
-            self._last_token_s = end_s
-            self._around.observer.tokens_spaced(gaps_s, rows)
-        self._around.observer.iterations_ended(self._site.machine_id, self._shape, self._began_s - began_s, ended)
-        self._steps -= ended
+            if self._fresh:
+                self._first_tokens(ends_s[0])
+            else:
+                observer.tokens_spaced((ends_s[0] - self._last_token_s,), rows)
+            if ended > 1:
+                observer.tokens_spaced([later_s - end_s for end_s, later_s in pairwise(ends_s)], rows)
+            self._last_token_s = ends_s[-1]
+        observer.iterations_ended(self._site.machine_id, run.shape, ends_s[-1] - began_s, ended)
         self._counts.remaining_tokens -= ended * rows
-        self._used += self._group.pass_iterations(ended, begins_another=self._steps > 0)
-        if not self._steps:
+        self._used += self._group.pass_iterations(ended, begins_another=run.steps > 0)
+        if not run.steps:
             self._end_run()
 
     def _first_tokens(self, end_s: float) -> None:
         """Report the gaps of an iteration that some decodes have joined."""
-        if others := self._rows - len(self._fresh):
+        if others := self._run.rows - len(self._fresh):
             self._around.observer.tokens_spaced((end_s - self._last_token_s,), others)
         gaps_s = [end_s - held.progress.last_token_s for held in self._fresh if held.progress is not None]
         self._around.observer.tokens_spaced(gaps_s)
         self._fresh = []
 
-    def _plan(self, ended: int = 0) -> None:
-        """Compute the ends of further iterations, and look at the last; `ended` steps are over, and not counted yet."""
-        end_s, context, rows, ends = self._planned_s, self._planned_context, self._rows, self._ends
-        alone_s, context_s = self._cost.decodes_s(rows)
-        for _ in range(min(self._steps - ended - len(ends), _AHEAD)):
-            end_s += alone_s + context_s * context
-            context += rows
-            ends.append(end_s)
-        self._planned_s, self._planned_context = end_s, context
-        self._queue.at(end_s, self._look, end_s)
-
-    def _look(self, planned_s: float) -> None:
-        if self._retired or planned_s != self._planned_s or not self._steps:
-            return  # it was cut, or is over
+    def _run_over(self) -> None:
         had_prompts = bool(self._computed)
-        if len(self._ends) < self._steps:
-            self._plan()
-            return
         self.settle()
         self._site.host.order_ended(has_news=had_prompts)
 
-    def _cut(self) -> None:
-        """End with the running iteration."""
-        if self._steps > 1:
-            self._steps = 1
-            end_s = self._ends[0]
-            self._ends.clear()
-            self._ends.append(end_s)
-            self._planned_s = end_s
-            self._queue.at(end_s, self._look, end_s)
-
     def _changed(self) -> None:
         """Begin, or have the running iteration followed by another batch, once a sequence became runnable."""
-        if self._steps:
-            self._cut()
+        if self._run.steps:
+            self._run.cut()
         else:
             self._begin()
 
     def _begin(self) -> None:
         """Begin the next iterations, where something can run."""
-        group, prompts, now = self._group, self._prompts, self._queue.now
+        group, prompts = self._group, self._prompts
         rows = group.size
         if not rows and not prompts:
             return
@@ -265,38 +221,32 @@ class AggregateWorker:
         if needed > self._blocks - self._used or 0 < room < rows:
             self._go_stepwise(m.Tick())
             return
-        self._rows = rows = min(rows, room)
+        rows = min(rows, room)
         self._used += growth + entering
         self._fresh += group.begin(pauses=not rows)
-        self._began_s = now
         if self._used > self._peak:
             self._peak = self._used
         if taken:
-            self._begin_with_prompts(taken, tokens, rows, now)
-            return
-        self._shape = BatchShape(0, 0.0, rows, group.context)
-        self._steps = group.steps_within(self._blocks - self._used)
-        self._planned_s, self._planned_context = now, group.context
-        self._plan()
+            self._begin_with_prompts(taken, tokens, rows)
+        else:
+            shape = BatchShape(0, 0.0, rows, group.context)
+            self._run.begin_decodes(shape, group.steps_within(self._blocks - self._used))
 
-    def _begin_with_prompts(self, taken: int, tokens: int, rows: int, now: float) -> None:
-        prompt_context = 0.0
+    def _begin_with_prompts(self, taken: int, tokens: int, rows: int) -> None:
+        now, prompt_context = self._queue.now, 0.0
         for _ in range(taken):
             held = self._prompts.popleft()
             self._enter(held, HeldStage.COMPUTED)
             held.started_s = now
             self._computed.append(held)
             prompt_context += pairs(0, held.prompt_tokens)
-        self._shape = BatchShape(tokens, prompt_context, rows, self._group.context if rows else 0)
-        self._budget.ordered(self._shape, now)
+        shape = BatchShape(tokens, prompt_context, rows, self._group.context if rows else 0)
+        self._budget.ordered(shape, now)
         self._is_noted = True
-        end_s = now + self._cost.iteration_s(self._shape)
-        self._steps, self._planned_s = 1, end_s
-        self._ends.append(end_s)
+        end_s = self._run.begin_with_prompts(shape)
         for held in self._computed:
             if held.target is not None:
                 self._site.hand_offs.part_started(held.row(), end_s - now)
-        self._queue.at(end_s, self._look, end_s)
 
     def _end_run(self) -> None:
         """Let the last iteration's sequences end or go on, in order of arrival, and begin the next one."""
@@ -344,7 +294,7 @@ class AggregateWorker:
 
     def _decode(self, held: HeldRequest) -> None:
         self._enter(held, HeldStage.DECODING)
-        self._group.join(held, runs=self._steps > 0)
+        self._group.join(held, runs=self._run.steps > 0)
 
     def _enter(self, held: HeldRequest, stage: HeldStage) -> None:
         self._counts.remove(held)
@@ -381,8 +331,9 @@ class AggregateWorker:
         target = KvTarget(self._site.machine_id, 1, self._site.machine_id, ())
         answer = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
         self._around.control.send(order.scheduler_id, answer)
-        if self._steps > 1 and self._blocks - self._used < self._group.size * (self._steps // max(self._size, 1) + 1):
-            self._cut()  # the next run is planned within the blocks that are left
+        steps = self._run.steps
+        if steps > 1 and self._blocks - self._used < self._group.size * (steps // max(self._size, 1) + 1):
+            self._run.cut()  # the next run is planned within the blocks that are left
         self._load_record(held)
 
     def _start_prefill(self, order: m.StartPrefill) -> None:
@@ -485,8 +436,8 @@ class AggregateWorker:
         self._release(held)
 
     def _go_stepwise(self, event: Any) -> None:
-        self._retired = True
         self._site.host.go_stepwise(event)
+        self._run.stop()
 
     def work(self) -> AggregateWork:
         """Return all that it holds, for a role that goes on with it."""
@@ -494,8 +445,8 @@ class AggregateWorker:
             self._site,
             [*self._held.values()],
             self._group,
-            self._began_s if self._steps else None,
-            self._rows > 0,
+            self._run.began_s if self._run.steps else None,
+            self._run.rows > 0,
             self._is_noted,
             self._last_token_s,
             self._used,
@@ -510,7 +461,7 @@ class AggregateWorker:
         self._budget, self._pushes = learned.budget, learned.pushes
         self._seen, self._preemptions = tuple(sorted(learned.assignments_seen.items())), learned.preemptions
         self._used, self._peak = used_blocks, peak_blocks
-        self._began_s = self._last_token_s = self._queue.now
+        self._last_token_s = self._queue.now
         self._is_noted = True
         for request in held:
             request.number, self._arrived = self._arrived, self._arrived + 1
@@ -524,10 +475,7 @@ class AggregateWorker:
         for request in running:
             self._group.join(request, runs=False)
         self._fresh = self._group.begin()
-        self._rows, self._shape = len(running), order.shape
-        self._steps, self._planned_s = 1, order.next_end_s
-        self._ends.append(order.next_end_s)
-        self._queue.at(order.next_end_s, self._look, order.next_end_s)
+        self._run.begin_until(order.shape, order.next_end_s)
         for request in joining:
             self._group.join(request, runs=True)
 
