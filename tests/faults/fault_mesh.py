@@ -10,7 +10,7 @@ from typing import Any
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.cost_profile import CostProfile
-from spotwise.wire.cost_profile import profile_as_dict
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SimulatedMesh

@@ -28,10 +28,10 @@ from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_run import measure_costs, profile_steps
 from spotwise.core.percentile import percentile
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests
 from spotwise.simulator.runs.recorded import RequestTimes, arrivals_of, simulate_recorded
-from spotwise.wire.cost_profile import profile_as_dict
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4

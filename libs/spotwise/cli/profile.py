@@ -19,7 +19,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
 from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
-from spotwise.wire.cost_profile import profile_as_dict
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.cost_fit import fit_iterations, fit_link
 
 _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1

@@ -1,4 +1,4 @@
-"""Files of `spotwise profile` that a command is given."""
+"""Cost profiles that a command is given."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.core.cost_profile import CostProfile
-from spotwise.wire.cost_profile import profile_from_json
+from spotwise.files.cost_profile import read_cost_profile
 
 
 def read_profile(path: Path, option: str) -> CostProfile:
-    """Read a file of `spotwise profile`; raises `OptionError`, naming `option`, where it is unreadable or no profile."""
+    """Read a cost profile; raises `OptionError`, naming `option`, where it is unreadable or none."""
     try:
-        return profile_from_json(path.read_bytes())
+        return read_cost_profile(path)
     except (OSError, ValueError) as error:
         raise OptionError(f"{option} {path}: this is no cost profile of `spotwise profile`: {error}") from error

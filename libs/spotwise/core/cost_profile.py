@@ -1,4 +1,4 @@
-"""A worker's measured costs, read by simulated workers and scheduling policies; its JSON: `spotwise.wire.cost_profile`."""
+"""A worker's measured costs, read by simulated workers and scheduling policies; its JSON: `spotwise.files.cost_profile`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import structlog
 from filelock import AsyncFileLock, Timeout
 
 from spotwise.core.cost_profile import CostProfile
-from spotwise.wire.cost_profile import profile_as_dict, profile_from_json
+from spotwise.files.cost_profile import profile_as_dict, profile_from_json
 
 _log = structlog.get_logger(__name__)
 

@@ -19,9 +19,9 @@ from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.files.cost_profile import profile_from_json
 from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.settings import ModelServiceSettings
-from spotwise.wire.cost_profile import profile_from_json
 
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost

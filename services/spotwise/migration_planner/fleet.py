@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.files.cost_profile import profile_from_json
 from spotwise.files.fleet_file import read_fleet
-from spotwise.wire.cost_profile import profile_from_json
 
 
 def types_of(path: Path) -> tuple[FleetType, ...]:

@@ -12,8 +12,8 @@ from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.options import FleetOptions
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.files.fleet_file import read_fleet
-from spotwise.wire.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
 
 FLEET = """provider = "local"

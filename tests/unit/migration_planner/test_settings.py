@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.migration_planner.settings import PlannerSettings
-from spotwise.wire.cost_profile import profile_as_dict
 
 FLEET = """provider = "local"
 [local]

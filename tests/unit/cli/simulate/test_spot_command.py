@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
-from spotwise.wire.cost_profile import profile_as_dict
+from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine, Ended
 
 SYSTEMS = ["spotwise", "restart", "rerouting"]

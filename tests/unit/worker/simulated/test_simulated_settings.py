@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK
 from spotwise.core.members import Pool
-from spotwise.wire.cost_profile import profile_as_dict
+from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 

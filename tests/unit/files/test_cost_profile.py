@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spotwise.core.cost_model import LinkCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
-from spotwise.wire.cost_profile import profile_as_dict, profile_from_json
+from spotwise.files.cost_profile import profile_as_dict, profile_from_json, read_cost_profile
 
 TABLE = TableIterationCost(
     prompt=PiecewiseLinear((1, 512, 2048), (0.01, 0.05, 0.2)),
@@ -74,3 +75,45 @@ def test_what_is_no_json_is_no_profile(text: bytes) -> None:
     """Bytes that are no JSON or no text are refused as a profile."""
     with pytest.raises(ValueError, match="the profile"):
         profile_from_json(text)
+
+
+BY_HAND = """
+format = "spotwise-cost-profile/1"
+kv_bytes_per_token = 131072
+kv_tokens = 60_000
+link = { latency_s = 0.001, bytes_per_s = 12.5e9 }
+
+[iteration]
+kind = "table"
+prompt = { at = [1, 512, 2048], seconds = [0.01, 0.05, 0.2] }
+decode = { at = [1, 64], seconds = [0.02, 0.04] }
+prompt_context_s = 1e-8
+decode_context_s = 2e-8
+"""
+
+
+def test_a_profile_may_be_written_by_hand(tmp_path: Path) -> None:
+    """In TOML, with the keys of the JSON document; whole numbers are seconds as well."""
+    path = tmp_path / "machine.toml"
+    path.write_text(BY_HAND)
+    expected = CostProfile("", TABLE, LinkCost(0.001, 12.5e9), 131072, 60_000)
+    assert read_cost_profile(path) == expected
+    path.with_suffix(".json").write_text(json.dumps(profile_as_dict(expected)))
+    assert read_cost_profile(path.with_suffix(".json")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (BY_HAND.replace("kv_tokens = 60_000", ""), "kv_tokens"),
+        (BY_HAND.replace("0.05", '"fast"'), "iteration.prompt.seconds.1"),
+        (BY_HAND.replace("[0.02, 0.04]", "[0.04, 0.02]"), "must be positive and not fall"),
+        ("kv_tokens =", "the profile"),
+    ],
+)
+def test_what_is_wrong_with_a_profile_in_toml_is_named(tmp_path: Path, text: str, named: str) -> None:
+    """The same as of a document in JSON."""
+    path = tmp_path / "machine.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        read_cost_profile(path)

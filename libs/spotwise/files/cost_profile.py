@@ -1,8 +1,11 @@
-"""Cost profiles as JSON documents: what `spotwise profile` writes, simulations and workers read."""
+"""Cost profiles as documents: the JSON that `spotwise profile` writes, or the same keys written by hand, in JSON or TOML."""
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -84,8 +87,31 @@ def profile_from_json(text: bytes) -> CostProfile:
     """Return the profile in a document, whose further fields are ignored; raises `ValueError`, naming the field, where it is no
     JSON, or no profile.
     """
+    return _profile(lambda: _Document.model_validate_json(text))
+
+
+def profile_from_tables(tables: Mapping[str, Any]) -> CostProfile:
+    """Return the profile in a document's keys and values; raises as `profile_from_json`."""
+    return _profile(lambda: _Document.model_validate(tables))
+
+
+def read_cost_profile(path: Path) -> CostProfile:
+    """Read a profile's file, TOML where its name ends so and else JSON; raises `ValueError` as `profile_from_json`, and
+    `OSError` where it cannot be read.
+    """
+    text = path.read_bytes()
+    if path.suffix.lower() != ".toml":
+        return profile_from_json(text)
     try:
-        document = _Document.model_validate_json(text)
+        tables = tomllib.loads(text.decode())
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise ValueError(f"the profile: {error}") from error
+    return profile_from_tables(tables)
+
+
+def _profile(validate: Callable[[], _Document]) -> CostProfile:
+    try:
+        document = validate()
     except ValidationError as error:
         findings = error.errors(include_url=False, include_input=False)
         finding = min(
