@@ -121,7 +121,7 @@ class Watch(worlds.Diary):
 
 
 def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[Arrival]) -> tuple[WorldResult, Watch]:
-    watch = Watch(counted=chosen.worker_policy.counted_steps is not None)
+    watch = Watch(counted=chosen.followed(chosen.policy).counted_steps is not None)
     watch.world = World(cluster, chosen, watch)
     return watch.world.run(arrivals), watch
 

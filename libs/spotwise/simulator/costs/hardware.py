@@ -46,6 +46,7 @@ class MachineType:
         cost: of its iterations with the model.
         memory_bytes: of all its GPUs.
         link_bytes_per_s: of its network, each way.
+        link_latency_s: of a transfer, after the last byte; the longer one of both ends counts. `None`: the world's.
         host_memory_bytes: for swapped-out KV.
         host_bytes_per_s: between all its GPUs and the host, each way; a GPU's PCIe 4 x16 carries about 25 GB/s.
     """
@@ -56,6 +57,7 @@ class MachineType:
     link_bytes_per_s: float
     host_memory_bytes: int = 0
     host_bytes_per_s: float = 25e9
+    link_latency_s: float | None = None
 
     def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
         """Return the KV capacity in tokens of a share of the memory, beside the weights; raises ValueError if the weights alone

@@ -29,13 +29,12 @@ from spotwise.simulator.world.held_request import HeldRequest, HeldStage
 from spotwise.simulator.world.iteration_run import IterationRun
 from spotwise.simulator.world.machine_worker import Site, WorkerTotals
 from spotwise.simulator.world.orders import IterationOrder
-from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import TOKEN_ID
 
 
-def can_aggregate(settings: WorldSettings, cost: object) -> bool:
-    """Tell whether machines of a world may count their decodes in groups."""
-    policy = settings.worker_policy
+def can_aggregate(site: Site) -> bool:
+    """Tell whether a machine may count its decodes in groups."""
+    policy, settings = site.policy, site.around.settings
     return (
         settings.aggregates
         and not settings.elastic
@@ -44,7 +43,7 @@ def can_aggregate(settings: WorldSettings, cost: object) -> bool:
         and policy.limits.max_num_batched_tokens is None
         and policy.max_stall_s is None
         and policy.kv_push is ConfiguredPushMode.SERIAL
-        and isinstance(cost, DecodesCost)
+        and isinstance(site.machine_type.cost, DecodesCost)
     )
 
 
@@ -59,7 +58,7 @@ class AggregateWorker:
         self._site = site
         self._around = around = site.around
         self._queue = around.queue
-        self._policy = policy = around.settings.worker_policy
+        self._policy = policy = site.policy
         self._size = around.settings.kv_block_size
         self._blocks = site.kv_blocks
         self._watermark = policy.watermark_blocks(self._blocks)

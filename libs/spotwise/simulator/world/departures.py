@@ -94,7 +94,7 @@ class Departure:
         return Notice(
             self.deadline_s,
             DecodePace(self.machine.boundary_s - self.queue.now, step_s),
-            LinkCost(self.settings.link_latency_s, self.kind.machine_type.link_bytes_per_s),
+            LinkCost(self.machine.send_link.latency_s, self.kind.machine_type.link_bytes_per_s),
             self.settings.model.kv_token_bytes,
             RemoteHolder(lambda tokens: cost.iteration_s(BatchShape(tokens, pairs(0, tokens)))),
         )
@@ -120,7 +120,7 @@ class Departure:
         copy_s = held[0].computed_tokens * self.settings.model.kv_token_bytes / self.kind.machine_type.link_bytes_per_s
         self._link_free_s = max(now, self._link_free_s) + copy_s
         self.requests.take_off(number, tokens)
-        self.queue.at(self._link_free_s + self.settings.link_latency_s, self._copied, number)
+        self.queue.at(self._link_free_s + self.machine.send_link.latency_s, self._copied, number)
 
     def _copied(self, number: int) -> None:
         self.totals.moved += 1

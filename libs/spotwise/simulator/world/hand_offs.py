@@ -12,6 +12,7 @@ from spotwise.core.batching import BatchRow
 from spotwise.core.record import sequence_id
 from spotwise.core.worker import commands as c
 from spotwise.simulator.world.network import Link, LinkTransfer
+from spotwise.simulator.world.settings import Overlap
 from spotwise.simulator.world.surroundings import Surroundings
 
 
@@ -28,10 +29,14 @@ class _Push:
 
 
 class HandOffs:
-    """The hand-offs of one machine; `receive` handles the machine's events, and `sent` counts hand-offs that arrived."""
+    """The hand-offs of one machine; `receive` handles the machine's events, and `sent` counts hand-offs that arrived. An
+    `overlap` of `None` is the world's."""
 
-    def __init__(self, send_link: Link, receive: Callable[[Any], None], around: Surroundings) -> None:
+    def __init__(
+        self, send_link: Link, receive: Callable[[Any], None], around: Surroundings, overlap: Overlap | None = None
+    ) -> None:
         self.sent = 0
+        self._overlap = overlap or around.settings.overlap
         self._send_link = send_link
         self._receive = receive
         self._around = around
@@ -41,9 +46,9 @@ class HandOffs:
     def part_started(self, row: BatchRow, seconds: float) -> None:
         """Send a prompt's chunk while it is computed in `seconds`, if it is large enough."""
         push = self._pushes.get(row.sequence_id)
-        crossover_tokens = self._around.settings.overlap.crossover_tokens
+        crossover_tokens = self._overlap.crossover_tokens
         if push is not None and crossover_tokens is not None and row.num_tokens >= crossover_tokens:
-            layers = self._around.settings.model.layers
+            layers = self._overlap.layers or self._around.settings.model.layers
             done_tokens = row.first_position + row.num_tokens * (layers - 1) / layers
             self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
 
@@ -89,7 +94,7 @@ class HandOffs:
         self._around.network.add(push.transfer, more_bytes, is_last=is_last)
 
     def _sent(self, transfer: LinkTransfer) -> None:
-        arrival_s = self._queue.now + self._around.settings.link_latency_s
+        arrival_s = self._queue.now + transfer.latency_s
         self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
 
     def _delivered(self, push: _Push) -> None:
@@ -108,4 +113,4 @@ class HandOffs:
         delivered = c.HandoffDelivered(
             handoff.choice_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
         )
-        self._queue.at(now + self._around.settings.link_latency_s, self._receive, delivered)
+        self._queue.at(now + push.transfer.latency_s, self._receive, delivered)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spotwise.core import messages as m
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.surroundings import Surroundings
@@ -82,10 +83,11 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a worker is: its machine, and what this one shares with others."""
+    """Where a worker is: its machine, the policy that it follows, and what this one shares with others."""
 
     machine_id: str
     machine_type: MachineType
+    policy: WorkerPolicy
     around: Surroundings
     hand_offs: HandOffs
     host: Host

@@ -18,11 +18,13 @@ class Link:
     """One direction of one machine's connection.
 
     Attributes:
+        latency_s: after a transfer's last byte; the longer one of its two links counts.
         transfers: in order of their start.
         carried_bytes: of transfers that ended or were cancelled.
     """
 
     bytes_per_s: float
+    latency_s: float = 0.0
     transfers: dict[LinkTransfer, None] = field(default_factory=dict)
     carried_bytes: float = 0.0
 
@@ -50,6 +52,11 @@ class LinkTransfer:
     settled_s: float = 0.0
     is_closed: bool = False
     due_s: float | None = None  #: time of its next check; events at other times are stale
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from its last byte to its arrival."""
+        return max(self.sender.latency_s, self.receiver.latency_s)
 
     @property
     def is_moving(self) -> bool:

@@ -26,23 +26,28 @@ WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedMachine:
-    """A machine's hardware, and the pool that it starts in."""
-
-    machine_type: MachineType
-    home_pool: Pool
-
-
-@dataclass(frozen=True, slots=True)
 class Overlap:
     """Overlap of a prompt's KV hand-off with its prefill.
 
     Attributes:
         crossover_tokens: a chunk of at least so many tokens is sent layer by layer, each while the next is computed; a smaller
             one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
+        layers: `None`: the model's.
     """
 
     crossover_tokens: int | None = 512
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMachine:
+    """A machine's hardware, and the pool that it starts in; `policy` of its worker and `overlap` of its hand-offs are the
+    world's where they are `None`."""
+
+    machine_type: MachineType
+    home_pool: Pool
+    policy: WorkerPolicy | None = None
+    overlap: Overlap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,8 @@ class WorldSettings:
     """Settings that hold for the whole world.
 
     Attributes:
-        policy: of every worker; its `max_in_flight` are the stages of each machine's pipeline. Prefix caching is off: traces
-            lack prompt contents.
+        policy: of workers without one of their own; its `max_in_flight` are the stages of each machine's pipeline. Prefix
+            caching is off: traces lack prompt contents.
         limits: time-outs of the scheduler.
         pools: how the scheduler chooses machines, and when it returns them to their home pool. Prefixes are not remembered.
         max_new_tokens: `max_tokens` of every request; the scheduler and the workers know this bound and not the true output
@@ -60,9 +65,9 @@ class WorldSettings:
             simulator).
         memory_share: of a machine's memory, for weights and KV.
         kv_block_size: tokens of a block.
-        overlap: of transfers with prefill.
+        overlap: of transfers with prefill, at machines without one of their own.
         control_latency_s: of every message between members, the request and the client's tokens included.
-        link_latency_s: of a transfer, after its last byte.
+        link_latency_s: of a transfer, after its last byte, at machines without a latency of their own.
         private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
             simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.
@@ -112,12 +117,11 @@ class WorldSettings:
         if self.max_new_tokens < 1:
             raise ValueError("max_new_tokens must be at least 1")
 
-    @property
-    def worker_policy(self) -> WorkerPolicy:
-        """The policy of every worker; with an oracle, it reserves a request's whole demand."""
-        reserve = Reserve.MAX_TOKENS if self.knows_output else self.policy.reserve
-        one_by_one = self.counted_steps == 1 or self.policy.is_ranked or self.policy.max_in_flight > 1
-        return replace(self.policy, reserve=reserve, counted_steps=None if one_by_one else self.counted_steps)
+    def followed(self, policy: WorkerPolicy) -> WorkerPolicy:
+        """Return a policy as workers of this world follow it; with an oracle, it reserves a request's whole demand."""
+        reserve = Reserve.MAX_TOKENS if self.knows_output else policy.reserve
+        one_by_one = self.counted_steps == 1 or policy.is_ranked or policy.max_in_flight > 1
+        return replace(policy, reserve=reserve, counted_steps=None if one_by_one else self.counted_steps)
 
     def requested_tokens(self, output_tokens: int) -> int:
         """Return the `max_tokens` of a request with such an answer; never less than the answer has."""

@@ -27,7 +27,7 @@ class SteppedWorker:
         self._around = around = site.around
         self._queue = around.queue
         self._cost = site.machine_type.cost
-        policy, block_tokens = around.settings.worker_policy, around.settings.kv_block_size
+        policy, block_tokens = site.policy, around.settings.kv_block_size
         block_bytes = block_tokens * around.settings.model.kv_token_bytes
         host_blocks = site.machine_type.host_memory_bytes // block_bytes
         self.pool = CountedBlockPool(site.kv_blocks, block_tokens)

@@ -144,7 +144,7 @@ class TestOrdersOfSeveralIterations:
     )
     def test_the_world_knows_which_policies_allow_them(self, policy: WorkerPolicy, steps: int | None) -> None:
         """The policy decides whether machines swap; the world needs no option for it."""
-        assert settings(policy).worker_policy.counted_steps == steps
+        assert settings().followed(policy).counted_steps == steps
 
 
 class TestWithoutScheduler:
