@@ -22,7 +22,8 @@ from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.experiment import Case, simulate
 from spotwise.simulator.runs.workload import ClusterWorkload
 
@@ -46,7 +47,8 @@ class TimedCluster:
     def case(self, seconds: float) -> Case:
         """Return the run of so many seconds of arrivals."""
         workload = ClusterWorkload(self.workload)
-        return Case(self.design, self.split, workload, self.rate, seconds, decode_model=self.decode_model)
+        cluster = DESIGNS[self.design].cluster(self.split)
+        return Case(cluster, workload, self.rate, seconds, decode_model=self.decode_model)
 
     @property
     def label(self) -> str:

@@ -43,7 +43,10 @@ def run_document(run: RunSummary) -> dict[str, Any]:
             for name, pool in run.pools.items()
         },
         "price_per_hour": run.price_per_hour,
+        "spent_usd": run.spent_usd,
         "power_dgx_a100": run.power,
+        "machines_joined": run.joined,
+        "machines_left": run.left,
         "moved": run.moved,
         "recomputed": run.recomputed,
         "handoffs": run.handoffs,
@@ -54,9 +57,10 @@ def run_document(run: RunSummary) -> dict[str, Any]:
 
 
 def case_document(case: Case) -> dict[str, Any]:
-    """Return everything that a run depends on."""
+    """Return what a run depends on."""
+    own = case.cluster.own_kinds
     return {
-        "design": case.design,
+        "design": case.cluster.name,
         "prompt_machines": case.split.prompt,
         "token_machines": case.split.token,
         "workload": case.workload.name,
@@ -64,9 +68,9 @@ def case_document(case: Case) -> dict[str, Any]:
         "rate": case.rate,
         "seconds": case.seconds,
         "seed": case.seed,
-        "model": case.model if case.recorded is None else case.recorded.name,
-        "decode_model": case.decode_model.value if case.recorded is None else None,
-        "chunk_tokens": case.chunk_tokens,
+        "model": own[0].profile.name if own else case.model,
+        "decode_model": None if own else case.decode_model.value,
+        "chunk_tokens": case.policy.chunk_tokens,
     }
 
 

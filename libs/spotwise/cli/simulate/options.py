@@ -19,7 +19,8 @@ from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
-from spotwise.simulator.runs.designs import DESIGNS, Design, Split
+from spotwise.simulator.runs.clusters import Design, Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 

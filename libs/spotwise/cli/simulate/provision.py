@@ -32,7 +32,8 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import DESIGNS, SPLITWISE_HA, Design, Split
+from spotwise.simulator.runs.clusters import Design, Split
+from spotwise.simulator.runs.designs import DESIGNS, SPLITWISE_HA
 from spotwise.simulator.runs.experiment import Case
 from spotwise.simulator.runs.plots import plot_bars, save
 from spotwise.simulator.runs.provisioning import (
@@ -98,7 +99,8 @@ def provision(
     simulations = Simulations(console, jobs, runs)
 
     def case(design: Design, at_rate: float | None) -> Case:
-        return Case(design.name, Split(1, 1), load, at_rate, seconds, 0, name, decode_model, profile)
+        smallest = Split(1) if design.token is None else Split(1, 1)
+        return Case(design.cluster(smallest), load, at_rate, seconds, 0, name, decode_model, profile)
 
     if objective is Aim.THROUGHPUT:
         if rate is not None:
@@ -107,7 +109,8 @@ def provision(
         # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
         searches = {
-            design.name: best_split(case(design, None), within(design), grid, tuple(range(seeds))) for design in chosen
+            design.name: best_split(case(design, None), design, within(design), grid, tuple(range(seeds)))
+            for design in chosen
         }
         found = simulations.carry_out(searches, "searching")
         rows: dict[str, ProvisionRow | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
@@ -125,7 +128,9 @@ def provision(
         fits = {design.name: _within(design, bounds) for design in chosen}
         needed = simulations.carry_out(
             {
-                design.name: cheapest_split(case(design, rate), minimised, tuple(range(seeds)), fits[design.name])
+                design.name: cheapest_split(
+                    case(design, rate), design, minimised, tuple(range(seeds)), fits[design.name]
+                )
                 for design in chosen
             },
             "searching",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
@@ -34,20 +32,25 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.run_tables import bill, bill_line, latency_table, pool_table, sentences
+from spotwise.core.cost_profile import CostProfile
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import PAPER_SPLITS, Split
-from spotwise.simulator.runs.experiment import Case, LeavingMachines, RunSummary
-from spotwise.simulator.runs.metrics import METRICS
+from spotwise.simulator.runs.clusters import Cluster, Design, Split
+from spotwise.simulator.runs.designs import PAPER_SPLITS
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
+from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
-from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
-from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.serving_policy import USUAL_POLICY
 from spotwise.simulator.runs.workload import ArrivalKind
 
 _NOTICE_S = 30.0
+#: Name of a cluster of recorded machines.
+_RECORDED = "Recorded"
 
 
 def run(
@@ -98,7 +101,7 @@ def run(
     load = parse_workload(workload, trace, arrivals, jointly=jointly)
     recorded = recorded_profile(profile)
     if recorded is None:
-        name, split = _paper_machines(design, machines, workload, price, prices)
+        cluster = _paper_machines(design, machines, workload, price, prices)
     else:
         if design is not None:
             raise OptionError(
@@ -108,13 +111,12 @@ def run(
             raise OptionError(
                 f"--model, --decode-model: {profile} already has its model's iteration times; leave them out"
             )
-        name, split = RECORDED, parse_recorded_split(machines, recorded)
+        cluster = _recorded_machines(machines, recorded, price)
     with command_errors():
         paid = _price_series(prices, price, instance_type, zone, market)
     is_own = arrivals is ArrivalKind.TRACE
     case = Case(
-        name,
-        split,
+        cluster,
         load,
         None,
         seconds if seconds is not None or is_own else 120.0,
@@ -122,10 +124,8 @@ def run(
         parse_model(model),
         decode_model,
         None if recorded is not None else profile,
-        chunk_tokens,
-        recorded,
-        price,
-        leaving=_leaving_machines(leaving, notice, split),
+        replace(USUAL_POLICY, chunk_tokens=chunk_tokens),
+        changes=_leaving_machines(leaving, notice, cluster.split),
     )
     if plot is not None:
         require_plotting(plot)
@@ -139,10 +139,10 @@ def run(
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))
-        for line in [*sentences(summary), *_bill_line(summary, paid)]:
+        for line in [*sentences(summary), *bill_line(summary, paid)]:
             console.print(line)
     about = environment(simulation="run")
-    documents = [run_document(summary) | {"bill_usd": _bill(summary, paid)} for summary in runs]
+    documents = [run_document(summary) | {"bill_usd": bill(summary, paid)} for summary in runs]
     write_document({"environment": about, "runs": documents}, json, console)
     if plot is not None:
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
@@ -150,25 +150,26 @@ def run(
         console.print(f"drawn into {plot}", style="dim")
 
 
-def _leaving_machines(text: str | None, notice: float | None, split: Split) -> LeavingMachines | None:
+def _leaving_machines(text: str | None, notice: float | None, split: Split) -> tuple[MachineChange, ...]:
     if text is None and notice is not None:
         raise OptionError("--notice: no machine leaves; say which with --leaving 4@60, or leave it out")
     if text is None:
-        return None
-    notice_s = _NOTICE_S if notice is None else notice
+        return ()
     machines, _, at_s = text.partition("@")
     try:
-        leaving = LeavingMachines(int(machines), float(at_s), notice_s)
+        leaving = MachineChange(
+            float(at_s), MachineChangeKind.NOTICE, int(machines), notice_s=_NOTICE_S if notice is None else notice
+        )
     except ValueError:
-        leaving = LeavingMachines(0, 0.0, notice_s)
-    if not (0 < leaving.machines < split.prompt + split.token and 0.0 <= leaving.at_s < math.inf):
+        leaving = None
+    if leaving is None or leaving.machines >= split.machines:
         raise OptionError(f"--leaving {text!r}: write how many machines and when, like 4@60; at least one must stay")
-    return leaving
+    return (leaving,)
 
 
 def _paper_machines(
     design: str | None, machines: str | None, workload: str, price: float, prices: Path | None
-) -> tuple[str, Split]:
+) -> Cluster:
     if price or prices is not None:
         option = "--price" if price else "--prices"
         raise OptionError(
@@ -176,9 +177,15 @@ def _paper_machines(
         )
     chosen = parse_design(design or "HA")
     if machines is not None:
-        return chosen.name, parse_split(machines, chosen)
+        return chosen.cluster(parse_split(machines, chosen))
     splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
-    return chosen.name, splits[chosen.name]
+    return chosen.cluster(splits[chosen.name])
+
+
+def _recorded_machines(machines: str | None, recorded: CostProfile, price: float) -> Cluster:
+    split = parse_recorded_split(machines, recorded)
+    kind = OwnMachine(recorded.name, recorded, price)
+    return Design(_RECORDED, kind, kind if split.token else None).cluster(split)
 
 
 def _price_series(
@@ -190,103 +197,6 @@ def _price_series(
     return None if listed is None else listed[0].of(listed[1], zone, market, 0.0)
 
 
-def _bill(run: RunSummary, paid: PriceSeries | None) -> float | None:
-    """Return the dollars until the last request's end; machines that leave are paid until they are gone."""
-    if paid is None:
-        return None
-    split, leaving = run.case.split, run.case.leaving
-    machines, gone = split.prompt + split.token, 0 if leaving is None else leaving.machines
-    left_s = run.ended_s if leaving is None else min(run.ended_s, leaving.at_s + leaving.notice_s)
-    return (machines - gone) * paid.cost(0.0, run.ended_s) + gone * paid.cost(0.0, left_s)
-
-
-def _bill_line(run: RunSummary, paid: PriceSeries | None) -> list[str]:
-    dollars = _bill(run, paid)
-    if dollars is None:
-        return []
-    per_1000 = f", {1000 * dollars / run.completed:,.2f} $ per 1,000 requests" if run.completed else ""
-    return [f"Bill: {dollars:,.2f} $ at the prices of {run.ended_s:,.1f} s{per_1000}."]
-
-
 def _single(case: Case) -> Search[RunSummary]:
     (summary,) = yield [case]
     return summary
-
-
-def latency_table(run: RunSummary) -> Table:
-    """Return latencies in seconds, and as slowdowns beside their bounds."""
-    rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
-    table = Table(
-        header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
-    )
-    table.add_column("latency")
-    for heading in (
-        "mean",
-        *(f"p{percent}" for percent in PERCENTS),
-        *(f"slowdown p{percent}" for percent in PERCENTS),
-    ):
-        table.add_column(heading, justify="right")
-    for metric in (*METRICS, "itl"):
-        seconds = run.latencies_s[metric]
-        cells = [_time(seconds.get(name)) for name in ("mean", *(f"p{percent}" for percent in PERCENTS))]
-        for ours, bound in run.verdict.slowdowns.get(metric, ()):
-            colour = "green" if ours < bound else "red"
-            cells.append(f"[{colour}]{ours:.2f}[/] of {bound:g}")
-        table.add_row(metric.upper(), *cells)
-    return table
-
-
-def pool_table(run: RunSummary) -> Table:
-    """Return the figures of each pool's machines."""
-    table = Table(header_style="bold")
-    table.add_column("pool")
-    for heading in ("machines", "busy", "iterations", "decodes per iteration", "tokens per iteration, median of time"):
-        table.add_column(heading, justify="right")
-    for name, pool in run.pools.items():
-        median = next(tokens for tokens, share in zip(pool.tokens, pool.time_shares, strict=True) if share >= 0.5)
-        table.add_row(
-            name,
-            str(pool.machines),
-            f"{pool.utilisation:.0%}",
-            f"{pool.iterations:,}",
-            f"{pool.mean_decodes:.1f}",
-            f"{median:,}",
-        )
-    return table
-
-
-def sentences(run: RunSummary) -> list[str]:
-    """Return the other figures in words."""
-    verdict = (
-        "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
-    )
-    if run.failed:
-        verdict += f" {run.failed} requests failed, the first of them because {run.first_failure}."
-    price = run.dollars_per_1000_requests
-    per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
-    power = f"; power of {run.power:.1f} DGX-A100" if run.power else ""
-    return [
-        verdict,
-        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
-        f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
-        *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
-        *_left(run),
-        f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
-        f"simulated in {run.wall_s:.1f} s.",
-    ]
-
-
-def _left(run: RunSummary) -> list[str]:
-    leaving = run.case.leaving
-    if leaving is None:
-        return []
-    return [
-        f"{leaving.machines} machines left, {leaving.notice_s:g} s after their notice: {run.moved:,} requests moved with their "
-        f"KV, {run.recomputed:,} were computed again."
-    ]
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{1000 * seconds:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"

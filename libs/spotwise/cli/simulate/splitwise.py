@@ -40,9 +40,9 @@ from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.search import Grid, Search
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import (
-    Cluster,
     ClusterFindings,
     ClusterScope,
+    PaperCluster,
     clusters,
     limit_searches,
     provisioning_searches,
@@ -123,7 +123,7 @@ def splitwise(
 def _measure(
     scopes: Mapping[DecodeModel, ClusterScope], simulations: Simulations
 ) -> dict[DecodeModel, ClusterFindings]:
-    searches: dict[tuple[DecodeModel, str, Cluster | str], Search[Any]] = {}
+    searches: dict[tuple[DecodeModel, str, PaperCluster | str], Search[Any]] = {}
     for model, scope in scopes.items():
         kinds: dict[str, Mapping[Any, Search[Any]]] = {
             "limit": limit_searches(scope, clusters()),

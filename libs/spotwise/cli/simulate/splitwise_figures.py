@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH
 from spotwise.simulator.runs.experiment import RunSummary
 from spotwise.simulator.runs.plots import (
     plot_bars,
@@ -20,7 +21,7 @@ from spotwise.simulator.runs.plots import (
 )
 from spotwise.simulator.runs.provisioning import heat_map
 from spotwise.simulator.runs.search import Search
-from spotwise.simulator.splitwise.paper import CODE_RATE, Cluster, ClusterFindings, ClusterScope, runs_by_design
+from spotwise.simulator.splitwise.paper import CODE_RATE, ClusterFindings, ClusterScope, PaperCluster, runs_by_design
 
 #: Rates of figure 17: one that every cluster sustains, and one that few do.
 _BATCH_RATES = (40.0, 80.0)
@@ -43,7 +44,8 @@ def draw_figures(scope: ClusterScope, found: ClusterFindings, folder: Path, simu
         for workload in scope.workloads
         for rate in _BATCH_RATES
     }
-    searches["design space"] = heat_map(scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), _PROMPTS, _TOKENS)
+    space = scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE)
+    searches["design space"] = heat_map(space, SPLITWISE_HH, _PROMPTS, _TOKENS)
     runs = simulations.carry_out(searches, "figures")
     title = f"{SPLITWISE_HH.name}, {CODE_RATE:g} requests/s of code"
     keep(plot_design_space(runs.pop("design space"), "ttft", 90, title), "figure-12.png")
@@ -67,7 +69,7 @@ def _one_rate(scope: ClusterScope, workload: str, rate: float) -> Search[list[Ru
 def _summary(found: ClusterFindings, budget: str) -> dict[str, dict[str, float]]:
     splits = PAPER_SPLITS[budget, "conv"]
     columns = {
-        "throughput": {name: found.limits[Cluster(budget, "conv", "conv", name)].mean for name in splits},
+        "throughput": {name: found.limits[PaperCluster(budget, "conv", "conv", name)].mean for name in splits},
         "cost": {name: DESIGNS[name].price_per_hour(split) for name, split in splits.items()},
         "power": {name: DESIGNS[name].power(split) for name, split in splits.items()},
         "machines": {name: float(split.machines) for name, split in splits.items()},

@@ -13,11 +13,11 @@ from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
-from spotwise.simulator.splitwise.paper import Cluster, ClusterFindings
+from spotwise.simulator.splitwise.paper import ClusterFindings, PaperCluster
 from spotwise.simulator.splitwise.published_runs import Comparison, PublishedCluster
 
 
-def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> Table:
+def limits_table(limits: Mapping[PaperCluster, Limit], decode_model: DecodeModel) -> Table:
     """Return every cluster's highest rate, requests a second: a row for each budget and workload, a column for each design."""
     title = f"highest rate that keeps all nine objectives, requests/s; {decode_model.value} times"
     table = Table(header_style="bold", title=title, title_justify="left")
@@ -26,7 +26,7 @@ def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> 
         table.add_column(design.removeprefix("Splitwise-"), justify="right")
     rows = dict.fromkeys((cluster.budget, cluster.made_for, cluster.served) for cluster in limits)
     for budget, made_for, served in rows:
-        cells = [_limit(limits.get(Cluster(budget, made_for, served, design))) for design in DESIGNS]
+        cells = [_limit(limits.get(PaperCluster(budget, made_for, served, design))) for design in DESIGNS]
         table.add_row(f"{budget}, {made_for}" + ("" if served == made_for else f"; {served}"), *cells)
     return table
 
@@ -110,7 +110,7 @@ def _headline_document(row: ClusterHeadline) -> dict[str, Any]:
     return {"name": row.name, "paper": row.paper, "ours": ours, "why": row.why}
 
 
-def _limit_document(cluster: Cluster, limit: Limit) -> dict[str, Any]:
+def _limit_document(cluster: PaperCluster, limit: Limit) -> dict[str, Any]:
     return {
         "budget": cluster.budget,
         "made_for": cluster.made_for,

@@ -5,12 +5,9 @@ machine's GPUs draw half, the machine 70 %."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.members import Pool
-from spotwise.simulator.costs.hardware import GIB, MachineType
-from spotwise.simulator.world.settings import SimulatedMachine
+from spotwise.simulator.costs.hardware import GIB
+from spotwise.simulator.runs.clusters import Design, Hardware, Split
 
 _GPUS = 8
 _DGX_MEMORY_BYTES = _GPUS * 80 * GIB
@@ -18,89 +15,12 @@ _A100_POWER = 24.8
 _H100_POWER = 44.0
 _CAPPED_POWER = 30.8
 
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Hardware of one machine.
-
-    Attributes:
-        profile: its GPUs' name in profiles.
-        memory_bytes: of all its GPUs.
-        link_bytes_per_s: of its network, each way.
-        price_per_hour: US dollars.
-        power: peak, in units of a DGX-A100's (Splitwise, table V).
-    """
-
-    name: str
-    profile: str
-    memory_bytes: int
-    link_bytes_per_s: float
-    price_per_hour: float
-    power: float
-
-    def serving(self, cost: IterationCost) -> MachineType:
-        """Return the machine with a model on it."""
-        return MachineType(self.name, cost, self.memory_bytes, self.link_bytes_per_s)
-
-
 DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _GPUS * 2.21, 1.0)
 DGX_H100 = Hardware("dgx-h100", "h100-80gb", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _H100_POWER / _A100_POWER)
 #: The cap slows prompts only, so capped machines serve tokens.
 DGX_H100_CAPPED = Hardware(
     "dgx-h100-capped", "h100-80gb-pcap", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _CAPPED_POWER / _A100_POWER
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Prompt and token machines of a cluster; all machines of a baseline are in the first."""
-
-    prompt: int
-    token: int = 0
-
-    def __post_init__(self) -> None:
-        if self.prompt < 1 or self.token < 0:
-            raise ValueError("a cluster has at least one machine that computes prompts")
-
-    @property
-    def machines(self) -> int:
-        """Number of machines."""
-        return self.prompt + self.token
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """Kinds of machine of a cluster's pools; a baseline has no token machines, and serves all with the first kind."""
-
-    name: str
-    prompt: Hardware
-    token: Hardware | None = None
-
-    def price_per_hour(self, split: Split) -> float:
-        """US dollars."""
-        return self.prompt.price_per_hour * split.prompt + (self.token or self.prompt).price_per_hour * split.token
-
-    def power(self, split: Split) -> float:
-        """In units of a DGX-A100's."""
-        return self.prompt.power * split.prompt + (self.token or self.prompt).power * split.token
-
-    def cluster(self, split: Split, costs: Mapping[str, IterationCost]) -> list[SimulatedMachine]:
-        """Return the machines; iteration costs by `Hardware.profile`.
-
-        Raises:
-            KeyError: a kind of machine has no costs.
-            ValueError: the split has token machines and the design none, or the reverse.
-        """
-        if (self.token is None) != (split.token == 0):
-            raise ValueError(f"{self.name} cannot be split {split.prompt}, {split.token}")
-        prompt = self.prompt.serving(costs[self.prompt.profile])
-        if self.token is None:
-            return [SimulatedMachine(prompt, Pool.MIXED)] * split.prompt
-        token = self.token.serving(costs[self.token.profile])
-        return [SimulatedMachine(prompt, Pool.PROMPT)] * split.prompt + [
-            SimulatedMachine(token, Pool.TOKEN)
-        ] * split.token
-
 
 BASELINE_A100 = Design("Baseline-A100", DGX_A100)
 BASELINE_H100 = Design("Baseline-H100", DGX_H100)

@@ -5,54 +5,28 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
-from spotwise.simulator.costs.machine_costs import (
-    A100,
-    DecodeModel,
-    built_in_costs,
-    costs_from,
-    published_built_in_costs,
-    published_costs_from,
-)
-from spotwise.simulator.costs.published_costs import PublishedIterationCost
-from spotwise.simulator.runs.designs import DESIGNS, Design, Split
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.clusters import Cluster, Split
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
-from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
+from spotwise.simulator.runs.machine_changes import MachineChange, MachineLife, lives_of
+from spotwise.simulator.runs.metrics import PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
-from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
+from spotwise.simulator.runs.setups import ClusterSetup, own_setup, paper_setup
+from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_SLOS, AloneOn, Objectives
 from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.results import WorldResult
-from spotwise.simulator.world.settings import Overlap, WorldSettings
-from spotwise.simulator.world.world import World, machine_ids
+from spotwise.simulator.world.settings import SimulatedMachine
+from spotwise.simulator.world.world import World
 
 #: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
-#: Bytes of a gibibyte of weights in the published simulator, which takes it for a gigabyte.
-_PUBLISHED_WEIGHT_GIB = 1_000_000_000
-#: Sequences of an iteration in the published simulator at most; beside prompts that fill it decodes pause.
-_PUBLISHED_LIMITS = BatchLimits(max_num_seqs=512, decodes_pause=True)
-#: Rate of every transfer in the published simulator, on any machine; it has no overlapped transfer.
-_PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
-
-
-@dataclass(frozen=True, slots=True)
-class LeavingMachines:
-    """So many machines, the last of the cluster, get notice at `at_s` and are gone `notice_s` later."""
-
-    machines: int
-    at_s: float
-    notice_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +34,18 @@ class Case:
     """Everything that a run depends on.
 
     Attributes:
-        design: name of one of `DESIGNS`, or `RECORDED`.
         rate: requests a second; `None` for a trace's own.
         seconds: of arrivals; `None` to the end of a trace.
-        model: name of one of `LANGUAGE_MODELS`.
+        model: name of one of `LANGUAGE_MODELS`; this and the next two are of the paper's machines only.
         decode_model: how iterations are timed. All but the honest one also take the published settings where they exist: known
             output lengths, all memory in use, no message latency.
         profile: of the machines; `None` for the built-in costs.
-        chunk_tokens: token budget of an iteration (chunked prefill); `None` runs prompts whole.
-        recorded: profile of all machines, instead of `design`, `model`, `decode_model` and `profile`.
-        price_per_hour: of a recorded machine, US dollars.
         verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
             that time count as failed.
-        leaving: machines that leave in the course of the run.
+        changes: machines that come and go in the course of the run.
     """
 
-    design: str
-    split: Split
+    cluster: Cluster
     workload: ClusterWorkload
     rate: float | None
     seconds: float | None
@@ -84,11 +53,10 @@ class Case:
     model: str = "bloom-176b"
     decode_model: DecodeModel = DecodeModel.HONEST
     profile: Path | None = None
-    chunk_tokens: int | None = None
-    recorded: CostProfile | None = None
-    price_per_hour: float = 0.0
+    policy: ServingPolicy = USUAL_POLICY
+    objectives: Objectives = SPLITWISE_SLOS
     verdict_only: bool = False
-    leaving: LeavingMachines | None = None
+    changes: tuple[MachineChange, ...] = ()
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -96,19 +64,24 @@ class Case:
         return self.workload.path, self.profile
 
     @property
+    def split(self) -> Split:
+        """The cluster's machines that compute prompts, and those for tokens alone."""
+        return self.cluster.split
+
+    @property
     def label(self) -> str:
-        """The design and its machines, like `Splitwise-HA (25, 26)`."""
-        machines = f"{self.split.prompt}, {self.split.token}" if self.split.token else f"{self.split.prompt}"
-        chunks = "" if self.chunk_tokens is None else f", chunks of {self.chunk_tokens}"
-        return f"{self.design} ({machines}{chunks})"
+        """The cluster and its machines, like `Splitwise-HA (25, 26)`."""
+        chunks = "" if self.policy.chunk_tokens is None else f", chunks of {self.policy.chunk_tokens})"
+        return self.cluster.label[:-1] + chunks if chunks else self.cluster.label
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSummary:
-    """Figures of one pool's machines.
+    """Figures of one pool's machines, or of one of its groups.
 
     Attributes:
-        utilisation: share of the run's time in iterations, 0 to 1.
+        machines: at the start.
+        utilisation: share of their time in iterations, 0 to 1.
         mean_decodes: decoding sequences of an iteration, mean over iterations.
         tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
     """
@@ -130,12 +103,16 @@ class RunSummary:
         requests_per_s: steady state, between a quarter and three quarters of all answers.
         output_tokens_per_s: at that rate.
         latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`), as far as measured.
-        price_per_hour: of all machines, US dollars.
-        power: of all machines, in units of a DGX-A100's.
+        pools: by name; a pool of several kinds of machine has a name for each.
+        price_per_hour: of all machines at the start, US dollars.
+        spent_usd: on all machines, each as long as it was there, until the last request's end.
+        power: of all machines at the start, in units of a DGX-A100's.
         handoffs, handoff_bytes: KV transfers between machines.
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
+        joined, left: machines that came and went before the last request's end.
         moved, recomputed: requests of machines that left, with their KV and computed again.
+        by_priority: latencies as `latencies_s`, without `itl`, by the requests' priority where the load has several.
     """
 
     case: Case
@@ -149,26 +126,25 @@ class RunSummary:
     verdict: Verdict
     pools: Mapping[str, PoolSummary]
     price_per_hour: float
+    spent_usd: float
     power: float
     handoffs: int
     handoff_bytes: float
     preemptions: int
     wall_s: float = field(compare=False)
+    joined: int = 0
+    left: int = 0
     moved: int = 0
     recomputed: int = 0
+    by_priority: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
-        """US dollars per thousand answers at this load; `None` without answers."""
+        """US dollars per thousand answers at this load; `None` without answers. Where machines come or go it is of the whole
+        run."""
+        if self.case.changes:
+            return 1000 * self.spent_usd / self.completed if self.completed else None
         return 1000 * self.price_per_hour / 3600 / self.requests_per_s if self.requests_per_s else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Setup:
-    design: Design
-    costs: Mapping[str, IterationCost]
-    reference: Uncontended
-    settings: WorldSettings
 
 
 def simulate(case: Case) -> RunSummary:
@@ -176,17 +152,19 @@ def simulate(case: Case) -> RunSummary:
 
     Raises:
         ProfileError, TraceError: a file is wrong.
-        ValueError: the model does not fit a machine, or the split not the design; or all machines leave.
+        ValueError: the model does not fit a machine; policies contradict one another, or need what no machine has; or all
+            machines leave.
     """
-    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
-    setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
-    cluster = setup.design.cluster(case.split, setup.costs)
-    home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
+    lives = lives_of(case.cluster, case.changes)
+    setup = _setup(case)
+    names = case.cluster.group_names
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
-    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
-    world = World(cluster, replace(setup.settings, elastic=case.leaving is not None), metrics)
-    if case.leaving is not None:
-        _give_notice(world, list(home_pools), case.leaving)
+    lost = LostObjectives(requests, case.objectives) if case.verdict_only else None
+    reference = setup.reference if case.objectives.alone is None else AloneOn(case.objectives.alone)
+    pool_of = {life.machine_id: names[life.group] for life in lives}
+    has_priorities = bool(case.workload.priorities)
+    metrics = RunMetrics(reference, pool_of, case.objectives, lost, has_priorities=has_priorities)
+    world = _world(setup, lives, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
         try:
@@ -194,63 +172,32 @@ def simulate(case: Case) -> RunSummary:
         except ObjectivesLostError:
             metrics.failed = requests - metrics.finishes.count
             result = replace(world.result(), failed=metrics.failed)
-    return _summary(case, setup.design, metrics, result, home_pools, time.perf_counter() - began_s)
+    return _summary(case, metrics, result, lives, time.perf_counter() - began_s)
 
 
-def _give_notice(world: World, machines: list[str], leaving: LeavingMachines) -> None:
-    if leaving.machines >= len(machines):
-        raise ValueError(f"{leaving.machines} machines leave of {len(machines)}; at least one must stay")
-    for machine_id in machines[-leaving.machines :]:
-        world.notice_at(leaving.at_s, machine_id, leaving.notice_s)
+def _setup(case: Case) -> ClusterSetup:
+    if case.cluster.own_kinds:
+        return own_setup(case.cluster, case.policy)
+    return paper_setup(case.cluster, case.model, case.decode_model, case.profile, case.policy)
 
 
-def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
-    """Slowdowns are against one idle recorded machine."""
-    return _Setup(
-        recorded_design(profile, case.split, case.price_per_hour),
-        {profile.name: profile.iteration},
-        AloneOn(profile.iteration),
-        recorded_settings(profile, policy),
-    )
+def _world(setup: ClusterSetup, lives: Sequence[MachineLife], metrics: RunMetrics) -> World:
+    """Return the world with what is to happen to its machines."""
+    queue = EventQueue()
+    first = [setup.machines[life.group] for life in lives if not life.joins]
+    changes = any(life.joins or life.gone_s is not None for life in lives)
+    world = World(first, replace(setup.settings, elastic=changes), metrics, queue)
 
+    def join(joining: tuple[str, SimulatedMachine]) -> None:
+        world.join(*joining)
 
-def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
-    """A decode model that changes one thing of the published one keeps the published reference of slowdowns."""
-    design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
-    if decode_model is DecodeModel.HONEST:
-        costs = built_in_costs(model) if case.profile is None else costs_from(case.profile, model)
-        return _Setup(design, costs, AloneOn(costs[A100]), WorldSettings(model, policy))
-    reference = PublishedAlone(_published_costs(case, DecodeModel.PUBLISHED)[A100])
-    if case.chunk_tokens is None:
-        policy = replace(policy, limits=_PUBLISHED_LIMITS)
-    return _Setup(design, _published_costs(case, decode_model), reference, _published_settings(model, policy))
-
-
-def _published_costs(case: Case, decode_model: DecodeModel) -> dict[str, PublishedIterationCost]:
-    model = LANGUAGE_MODELS[case.model]
-    if case.profile is None:
-        return published_built_in_costs(model, decode_model)
-    return published_costs_from(case.profile, model, decode_model)
-
-
-def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
-    # Its KV has all heads of the queries, also where they are grouped.
-    weight_bytes = model.weight_bytes // GIB * _PUBLISHED_WEIGHT_GIB
-    model = replace(model, weight_bytes=weight_bytes, kv_heads=model.heads)
-    # Its scheduler sees computed prompts at once, never re-purposes a machine, and never serves in place what it can split.
-    return WorldSettings(
-        model,
-        policy,
-        pools=PoolPolicy(decode_queue=DecodeQueue.SEQUENCES, break_even=False, repurpose_window_s=None, prefix_spans=0),
-        knows_output=True,
-        memory_share=1.0,
-        control_latency_s=0.0,
-        overlap=Overlap(crossover_tokens=None),
-        link_latency_s=0.0,
-        private_link_bytes_per_s=_PUBLISHED_LINK_BYTES_PER_S,
-        news_interval_s=0.0,
-        beats_after_endings=True,
-    )
+    for life in lives:
+        if life.joins:
+            queue.at(life.from_s, join, (life.machine_id, setup.machines[life.group]))
+    for life in lives:
+        if life.noticed_s is not None and life.gone_s is not None:
+            world.notice_at(life.noticed_s, life.machine_id, life.gone_s - life.noticed_s)
+    return world
 
 
 @contextmanager
@@ -265,11 +212,11 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _summary(
-    case: Case, design: Design, metrics: RunMetrics, result: WorldResult, home_pools: Mapping[str, str], wall_s: float
+    case: Case, metrics: RunMetrics, result: WorldResult, lives: Sequence[MachineLife], wall_s: float
 ) -> RunSummary:
-    machines = list(home_pools.values())
-    ended_s = result.ended_s
+    cluster, ended_s = case.cluster, result.ended_s
     requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
+    prices = [group.kind.price_per_hour for group in cluster.groups]
     return RunSummary(
         case,
         result.completed,
@@ -278,31 +225,45 @@ def _summary(
         ended_s,
         requests_per_s,
         requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
-        {metric: _latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
+        _latency_figures(metrics.latencies),
         metrics.verdict(),
-        {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},
-        design.price_per_hour(case.split),
-        design.power(case.split),
+        {name: _pool_summary(case, name, pool, lives, ended_s) for name, pool in sorted(metrics.pools.items())},
+        cluster.price_per_hour,
+        sum(prices[life.group] * life.until_s(ended_s) for life in lives) / 3600,
+        cluster.power,
         sum(machine.sent for machine in result.machines),
         sum(machine.sent_bytes for machine in result.machines),
         sum(machine.preemptions for machine in result.machines),
         wall_s,
+        sum(life.joins and life.from_s <= ended_s for life in lives),
+        sum(life.gone_s is not None and life.gone_s <= ended_s for life in lives),
         result.moved,
         result.recomputed,
+        {priority: _latency_figures(own) for priority, own in sorted(metrics.by_priority.items())},
     )
 
 
-def _latency_figures(values: Percentiles) -> dict[str, float]:
+def _latency_figures(latencies: Mapping[str, Percentiles]) -> dict[str, dict[str, float]]:
     """Return mean and percentiles of latencies, seconds, as far as measured."""
-    figures = {"mean": values.mean} | {f"p{percent}": values.at(percent) for percent in PERCENTS}
-    return {name: seconds for name, seconds in figures.items() if seconds is not None}
+    figures = {
+        metric: {"mean": values.mean} | {f"p{percent}": values.at(percent) for percent in PERCENTS}
+        for metric, values in latencies.items()
+    }
+    return {
+        metric: {name: seconds for name, seconds in own.items() if seconds is not None}
+        for metric, own in figures.items()
+    }
 
 
-def _pool_summary(pool: PoolFigures, machines: int, ended_s: float) -> PoolSummary:
+def _pool_summary(
+    case: Case, name: str, pool: PoolFigures, lives: Sequence[MachineLife], ended_s: float
+) -> PoolSummary:
     tokens, shares = time_shares(pool)
+    group = case.cluster.group_names.index(name)
+    present_s = sum(life.until_s(ended_s) for life in lives if life.group == group)
     return PoolSummary(
-        machines,
-        pool.busy_s / (machines * ended_s) if ended_s else 0.0,
+        case.cluster.groups[group].count,
+        pool.busy_s / present_s if present_s else 0.0,
         pool.iterations,
         pool.decode_tokens / pool.iterations,
         tuple(tokens),

@@ -5,7 +5,7 @@ ever-growing queues."""
 from __future__ import annotations
 
 from spotwise.core.percentile import nearest_rank
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.slo import METRICS, Objectives
 
 
 class ObjectivesLostError(Exception):
@@ -14,16 +14,20 @@ class ObjectivesLostError(Exception):
 
 class LostObjectives:
     """Counts the requests that may still exceed each bound; of a metric that some of the run's `requests` lack, a break is
-    found late."""
+    found late, and of gaps between tokens, whose number is not known, at the end."""
 
-    def __init__(self, requests: int) -> None:
-        allowed = [requests - nearest_rank(requests, percent) for percent in PERCENTS]
-        self._left = {
-            metric: list(zip(bounds, allowed, strict=True)) for metric, bounds in SPLITWISE_OBJECTIVES.items()
-        }
+    def __init__(self, requests: int, objectives: Objectives) -> None:
+        self._left: dict[tuple[str, bool], list[tuple[float, int]]] = {}
+        for bound in objectives.bounds:
+            if bound.metric in METRICS:
+                allowed = requests - nearest_rank(requests, bound.percent)
+                self._left.setdefault((bound.metric, bound.is_slowdown), []).append((bound.below, allowed))
 
-    def count(self, metric: str, slowdown: float) -> None:
-        """Count a request's slowdown; raises ObjectivesLostError if it broke an SLO."""
-        self._left[metric] = [(bound, left if slowdown < bound else left - 1) for bound, left in self._left[metric]]
-        if any(left < 0 for _, left in self._left[metric]):
-            raise ObjectivesLostError
+    def count(self, metric: str, seconds: float, slowdown: float) -> None:
+        """Count a request's latency; raises ObjectivesLostError if it broke an SLO."""
+        for value, key in ((slowdown, (metric, True)), (seconds, (metric, False))):
+            bounds = self._left.get(key)
+            if bounds:
+                self._left[key] = left = [(bound, n if value < bound else n - 1) for bound, n in bounds]
+                if any(n < 0 for _, n in left):
+                    raise ObjectivesLostError

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from spotwise.core.cost_model import BatchShape
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
+from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS, SPLITWISE_SLOS, Objectives, Uncontended
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
-
-METRICS = ("ttft", "tbt", "e2e")
 
 
 @dataclass(slots=True)
@@ -35,24 +33,36 @@ class RunMetrics:
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         pools: by name, in order of their first iteration.
+        by_priority: of `METRICS`, by the requests' priority.
         output_tokens: of completed requests.
         finishes: answer times, seconds from the start.
 
     Args:
         uncontended: reference of slowdowns.
         pool_of: the pool of each machine, by its id.
+        objectives: of the verdict.
+        has_priorities: keep latencies by priority, too.
         lost: ends the run at the first broken SLO; `None` lets it run to its end.
     """
 
     def __init__(
-        self, uncontended: Uncontended, pool_of: Mapping[str, str], lost: LostObjectives | None = None
+        self,
+        uncontended: Uncontended,
+        pool_of: Mapping[str, str],
+        objectives: Objectives = SPLITWISE_SLOS,
+        lost: LostObjectives | None = None,
+        *,
+        has_priorities: bool = False,
     ) -> None:
+        self._has_priorities = has_priorities
         self._uncontended = uncontended
+        self._objectives = objectives
         self._pool_of = pool_of
         self._lost = lost
-        self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
+        self.latencies = {metric: Percentiles() for metric in MEASURED}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
+        self.by_priority: dict[int, dict[str, Percentiles]] = {}
         self.failed = 0
         self.first_failure: str | None = None
         self.output_tokens = 0
@@ -63,10 +73,18 @@ class RunMetrics:
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
+        if self._has_priorities:
+            self._count_by_priority(request)
         self._count("ttft", request.ttft_s, alone.ttft_s)
         self._count("e2e", request.e2e_s, alone.e2e_s)
         if request.tbt_s is not None and alone.tbt_s is not None:
             self._count("tbt", request.tbt_s, alone.tbt_s)
+
+    def _count_by_priority(self, request: CompletedRequest) -> None:
+        own = self.by_priority.setdefault(request.arrival.priority, {metric: Percentiles() for metric in METRICS})
+        for metric, seconds in (("ttft", request.ttft_s), ("tbt", request.tbt_s), ("e2e", request.e2e_s)):
+            if seconds is not None:
+                own[metric].add(seconds)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
         """Count an unanswered request; raises ObjectivesLostError if only the verdict matters."""
@@ -93,7 +111,7 @@ class RunMetrics:
         self.latencies[metric].add(seconds)
         self.slowdowns[metric].add(seconds / alone_s)
         if self._lost is not None:
-            self._lost.count(metric, seconds / alone_s)
+            self._lost.count(metric, seconds, seconds / alone_s)
 
     @property
     def steady_requests_per_s(self) -> float | None:
@@ -105,17 +123,25 @@ class RunMetrics:
         return 0.5 * self.finishes.count / (last_s - first_s)
 
     def verdict(self) -> Verdict:
-        """Compare the slowdowns with the paper's SLOs."""
+        """Compare latencies and slowdowns with the objectives."""
+        in_seconds = {bound.metric for bound in self._objectives.bounds if not bound.is_slowdown}
         return Verdict(
-            {
-                metric: tuple(
-                    (self.slowdowns[metric].at(percent) or 0.0, bound)
-                    for percent, bound in zip(PERCENTS, bounds, strict=True)
-                )
-                for metric, bounds in SPLITWISE_OBJECTIVES.items()
-            },
+            {metric: self._judged(metric, of, is_slowdown=True) for metric, of in self.slowdowns.items()},
             self.failed,
+            {
+                metric: self._judged(metric, of, is_slowdown=False)
+                for metric, of in self.latencies.items()
+                if metric in in_seconds
+            },
         )
+
+    def _judged(self, metric: str, values: Percentiles, *, is_slowdown: bool) -> Judged:
+        bounds = self._objectives.of(metric, is_slowdown=is_slowdown)
+        return tuple((values.at(percent) or 0.0, bound) for percent, bound in zip(PERCENTS, bounds, strict=True))
+
+
+#: A metric's figure at each of `PERCENTS`, and its upper bound; `None` where there is no objective.
+Judged = tuple[tuple[float, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +149,14 @@ class Verdict:
     """Whether SLOs hold.
 
     Attributes:
-        slowdowns: by metric and at each of `PERCENTS`, ours and the upper bound.
+        slowdowns: by metric.
         failed: requests without an answer.
+        seconds: latencies, by metric, of those with objectives in seconds.
     """
 
-    slowdowns: Mapping[str, tuple[tuple[float, float], ...]]
+    slowdowns: Mapping[str, Judged]
     failed: int
+    seconds: Mapping[str, Judged] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -137,13 +165,20 @@ class Verdict:
 
     @property
     def broken(self) -> list[str]:
-        """Broken SLOs, like `tbt p99`."""
+        """Broken SLOs, like `tbt p99`, or `tbt p99 in seconds`."""
         return [
-            f"{metric} p{percent}"
-            for metric, figures in self.slowdowns.items()
-            for percent, (slowdown, bound) in zip(PERCENTS, figures, strict=True)
-            if not slowdown < bound
+            f"{metric} p{percent}{unit}"
+            for judged, unit in ((self.slowdowns, ""), (self.seconds, " in seconds"))
+            for metric, figures in judged.items()
+            for percent, (ours, bound) in zip(PERCENTS, figures, strict=True)
+            if bound is not None and not ours < bound
         ]
+
+    @property
+    def bounds(self) -> int:
+        """Number of SLOs."""
+        both = (*self.slowdowns.values(), *self.seconds.values())
+        return sum(bound is not None for figures in both for _, bound in figures)
 
 
 def time_shares(pool: PoolFigures) -> tuple[list[int], list[float]]:

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spotwise.simulator.runs.experiment import RunSummary
-from spotwise.simulator.runs.metrics import METRICS
-from spotwise.simulator.runs.recorded import RECORDED
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.runs.traces import IntArray
 
 if TYPE_CHECKING:
@@ -25,8 +23,9 @@ _COLOURS = {
     "Splitwise-HH": "#0072B2",
     "Splitwise-HA": "#009E73",
     "Splitwise-HHcap": "#CC79A7",
-    RECORDED: "#56B4E9",
 }
+#: Of other clusters, by their place among those of a figure.
+_OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#0072B2", "#CC79A7", "#009E73")
 _BOUND = "#D00000"
 _DPI = 150
 
@@ -60,29 +59,18 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
 
 
 def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") -> Figure:
-    """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, SLOs in red."""
+    """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, their SLOs in red."""
     figure = new_figure(10, 7.6, title)
     grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
     for row, metric in enumerate(METRICS):
         for column, percent in enumerate(PERCENTS):
-            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES[metric][column]
-            for label, own in runs.items():
-                points = _means(own, metric, column)
-                axes.plot(
-                    *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **_style(own[0])
-                )
-            axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
-            # Slowdowns far beyond the bound would flatten the rest.
-            axes.set_ylim(0, 2 * bound)
-            axes.annotate(
-                f"at most {bound:g}",
-                (0.02, bound),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 2),
-                textcoords="offset points",
-                color=_BOUND,
-                fontsize=7,
-            )
+            axes = grid[row][column]
+            for place, (label, own) in enumerate(runs.items()):
+                points, style = _means(own, metric, column), _style(own[0], place)
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **style)
+            bounds = {own[0].verdict.slowdowns[metric][column][1] for own in runs.values() if own}
+            for bound in sorted(each for each in bounds if each is not None):
+                _draw_bound(axes, bound)
             axes.set_title(f"{metric.upper()} p{percent}", fontsize=9)
             bare_grid(axes)
             if row == len(METRICS) - 1:
@@ -97,16 +85,16 @@ def plot_batch_sizes(runs: Sequence[RunSummary], title: str = "") -> Figure:
     figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     styles = {"prompt": ":", "token": "-", "mixed": "--"}
-    for run in runs:
+    for place, run in enumerate(runs):
         for pool, own in run.pools.items():
             axes.step(
                 own.tokens,
                 own.time_shares,
                 where="post",
-                linestyle=styles[pool],
+                linestyle=styles[pool.partition(",")[0]],
                 linewidth=1.6,
-                color=_COLOURS[run.case.design],
-                label=f"{run.case.design}, {pool} machines",
+                color=_colour(run.case.cluster.name, place),
+                label=f"{run.case.cluster.name}, {pool} machines",
             )
     axes.set_xscale("log")
     axes.set_xlim(left=1)
@@ -125,9 +113,8 @@ def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Fi
     figure = new_figure(1.2 + 2.3 * len(figures), 3.8, title)
     panels = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, by_design) in zip(panels, figures.items(), strict=True):
-        bars = axes.bar(
-            range(len(by_design)), list(by_design.values()), color=[_COLOURS[design] for design in by_design]
-        )
+        colours = [_colour(design, place) for place, design in enumerate(by_design)]
+        bars = axes.bar(range(len(by_design)), list(by_design.values()), color=colours)
         axes.bar_label(bars, fmt="{:.3g}", fontsize=7.5, padding=2)
         axes.set_xticks(range(len(by_design)), [_wrapped(design) for design in by_design], fontsize=7, rotation=60)
         axes.set_title(name, fontsize=9)
@@ -192,9 +179,28 @@ def bare_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _style(run: RunSummary) -> dict[str, Any]:
+def _draw_bound(axes: Axes, bound: float) -> None:
+    axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
+    # Slowdowns far beyond the bound would flatten the rest.
+    axes.set_ylim(0, 2 * bound)
+    axes.annotate(
+        f"at most {bound:g}",
+        (0.02, bound),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        color=_BOUND,
+        fontsize=7,
+    )
+
+
+def _colour(name: str, place: int) -> str:
+    return _COLOURS.get(name) or _OTHERS[place % len(_OTHERS)]
+
+
+def _style(run: RunSummary, place: int) -> dict[str, Any]:
     is_baseline = run.case.split.token == 0
-    return {"color": _COLOURS[run.case.design], "linestyle": "--" if is_baseline else "-"}
+    return {"color": _colour(run.case.cluster.name, place), "linestyle": "--" if is_baseline else "-"}
 
 
 def _means(runs: Sequence[RunSummary], metric: str, column: int) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from spotwise.simulator.runs.designs import DESIGNS, Design, Split
+from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.search import Grid, Limit, Search, holds_for_all, limit_of
 
@@ -54,10 +54,12 @@ class BestSplit:
     tried: tuple[tuple[Split, Limit], ...]
 
 
-def cheapest_split(case: Case, objective: Objective, seeds: Sequence[int], most: Split) -> Search[Provisioned]:
-    """Search the split of a case's design that serves its rate with the least of an objective; the case's split and seed are
+def cheapest_split(
+    case: Case, design: Design, objective: Objective, seeds: Sequence[int], most: Split
+) -> Search[Provisioned]:
+    """Search the split of a design that serves a case's rate with the least of an objective; the case's cluster and seed are
     ignored. `most` bounds the machines of each kind; the runs of all seeds must hold."""
-    design, case = DESIGNS[case.design], replace(case, verdict_only=True)
+    case = replace(case, verdict_only=True)
     tried: dict[Split, bool] = {}
     best: Split | None = None
     stride = max(1, most.token // 4)
@@ -66,7 +68,7 @@ def cheapest_split(case: Case, objective: Objective, seeds: Sequence[int], most:
     while counts:
         for token in counts:
             visited[token] = None
-            found = yield from _fewest_prompts(case, objective, seeds, token, most.prompt, best, tried)
+            found = yield from _fewest_prompts(case, design, objective, seeds, token, most.prompt, best, tried)
             best = best if found is None else found
         if best is None or design.token is None:
             break
@@ -83,6 +85,7 @@ def _nearby(token: int, stride: int, most: int, visited: Container[int]) -> list
 
 def _fewest_prompts(
     case: Case,
+    design: Design,
     objective: Objective,
     seeds: Sequence[int],
     token: int,
@@ -91,7 +94,6 @@ def _fewest_prompts(
     tried: dict[Split, bool],
 ) -> Search[Split | None]:
     """`None` where the fewest prompt machines do not beat `best`."""
-    design = DESIGNS[case.design]
     rank = functools.partial(_rank, objective, design)
     high = most_prompt
     while best is not None and high > 0 and rank(Split(high, token)) >= rank(best):
@@ -102,7 +104,7 @@ def _fewest_prompts(
     while True:
         split = Split(candidate, token)
         if split not in tried:
-            tried[split] = yield from holds_for_all([replace(case, split=split, seed=seed) for seed in seeds])
+            tried[split] = yield from holds_for_all(_seeded(case, design, split, seeds))
         if tried[split]:
             high = candidate
         elif candidate == high:
@@ -114,13 +116,19 @@ def _fewest_prompts(
         candidate = (low + high) // 2
 
 
+def _seeded(case: Case, design: Design, split: Split, seeds: Sequence[int]) -> list[Case]:
+    return [replace(case, cluster=design.cluster(split), seed=seed) for seed in seeds]
+
+
 def _rank(objective: Objective, design: Design, split: Split) -> tuple[float, int, int]:
     return objective.of(design, split), split.machines, split.prompt
 
 
-def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[int]) -> Search[BestSplit]:
-    """Search the split with the highest rate (mean over seeds), from the middle one on; the case's split, rate and seed are
-    ignored, and `splits` is in the order of prompt machines."""
+def best_split(
+    case: Case, design: Design, splits: Sequence[Split], grid: Grid, seeds: Sequence[int]
+) -> Search[BestSplit]:
+    """Search a design's split with the highest rate (mean over seeds), from the middle one on; the case's cluster, rate and
+    seed are ignored, and `splits` is in the order of prompt machines."""
     case = replace(case, verdict_only=True)
     limits: dict[int, Limit] = {}
     here = len(splits) // 2
@@ -131,7 +139,9 @@ def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[
             if index not in limits:
                 guess = max(limits[here].mean, grid.step) if here in limits else grid.guess
                 own_grid = replace(grid, guess=min(guess, grid.highest))
-                limits[index] = yield from limit_of(replace(case, split=splits[index]), own_grid, seeds)
+                limits[index] = yield from limit_of(
+                    replace(case, cluster=design.cluster(splits[index])), own_grid, seeds
+                )
         top = max(around, key=lambda index: (limits[index].mean, index == here, -index))
         if top != here:
             here = top
@@ -162,8 +172,10 @@ def splits_within(design: Design, budget: float, measure: Callable[[Split], floa
     return splits[::-1]
 
 
-def heat_map(case: Case, prompts: Sequence[int], tokens: Sequence[int]) -> Search[list[list[RunSummary]]]:
-    """Run every split of a rectangle, rows by token machines, columns by prompt machines (Splitwise, figure 12)."""
+def heat_map(
+    case: Case, design: Design, prompts: Sequence[int], tokens: Sequence[int]
+) -> Search[list[list[RunSummary]]]:
+    """Run every split of a design in a rectangle, rows by token machines, columns by prompt machines (Splitwise, figure 12)."""
     splits = [[Split(prompt, token) for prompt in prompts] for token in tokens]
-    runs = yield [replace(case, split=split) for row in splits for split in row]
+    runs = yield [replace(case, cluster=design.cluster(split)) for row in splits for split in row]
     return [list(runs[row * len(prompts) : (row + 1) * len(prompts)]) for row in range(len(tokens))]

@@ -1,6 +1,5 @@
-"""Simulates machines recorded by `spotwise profile`: clusters made of them, and replays of recorded runs. All times are the
-profile's; a replay's cluster and arrival times come from the run's journals, and nothing is fitted to the judged run (as
-Splitwise, section 5, validates)."""
+"""Simulates recorded runs again. All times are the profile's; cluster and arrival times come from the run's journals, and
+nothing is fitted to the judged run (as Splitwise, section 5, validates)."""
 
 from __future__ import annotations
 
@@ -8,19 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import NO_LINK, BatchShape
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.simulator.costs.hardware import LanguageModel
-from spotwise.simulator.runs.designs import Design, Hardware, Split
+from spotwise.simulator.runs.own_machines import OwnMachine, own_world
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
-from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world.settings import SimulatedMachine
 from spotwise.simulator.world.world import World
-
-#: Name of a design made of recorded machines.
-RECORDED = "Recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,50 +52,19 @@ def simulate_recorded(
     if len(set(cluster.home_pools)) > 1:
         _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
-    kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
+    machine = OwnMachine(profile.name, replace(profile, kv_tokens=kv_tokens))
     policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=ConfiguredPushMode.SERIAL, max_in_flight=1)
     settings = replace(
-        recorded_settings(profile, policy),
+        own_world([machine], policy),
         pools=replace(cluster.pool_policy, prefix_spans=0),
         max_new_tokens=1,
         kv_block_size=cluster.kv_block_size,
     )
     times = _Times()
-    World([SimulatedMachine(kind, home) for home in cluster.home_pools], settings, times).run(arrivals)
+    kind = machine.machine_type(settings.model)
+    machines = [SimulatedMachine(kind, home, overlap=machine.overlap) for home in cluster.home_pools]
+    World(machines, settings, times).run(arrivals)
     return times.completed
-
-
-def recorded_model(profile: CostProfile) -> LanguageModel:
-    """Return the profile's language model, with the one size that a simulation uses: the KV bytes of a token."""
-    return LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
-
-
-def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
-    """Return the profile's machine, with its KV cache's memory."""
-    memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
-    bytes_per_s = (profile.link or NO_LINK).bytes_per_s
-    return Hardware(profile.name, profile.name, memory_bytes, bytes_per_s, price_per_hour, 0.0)
-
-
-def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
-    """Return a cluster of recorded machines, in two pools or all mixed; raises ValueError if two pools hand KV over and the
-    profile has no link cost."""
-    if split.token:
-        _ = profile.known_link
-    hardware = recorded_hardware(profile, price_per_hour)
-    return Design(RECORDED, hardware, hardware if split.token else None)
-
-
-def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettings:
-    """Return the world of recorded machines."""
-    return WorldSettings(
-        recorded_model(profile),
-        policy,
-        memory_share=1.0,  # the profile's memory is what was left for KV
-        overlap=Overlap(None),  # its link is the visible cost of hand-offs, overlap included
-        control_latency_s=profile.message_s,
-        link_latency_s=(profile.link or NO_LINK).latency_s,
-    )
 
 
 def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:

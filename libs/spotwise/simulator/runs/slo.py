@@ -1,17 +1,22 @@
-"""SLOs as slowdowns against a request alone on a DGX-A100: they hold when all nine percentiles are below their bounds and no
-request failed (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's
-simulator; gaps between single tokens are measured beside it."""
+"""Objectives of latency (SLOs): bounds of percentiles, in seconds, or as slowdowns against a request alone on an idle machine.
+They hold when all percentiles are below their bounds and no request failed. Without others they are the paper's nine, against
+a DGX-A100 (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's simulator; gaps
+between single tokens (ITL) are measured beside it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from spotwise.core.cost_model import BatchShape, IterationCost, pairs
+from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost, TableIterationCost, pairs
 from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.world.observation import Arrival
 
+METRICS = ("ttft", "tbt", "e2e")
+#: What is measured in seconds: a gap between tokens has no slowdown.
+MEASURED = (*METRICS, "itl")
 PERCENTS = (50, 90, 99)
 #: Bounds of slowdowns, by metric, at each of `PERCENTS` (Splitwise, table VI).
 SPLITWISE_OBJECTIVES: Mapping[str, tuple[float, float, float]] = {
@@ -19,6 +24,67 @@ SPLITWISE_OBJECTIVES: Mapping[str, tuple[float, float, float]] = {
     "tbt": (1.25, 1.5, 5.0),
     "e2e": (1.25, 1.5, 5.0),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBound:
+    """An upper bound of a metric at a percentile.
+
+    Attributes:
+        metric: one of `METRICS`, or of `MEASURED` for seconds.
+        percent: one of `PERCENTS`.
+        below: the bound.
+        is_slowdown: it is of slowdowns; otherwise of seconds.
+    """
+
+    metric: str
+    percent: int
+    below: float
+    is_slowdown: bool
+
+    def __post_init__(self) -> None:
+        metrics = METRICS if self.is_slowdown else MEASURED
+        if self.metric not in metrics:
+            raise ValueError(f"{self.metric} has no bound of this kind; choose one of {', '.join(metrics)}")
+        if self.percent not in PERCENTS:
+            raise ValueError(f"p{self.percent}: choose one of {', '.join(f'p{percent}' for percent in PERCENTS)}")
+        if not 0.0 < self.below < math.inf:
+            raise ValueError(f"{self.metric} p{self.percent}: a bound is above 0 and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Bounds that must all hold.
+
+    Attributes:
+        bounds: at least one.
+        alone: cost of iterations of the machine that slowdowns are against; `None`: a DGX-A100, or the first machine of a
+            cluster with profiles.
+    """
+
+    bounds: tuple[LatencyBound, ...]
+    alone: LinearIterationCost | TableIterationCost | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise ValueError("objectives need a bound at least")
+
+    def of(self, metric: str, *, is_slowdown: bool) -> tuple[float | None, ...]:
+        """Return a metric's bounds at each of `PERCENTS`; `None` where it has none."""
+        own = {
+            each.percent: each.below for each in self.bounds if (each.metric, each.is_slowdown) == (metric, is_slowdown)
+        }
+        return tuple(own.get(percent) for percent in PERCENTS)
+
+
+#: The paper's nine.
+SPLITWISE_SLOS = Objectives(
+    tuple(
+        LatencyBound(metric, percent, below, is_slowdown=True)
+        for metric, bounds in SPLITWISE_OBJECTIVES.items()
+        for percent, below in zip(PERCENTS, bounds, strict=True)
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

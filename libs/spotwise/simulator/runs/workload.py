@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
+
+import numpy as np
 
 from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.synthetic import SYNTHETIC
@@ -30,6 +34,18 @@ class ArrivalKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityShare:
+    """A priority, the lower the earlier, and its weight among the requests, above 0."""
+
+    priority: int
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share < math.inf:
+            raise ValueError(f"priority {self.priority}: its share must be above 0 and finite")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterWorkload:
     """Source of requests.
 
@@ -38,12 +54,14 @@ class ClusterWorkload:
         path: of a trace in the Azure format; `None` draws sizes with the published percentiles.
         kind: of arrivals; the trace's own need a path.
         jointly: draw a prompt with its output instead of each alone.
+        priorities: of the requests, drawn at random by their shares; empty: all are alike, or as their source says.
     """
 
     name: str
     path: Path | None = None
     kind: ArrivalKind = ArrivalKind.POISSON
     jointly: bool = False
+    priorities: tuple[PriorityShare, ...] = ()
 
     def __post_init__(self) -> None:
         if self.path is None and self.name not in SYNTHETIC:
@@ -62,6 +80,10 @@ class ClusterWorkload:
             TraceError: the trace cannot be read.
             ValueError: Poisson arrivals need a rate and a time.
         """
+        arrivals = self._unranked(rate, seconds, seed)
+        return _ranked(arrivals, self.priorities, seed) if self.priorities else arrivals
+
+    def _unranked(self, rate: float | None, seconds: float | None, seed: int) -> Iterator[Arrival]:
         if self.kind is not ArrivalKind.TRACE:
             if rate is None or seconds is None:
                 raise ValueError("Poisson arrivals need a rate and a time")
@@ -75,6 +97,15 @@ class ClusterWorkload:
     def sizes(self) -> RequestSizes:
         """Return the distribution of sizes; raises TraceError if the trace cannot be read."""
         return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
+
+
+def _ranked(arrivals: Iterator[Arrival], priorities: tuple[PriorityShare, ...], seed: int) -> Iterator[Arrival]:
+    """Yield arrivals with priorities drawn by their shares, from a generator of their own."""
+    rng = np.random.default_rng((seed, 2))
+    total = sum(each.share for each in priorities)
+    edges = list(accumulate(each.share / total for each in priorities))[:-1]
+    for arrival in arrivals:
+        yield replace(arrival, priority=priorities[bisect_right(edges, rng.random())].priority)
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.clusters import Design
 from spotwise.simulator.runs.designs import (
     BASELINE_A100,
     BASELINE_H100,
@@ -17,12 +18,11 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_HA,
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
-    Design,
 )
 from spotwise.simulator.runs.provisioning import Objective
 from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.runs.studies import ends
-from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Cluster, ClusterFindings
+from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, ClusterFindings, PaperCluster
 
 #: A smaller share is within the resolution of a grid of rates.
 _SAME = 0.05
@@ -121,16 +121,18 @@ def _differs(paper: float, ours: float | None) -> bool:
 
 
 def _rows(found: ClusterFindings) -> list[_Row]:
-    power = {design: Cluster("iso-power", "conv", "conv", design) for design in DESIGNS}
-    cost = {design: Cluster("iso-cost", "conv", "conv", design) for design in DESIGNS}
+    power = {design: PaperCluster("iso-power", "conv", "conv", design) for design in DESIGNS}
+    cost = {design: PaperCluster("iso-cost", "conv", "conv", design) for design in DESIGNS}
     aa, ha, hh, hhcap = (design.name for design in (SPLITWISE_AA, SPLITWISE_HA, SPLITWISE_HH, SPLITWISE_HHCAP))
     a100, h100 = BASELINE_A100.name, BASELINE_H100.name
     best = found.cheapest[HH_CODE].split
 
-    def throughputs(name: str, paper: float, one: Cluster, other: Cluster, published: str | None = None) -> _Row:
+    def throughputs(
+        name: str, paper: float, one: PaperCluster, other: PaperCluster, published: str | None = None
+    ) -> _Row:
         return _Row(name, paper, _throughput_ratio(found, one, other), published)
 
-    def costs(name: str, paper: float, objective: Objective, one: Cluster, other: Cluster, why: str) -> _Row:
+    def costs(name: str, paper: float, objective: Objective, one: PaperCluster, other: PaperCluster, why: str) -> _Row:
         """Compare prices and machines, without a simulation."""
         ours, base = (objective.of(DESIGNS[cluster.design], cluster.split) for cluster in (one, other))
         return _Row(name, paper, MeasuredFigure(ours / base), fixed=why)
@@ -163,7 +165,7 @@ def _rows(found: ClusterFindings) -> list[_Row]:
         provisioned(f"{of_code}: token machines", 3, _machines(None if best is None else best.token)),
     ]
     for design, kept in ((aa, 1.0), (hh, 1.0), (ha, 0.93), (hhcap, 0.93)):
-        moved, short = Cluster("iso-power", "code", "conv", design), design.removeprefix("Splitwise-")
+        moved, short = PaperCluster("iso-power", "code", "conv", design), design.removeprefix("Splitwise-")
         name = f"conv on a cluster made for code: throughput of {short} over its own cluster's"
         rows.append(throughputs(name, kept, moved, power[design], _SPILL))
     for design, per_dollar in ((a100, 0.89), (aa, 0.89), (h100, 0.75), (hh, 0.75)):
@@ -184,7 +186,7 @@ def _replayed(ratio: float) -> str:
     return f"the paper's own simulator gives {ratio:.2f} on traces of two minutes"
 
 
-def _throughput_ratio(found: ClusterFindings, one: Cluster, other: Cluster) -> MeasuredFigure:
+def _throughput_ratio(found: ClusterFindings, one: PaperCluster, other: PaperCluster) -> MeasuredFigure:
     ours, base = found.limits[one], found.limits[other]
     if not base.mean:
         return MeasuredFigure(None, about=f"{other.design} carries nothing")
@@ -193,7 +195,7 @@ def _throughput_ratio(found: ClusterFindings, one: Cluster, other: Cluster) -> M
     return MeasuredFigure(ours.mean / base.mean, ends(ratios) if len(ratios) > 1 else None, about)
 
 
-def _most(found: ClusterFindings, budget: Mapping[str, Cluster], baseline: str) -> MeasuredFigure:
+def _most(found: ClusterFindings, budget: Mapping[str, PaperCluster], baseline: str) -> MeasuredFigure:
     best = max(budget.values(), key=lambda cluster: found.limits[cluster].mean)
     measured = _throughput_ratio(found, best, budget[baseline])
     return replace(measured, about=f"{best.design}: {measured.about}")
@@ -212,7 +214,7 @@ def _machines(count: int | None) -> MeasuredFigure:
     return MeasuredFigure(count, about="no split in reach serves the rate" if count is None else "")
 
 
-def _dollars(cluster: Cluster) -> float:
+def _dollars(cluster: PaperCluster) -> float:
     """The price is as in the paper's figure: of one GPU of each machine."""
     return DESIGNS[cluster.design].price_per_hour(cluster.split) / 8
 

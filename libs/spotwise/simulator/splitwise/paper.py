@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import (
     BASELINE_A100,
     BASELINE_H100,
@@ -16,8 +17,6 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_AA,
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
-    Design,
-    Split,
 )
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.provisioning import Objective, Provisioned, cheapest_split
@@ -52,8 +51,7 @@ class ClusterScope:
     def case(self, design: Design, split: Split, workload: str, rate: float | None = None) -> Case:
         """Return a run of this scope."""
         return Case(
-            design.name,
-            split,
+            design.cluster(split),
             self.workloads[workload],
             rate,
             self.seconds,
@@ -65,7 +63,7 @@ class ClusterScope:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class PaperCluster:
     """A cluster of the paper and its load.
 
     Attributes:
@@ -95,7 +93,7 @@ class ClusterFindings:
         cheapest: splits for the paper's numbers of machines, by question.
     """
 
-    limits: Mapping[Cluster, Limit]
+    limits: Mapping[PaperCluster, Limit]
     saturated: Mapping[str, float]
     cheapest: Mapping[str, Provisioned]
 
@@ -105,19 +103,21 @@ AA_COST = "equal throughput: least cost of Splitwise-AA"
 HH_CODE = "70 requests/s of code: least cost of Splitwise-HH"
 
 
-def clusters() -> list[Cluster]:
+def clusters() -> list[PaperCluster]:
     """Return all clusters whose limits the headlines use, in the order of the paper."""
     own = [
-        Cluster(budget, workload, workload, design)
+        PaperCluster(budget, workload, workload, design)
         for (budget, workload), splits in PAPER_SPLITS.items()
         for design in splits
     ]
     # A conversation load on a cluster that was made for code (figure 20).
-    moved = [Cluster("iso-power", "code", "conv", design) for design in DESIGNS if DESIGNS[design].token is not None]
+    moved = [
+        PaperCluster("iso-power", "code", "conv", design) for design in DESIGNS if DESIGNS[design].token is not None
+    ]
     return own + moved
 
 
-def limit_searches(scope: ClusterScope, chosen: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
+def limit_searches(scope: ClusterScope, chosen: Sequence[PaperCluster]) -> dict[PaperCluster, Search[Limit]]:
     """Search the limits of clusters."""
     return {
         cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.served), scope.grid, scope.seeds)
@@ -138,7 +138,11 @@ def provisioning_searches(scope: ClusterScope) -> dict[str, Search[Provisioned]]
         HHCAP_POWER: _at_throughput_of_h100(scope, SPLITWISE_HHCAP, Objective.POWER, Split(60, 40)),
         AA_COST: _at_throughput_of_h100(scope, SPLITWISE_AA, Objective.COST, Split(100, 80)),
         HH_CODE: cheapest_split(
-            scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), Objective.COST, scope.seeds, Split(60, 20)
+            scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE),
+            SPLITWISE_HH,
+            Objective.COST,
+            scope.seeds,
+            Split(60, 20),
         ),
     }
 
@@ -157,10 +161,11 @@ def _at_throughput_of_h100(
     base = scope.case(BASELINE_H100, PAPER_SPLITS["iso-power", "conv"][BASELINE_H100.name], "conv")
     limit = yield from limit_of(base, scope.grid, scope.seeds)
     rate = max(scope.grid.step, round(limit.mean / scope.grid.step) * scope.grid.step)
-    return (yield from cheapest_split(scope.case(design, Split(1, 1), "conv", rate), objective, scope.seeds, most))
+    case = scope.case(design, Split(1, 1), "conv", rate)
+    return (yield from cheapest_split(case, design, objective, scope.seeds, most))
 
 
-def runs_by_design(limits: Mapping[Cluster, Limit], budget: str, workload: str) -> dict[str, Sequence[RunSummary]]:
+def runs_by_design(limits: Mapping[PaperCluster, Limit], budget: str, workload: str) -> dict[str, Sequence[RunSummary]]:
     """Return the runs of a figure's clusters, by label, for `plot_latencies`."""
     return {
         limit.runs[0].case.label: limit.runs

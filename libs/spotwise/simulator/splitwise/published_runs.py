@@ -12,11 +12,11 @@ from pathlib import Path
 from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
-from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.experiment import Case, RunSummary
-from spotwise.simulator.runs.metrics import METRICS
 from spotwise.simulator.runs.search import Search
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
@@ -41,7 +41,8 @@ class PublishedCluster:
     def case(self, path: Path | None, profile: Path | None) -> Case:
         """Return our run of it, without a rate; the files are a trace and a profile, or `None` for what comes along."""
         workload = ClusterWorkload(self.workload, path, ArrivalKind.PUBLISHED)
-        return Case(self.design, self.split, workload, None, SECONDS, SEED, self.model, self.decode_model, profile)
+        cluster = DESIGNS[self.design].cluster(self.split)
+        return Case(cluster, workload, None, SECONDS, SEED, self.model, self.decode_model, profile)
 
 
 @dataclass(frozen=True, slots=True)

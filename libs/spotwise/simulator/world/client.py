@@ -110,7 +110,17 @@ class Client:
         output_tokens = 1 if later else arrival.output_tokens
         stop, prompt = StopCriteria(max_new_tokens=output_tokens), _prompt(prompt_tokens)
         record = RequestRecord(
-            str(number), _FIRST_EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
+            str(number),
+            _FIRST_EPOCH,
+            self.id,
+            number,
+            settings.model.name,
+            prompt,
+            (),
+            _GREEDY,
+            stop,
+            arrival.at_s,
+            arrival.priority,
         )
         self._live[number] = _LiveRequest(arrival, record, Progress(prompt_tokens), output_tokens, later)
         self._choice_of[number] = number
@@ -126,7 +136,9 @@ class Client:
         stream = m.StreamRef(self.id, record.attempt_id)
         known_tokens = len(record.prompt_token_ids) + outputs
         max_new_tokens = self._settings.requested_tokens(live.output_tokens) - outputs
-        order = m.SubmitRequest(record.choice_id, record.epoch, stream, known_tokens, max_new_tokens)
+        order = m.SubmitRequest(
+            record.choice_id, record.epoch, stream, known_tokens, max_new_tokens, priority=record.priority
+        )
         self._control.send(self._scheduler_id, order)
 
     def end_attempt(self, number: int, output_tokens: int) -> None:

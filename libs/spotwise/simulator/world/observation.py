@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Protocol
 
 from spotwise.core.cost_model import BatchShape
@@ -17,11 +18,13 @@ class Arrival:
         at_s: seconds from the start of the run.
         prompt_tokens: at least 1.
         output_tokens: at least 1, the first one included.
+        priority: the lower the earlier, where the policies heed it.
     """
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
+    priority: int = field(default=0, kw_only=True)
 
 
 @value

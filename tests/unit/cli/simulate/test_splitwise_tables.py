@@ -6,7 +6,8 @@ from rich.console import Console
 
 from spotwise.cli.simulate.splitwise_tables import headlines_document, headlines_table, limits_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.provisioning import Provisioned
 from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.splitwise.headlines import headlines

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.workload import ClusterWorkload
@@ -15,14 +16,14 @@ def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float |
     """Describe a run; a baseline's default split has prompt machines alone."""
     if split is None:
         split = Split(4) if DESIGNS[design].token is None else Split(3, 1)
-    return Case(design, split, ClusterWorkload("conv"), rate, seconds=10.0)
+    return Case(DESIGNS[design].cluster(split), ClusterWorkload("conv"), rate, seconds=10.0)
 
 
 def summary(of: Case, *, holds: bool) -> RunSummary:
     """Make up a run in which all objectives hold, or the first one does not."""
     kept = dict.fromkeys(("tbt", "e2e"), ((1.0, 1.25), (1.0, 1.5), (1.0, 5.0)))
     verdict = Verdict({"ttft": ((1.0 if holds else 3.0, 2.0), (1.0, 3.0), (1.0, 6.0))} | kept, failed=0)
-    return RunSummary(of, 1, 0, None, 1.0, 1.0, 1.0, {}, verdict, {}, 1.0, 1.0, 0, 0.0, 0, 0.0)
+    return RunSummary(of, 1, 0, None, 1.0, 1.0, 1.0, {}, verdict, {}, 1.0, 1.0, 1.0, 0, 0.0, 0, 0.0)
 
 
 @dataclass

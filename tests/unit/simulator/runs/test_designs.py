@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.members import Pool
+from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import (
     BASELINE_A100,
     BASELINE_H100,
@@ -13,12 +14,7 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_AA,
     SPLITWISE_HA,
     SPLITWISE_HHCAP,
-    Design,
-    Split,
 )
-from tests.unit.simulator.world.worlds import COST
-
-COSTS = {"a100-80gb": COST, "h100-80gb": COST, "h100-80gb-pcap": COST}
 
 
 class TestDesigns:
@@ -26,26 +22,31 @@ class TestDesigns:
 
     def test_a_split_cluster_has_both_pools(self) -> None:
         """A split cluster has its prompt machines first, then its token machines."""
-        cluster = SPLITWISE_HA.cluster(Split(2, 1), COSTS)
-        assert [(machine.machine_type.name, machine.home_pool) for machine in cluster] == [
-            ("dgx-h100", Pool.PROMPT),
-            ("dgx-h100", Pool.PROMPT),
-            ("dgx-a100", Pool.TOKEN),
+        cluster = SPLITWISE_HA.cluster(Split(2, 1))
+        assert [(group.kind.name, group.count, group.pool) for group in cluster.groups] == [
+            ("dgx-h100", 2, Pool.PROMPT),
+            ("dgx-a100", 1, Pool.TOKEN),
         ]
+        assert (cluster.label, cluster.split, cluster.group_names) == (
+            "Splitwise-HA (2, 1)",
+            Split(2, 1),
+            ["prompt", "token"],
+        )
 
     def test_a_baseline_is_all_mixed(self) -> None:
-        assert [machine.home_pool for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
+        (group,) = BASELINE_A100.cluster(Split(3)).groups
+        assert (group.count, group.pool) == (3, Pool.MIXED)
 
     @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
     def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:
         """A baseline has no token machines, a split design has some."""
         with pytest.raises(ValueError, match="cannot be split"):
-            design.cluster(split, COSTS)
+            design.cluster(split)
 
     def test_every_split_of_the_paper_is_one_of_its_design(self) -> None:
         for splits in PAPER_SPLITS.values():
             for name, split in splits.items():
-                assert len(DESIGNS[name].cluster(split, COSTS)) == split.machines
+                assert DESIGNS[name].cluster(split).split == split
 
     def test_iso_power_clusters_draw_about_the_same(self) -> None:
         """Each published split draws within 3% of the power of 40 H100 machines, the paper's budget."""

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import Split
-from spotwise.simulator.runs.experiment import Case, LeavingMachines, simulate
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
+from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
+from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.workload import ClusterWorkload
 
-CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 10.0)
+CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 10.0)
 
 
 @pytest.mark.parametrize("decode_model", DecodeModel)
@@ -40,7 +43,7 @@ def test_pools_are_those_of_the_design() -> None:
     assert {name: pool.machines for name, pool in run.pools.items()} == {"prompt": 2, "token": 1}
     assert run.pools["token"].mean_decodes >= 1
     assert run.handoffs > 0
-    baseline = simulate(replace(CODE, design="Baseline-H100", split=Split(3)))
+    baseline = simulate(replace(CODE, cluster=BASELINE_H100.cluster(Split(3))))
     assert {name: pool.machines for name, pool in baseline.pools.items()} == {"mixed": 3}
     assert baseline.handoffs == 0
     for pool in (*run.pools.values(), *baseline.pools.values()):
@@ -58,7 +61,7 @@ def test_price_and_power_are_those_of_the_machines() -> None:
 
 def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
     """On the reference machine, with the honest model, a lone request has a slowdown of 1."""
-    alone = Case("Baseline-A100", Split(1), ClusterWorkload("code"), 0.001, 1.0)
+    alone = Case(BASELINE_A100.cluster(Split(1)), ClusterWorkload("code"), 0.001, 1.0)
     run = simulate(alone)
     assert run.completed == 1
     for metric in ("ttft", "tbt", "e2e"):
@@ -67,9 +70,11 @@ def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
 
 def test_chunks_bound_what_an_iteration_computes() -> None:
     """No iteration of a baseline with chunked prefill has more tokens."""
-    run = simulate(Case("Baseline-H100", Split(2), ClusterWorkload("code"), 3.0, 10.0, chunk_tokens=512))
+    case = Case(BASELINE_H100.cluster(Split(2)), ClusterWorkload("code"), 3.0, 10.0)
+    run = simulate(replace(case, policy=ServingPolicy(chunk_tokens=512)))
+    assert run.case.label == "Baseline-H100 (2, chunks of 512)"
     assert run.pools["mixed"].tokens[-1] <= 512
-    whole = simulate(Case("Baseline-H100", Split(2), ClusterWorkload("code"), 3.0, 10.0))
+    whole = simulate(case)
     assert whole.pools["mixed"].tokens[-1] > 2048
 
 
@@ -98,12 +103,17 @@ def test_a_lost_run_ends_long_before_its_last_request() -> None:
 
 def test_machines_that_leave_cost_no_request() -> None:
     """With a notice their requests end there or move, without one they are computed again; not all may leave."""
-    case = Case("Splitwise-HH", Split(2, 4), ClusterWorkload("conv"), rate=6.0, seconds=20.0)
-    noticed, sudden = (simulate(replace(case, leaving=LeavingMachines(2, 10.0, notice_s))) for notice_s in (5.0, 0.0))
+    case = Case(SPLITWISE_HH.cluster(Split(2, 4)), ClusterWorkload("conv"), rate=6.0, seconds=20.0)
+
+    def leaving(machines: int, notice_s: float) -> Case:
+        change = MachineChange(10.0, MachineChangeKind.NOTICE, machines, notice_s=notice_s)
+        return replace(case, changes=(change,))
+
+    noticed, sudden = (simulate(leaving(2, notice_s)) for notice_s in (5.0, 0.0))
     assert noticed.completed == sudden.completed == simulate(case).completed
     assert (noticed.failed, sudden.failed) == (0, 0)
     assert noticed.moved > 0
     assert noticed.recomputed == 0
     assert (sudden.moved, sudden.recomputed > 0) == (0, True)
     with pytest.raises(ValueError, match="at least one must stay"):
-        simulate(replace(case, leaving=LeavingMachines(6, 10.0, 5.0)))
+        simulate(leaving(6, 5.0))

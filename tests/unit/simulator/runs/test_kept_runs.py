@@ -13,14 +13,15 @@ from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
 from spotwise.simulator.fastserve.studies import CHATS
 from spotwise.simulator.runs import kept_runs
-from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.clusters import Design, Split
+from spotwise.simulator.runs.designs import BASELINE_A100, SPLITWISE_HA
 from spotwise.simulator.runs.experiment import Case, RunSummary, simulate
 from spotwise.simulator.runs.kept_runs import KeptRuns
-from spotwise.simulator.runs.recorded import RECORDED
+from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.workload import ClusterWorkload
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
-CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 5.0)
+CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 5.0)
 
 
 class Counting:
@@ -53,8 +54,8 @@ def forget() -> None:
     "case",
     [
         CODE,
-        replace(CODE, design="Baseline-A100", split=Split(2), verdict_only=True, rate=30.0),
-        replace(CODE, design=RECORDED, recorded=BUILT_IN, price_per_hour=3.5),
+        replace(CODE, cluster=BASELINE_A100.cluster(Split(2)), verdict_only=True, rate=30.0),
+        replace(CODE, cluster=Design("own", OwnMachine("own", BUILT_IN, 3.5)).cluster(Split(2))),
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:

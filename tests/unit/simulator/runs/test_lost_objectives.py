@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES, SPLITWISE_SLOS
 
 BOUNDS = SPLITWISE_OBJECTIVES["ttft"]
 SLOWDOWNS = st.lists(
@@ -17,10 +17,10 @@ SLOWDOWNS = st.lists(
 
 def is_lost(slowdowns: list[float], requests: int) -> bool:
     """Whether these are too many of so many requests."""
-    lost = LostObjectives(requests)
+    lost = LostObjectives(requests, SPLITWISE_SLOS)
     try:
         for slowdown in slowdowns:
-            lost.count("ttft", slowdown)
+            lost.count("ttft", 10 * slowdown, slowdown)
     except ObjectivesLostError:
         return True
     return False

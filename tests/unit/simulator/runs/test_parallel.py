@@ -24,7 +24,7 @@ def again(of: Case, times: int) -> Search[list[Case]]:
 
 
 def fails(of: Case) -> RunSummary:
-    raise RuntimeError(f"cannot run {of.design}")
+    raise RuntimeError(f"cannot run {of.cluster.name}")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

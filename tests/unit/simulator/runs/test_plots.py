@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.experiment import PoolSummary, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.plots import (

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, SPLITWISE_HA, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
 from spotwise.simulator.runs.search import Grid
@@ -24,9 +25,9 @@ def needs(split: Split, prompts: float, tokens: float) -> bool:
 def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objective: Objective) -> None:
     """The search finds the cheapest split of an exhaustive search, with less than a quarter of its runs."""
     of, most = case("Splitwise-HA"), Split(24, 16)
-    design = DESIGNS[of.design]
+    design = SPLITWISE_HA
     oracle = Oracle(lambda each: needs(each.split, prompts, tokens))
-    found = drive({"": cheapest_split(of, objective, (0,), most)}, 1, run=oracle.run)[""]
+    found = drive({"": cheapest_split(of, design, objective, (0,), most)}, 1, run=oracle.run)[""]
     every = [Split(prompt, token) for prompt in range(1, most.prompt + 1) for token in range(1, most.token + 1)]
     least = min(objective.of(design, split) for split in every if needs(split, prompts, tokens))
     assert found.split is not None
@@ -38,14 +39,14 @@ def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objec
 def test_a_baseline_has_one_kind_of_machine() -> None:
     """For a baseline the search finds the fewest machines that meet the objectives."""
     oracle = Oracle(lambda each: each.split.prompt >= 13)
-    search = cheapest_split(case("Baseline-A100"), Objective.COST, (0,), Split(40))
+    search = cheapest_split(case("Baseline-A100"), BASELINE_A100, Objective.COST, (0,), Split(40))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(13)
 
 
 def test_a_rate_that_no_split_serves_has_no_answer() -> None:
     """A rate that no split serves has no answer."""
     oracle = Oracle(lambda each: False)
-    found = drive({"": cheapest_split(case(), Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
+    found = drive({"": cheapest_split(case(), SPLITWISE_HH, Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
     assert found.split is None
     assert not any(holds for _, holds in found.tried)
 
@@ -53,7 +54,7 @@ def test_a_rate_that_no_split_serves_has_no_answer() -> None:
 def test_every_seed_must_hold() -> None:
     """A split that fails for one of them is none."""
     oracle = Oracle(lambda each: each.split.prompt >= (10 if each.seed == 2 else 5))
-    search = cheapest_split(case("Baseline-H100"), Objective.MACHINES, (1, 2), Split(30))
+    search = cheapest_split(case("Baseline-H100"), BASELINE_H100, Objective.MACHINES, (1, 2), Split(30))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(10)
 
 
@@ -63,7 +64,7 @@ def test_the_split_that_carries_most_is_found(count: int, data: st.DataObject) -
     peak = data.draw(st.integers(0, count - 1))
     splits = [Split(number + 1, count - number) for number in range(count)]
     oracle = Oracle(lambda each: (each.rate or 0.0) <= 300 - 10 * abs(each.split.prompt - 1 - peak))
-    search = best_split(case(), splits, Grid(), (0,))
+    search = best_split(case(), SPLITWISE_HH, splits, Grid(), (0,))
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert found.split == splits[peak]
     assert found.limit.mean == 300.0
@@ -85,7 +86,7 @@ def test_splits_use_a_budget_up() -> None:
 
 def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
     """The map has a row for each number of token machines and a column for each number of prompt machines."""
-    runs = drive({"": heat_map(case(), (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
+    runs = drive({"": heat_map(case(), SPLITWISE_HH, (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
     assert [[(run.case.split.prompt, run.case.split.token) for run in row] for row in runs] == [
         [(1, 5), (2, 5), (3, 5)],
         [(1, 6), (2, 6), (3, 6)],

@@ -10,8 +10,7 @@ import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.metrics import METRICS
-from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.slo import METRICS, PERCENTS
 from spotwise.simulator.splitwise.published_runs import PublishedCluster, PublishedRun, read_published_runs
 
 RUNS = Path(__file__).parent / "data" / "llama2_70b_runs.csv"

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
-from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.parallel import drive

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.provisioning import Provisioned
 from spotwise.simulator.runs.search import Grid, Limit

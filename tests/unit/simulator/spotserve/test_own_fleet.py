@@ -12,9 +12,9 @@ from spotwise.core.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.experiment import Case, simulate
-from spotwise.simulator.runs.recorded import RECORDED
+from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
@@ -109,7 +109,9 @@ def run(trace: SpotTrace, rate: float, name: str = "spotwise", drain_s: float = 
 def test_a_fleet_that_stays_is_the_cluster_of_simulate_run() -> None:
     """The same machines, load and roles in the two worlds: mean and percentiles within 6 %."""
     result = simulate_fleet(run(STAYS, 1.0))
-    cluster = simulate(Case(RECORDED, Split(2), ClusterWorkload("conv"), 1.0, 300.0, recorded=BUILT_IN))
+    cluster = simulate(
+        Case(Design("own", OwnMachine("own", BUILT_IN)).cluster(Split(2)), ClusterWorkload("conv"), 1.0, 300.0)
+    )
     for figure in ("mean", "p50", "p90"):
         assert result.latency_s[figure] == pytest.approx(cluster.latencies_s["e2e"][figure], rel=0.06)
     assert len(result.outcome.requests) == cluster.completed

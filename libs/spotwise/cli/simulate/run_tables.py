@@ -1,0 +1,130 @@
+"""A simulated cluster's figures as tables and sentences."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from spotwise.core.fleet.prices import PriceSeries
+from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.machine_changes import lives_of
+from spotwise.simulator.runs.metrics import Judged
+from spotwise.simulator.runs.slo import MEASURED, PERCENTS
+
+_NUMBERS = dict(enumerate(("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")))
+
+
+def bill(run: RunSummary, paid: PriceSeries | None) -> float | None:
+    """Return the dollars until the last request's end at prices over time; each machine is paid as long as it is there."""
+    if paid is None:
+        return None
+    lives = lives_of(run.case.cluster, run.case.changes)
+    return sum(
+        paid.cost(life.from_s, life.from_s + stay_s) for life in lives if (stay_s := life.until_s(run.ended_s)) > 0.0
+    )
+
+
+def bill_line(run: RunSummary, paid: PriceSeries | None) -> list[str]:
+    """Return the bill in words, if there are prices over time."""
+    dollars = bill(run, paid)
+    if dollars is None:
+        return []
+    per_1000 = f", {1000 * dollars / run.completed:,.2f} $ per 1,000 requests" if run.completed else ""
+    return [f"Bill: {dollars:,.2f} $ at the prices of {run.ended_s:,.1f} s{per_1000}."]
+
+
+def latency_table(run: RunSummary) -> Table:
+    """Return latencies in seconds, with their bounds where they have some, and as slowdowns beside theirs."""
+    rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
+    table = Table(
+        header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
+    )
+    table.add_column("latency")
+    for heading in (
+        "mean",
+        *(f"p{percent}" for percent in PERCENTS),
+        *(f"slowdown p{percent}" for percent in PERCENTS),
+    ):
+        table.add_column(heading, justify="right")
+    for metric in MEASURED:
+        seconds = run.latencies_s[metric]
+        cells = [_time(seconds.get("mean"))]
+        bounds = [bound for _, bound in run.verdict.seconds.get(metric, ((0.0, None),) * len(PERCENTS))]
+        for percent, bound in zip(PERCENTS, bounds, strict=True):
+            ours = seconds.get(f"p{percent}")
+            cells.append(
+                _time(ours) if ours is None or bound is None else _judged(_time(ours), _time(bound), ours < bound)
+            )
+        cells += _slowdowns(run.verdict.slowdowns.get(metric, ()))
+        table.add_row(metric.upper(), *cells)
+    return table
+
+
+def _slowdowns(figures: Judged) -> list[str]:
+    return [
+        f"{ours:.2f}" if bound is None else _judged(f"{ours:.2f}", f"{bound:g}", ours < bound)
+        for ours, bound in figures
+    ]
+
+
+def _judged(ours: str, bound: str, holds: bool) -> str:
+    return f"[{'green' if holds else 'red'}]{ours}[/] of {bound}"
+
+
+def pool_table(run: RunSummary) -> Table:
+    """Return the figures of each pool's machines."""
+    table = Table(header_style="bold")
+    table.add_column("pool")
+    for heading in ("machines", "busy", "iterations", "decodes per iteration", "tokens per iteration, median of time"):
+        table.add_column(heading, justify="right")
+    for name, pool in run.pools.items():
+        median = next(tokens for tokens, share in zip(pool.tokens, pool.time_shares, strict=True) if share >= 0.5)
+        table.add_row(
+            name,
+            str(pool.machines),
+            f"{pool.utilisation:.0%}",
+            f"{pool.iterations:,}",
+            f"{pool.mean_decodes:.1f}",
+            f"{median:,}",
+        )
+    return table
+
+
+def sentences(run: RunSummary) -> list[str]:
+    """Return the other figures in words."""
+    verdict = (
+        f"All {_NUMBERS.get(run.verdict.bounds, str(run.verdict.bounds))} objectives hold."
+        if run.verdict.holds
+        else f"Objectives broken: {', '.join(run.verdict.broken)}."
+    )
+    if run.failed:
+        verdict += f" {run.failed} requests failed, the first of them because {run.first_failure}."
+    price = run.dollars_per_1000_requests
+    per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
+    power = f"; power of {run.power:.1f} DGX-A100" if run.power else ""
+    return [
+        verdict,
+        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
+        f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
+        *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
+        *_changes(run),
+        f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
+        f"simulated in {run.wall_s:.1f} s.",
+    ]
+
+
+def _changes(run: RunSummary) -> list[str]:
+    if not run.case.changes:
+        return []
+    joined = f"{_machines(run.joined)} joined, and " if run.joined else ""
+    moved = f"{run.moved:,} requests moved with their KV, {run.recomputed:,} were computed again"
+    return [f"{joined}{_machines(run.left)} left: {moved}."]
+
+
+def _machines(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count} machines"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{1000 * seconds:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"

@@ -1,0 +1,133 @@
+"""From a cluster's description to the machines of a world: costs, settings, and what slowdowns are against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.cost_model import IterationCost
+from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.costs.machine_costs import (
+    A100,
+    DecodeModel,
+    built_in_costs,
+    costs_from,
+    published_built_in_costs,
+    published_costs_from,
+)
+from spotwise.simulator.costs.published_costs import PublishedIterationCost
+from spotwise.simulator.runs.clusters import Cluster, Hardware
+from spotwise.simulator.runs.own_machines import OwnMachine, own_world
+from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
+from spotwise.simulator.runs.slo import AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.world.settings import WITHOUT_PREFIXES, Overlap, SimulatedMachine, WorldSettings
+
+#: Bytes of a gibibyte of weights in the published simulator, which takes it for a gigabyte.
+_PUBLISHED_WEIGHT_GIB = 1_000_000_000
+#: Sequences of an iteration in the published simulator at most; beside prompts that fill it decodes pause.
+_PUBLISHED_LIMITS = BatchLimits(max_num_seqs=512, decodes_pause=True)
+#: Rate of every transfer in the published simulator, on any machine; it has no overlapped transfer.
+_PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """A world's settings, one machine of each of the cluster's groups, and the reference of slowdowns."""
+
+    machines: tuple[SimulatedMachine, ...]
+    reference: Uncontended
+    settings: WorldSettings
+
+
+def own_setup(cluster: Cluster, policy: ServingPolicy) -> ClusterSetup:
+    """Return the world of machines with profiles; slowdowns are against the first of them, idle.
+
+    Raises:
+        ValueError: the policy swaps KV, and no machine has memory for it.
+    """
+    kinds = cluster.own_kinds
+    _require_host_memory(policy, max(kind.host_memory_bytes for kind in kinds))
+    settings = own_world(kinds, policy.workers(kinds[0].profile.iteration))
+    machines = []
+    for group in cluster.groups:
+        kind = group.kind
+        assert isinstance(kind, OwnMachine)
+        own = policy.workers(kind.profile.iteration, kind.profile.context_parity)
+        machines.append(SimulatedMachine(kind.machine_type(settings.model), group.pool, own, kind.overlap))
+    settings = replace(settings, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
+    return ClusterSetup(tuple(machines), AloneOn(kinds[0].profile.iteration), settings)
+
+
+def paper_setup(
+    cluster: Cluster, model_name: str, decode_model: DecodeModel, profile: Path | None, policy: ServingPolicy
+) -> ClusterSetup:
+    """Return the world of the paper's machines. A decode model that changes one thing of the published one keeps the published
+    reference of slowdowns.
+
+    Raises:
+        ProfileError: the profile is wrong, or has nothing of the model.
+        ValueError: the policy swaps KV.
+    """
+    _require_host_memory(policy, 0)
+    model = LANGUAGE_MODELS[model_name]
+    if decode_model is DecodeModel.HONEST:
+        costs = built_in_costs(model) if profile is None else costs_from(profile, model)
+        settings = WorldSettings(model, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
+        return ClusterSetup(_paper_machines(cluster, costs, policy), AloneOn(costs[A100]), settings)
+    reference = PublishedAlone(_published_costs(model, DecodeModel.PUBLISHED, profile)[A100])
+    machines = _paper_machines(cluster, _published_costs(model, decode_model, profile), policy)
+    if policy.limits == USUAL_POLICY.limits:
+        machines = tuple(
+            replace(each, policy=replace(each.policy, limits=_PUBLISHED_LIMITS)) for each in machines if each.policy
+        )
+    return ClusterSetup(machines, reference, _published_settings(model, policy))
+
+
+def _require_host_memory(policy: ServingPolicy, host_memory_bytes: int) -> None:
+    if policy.when_full.swaps and not host_memory_bytes:
+        raise ValueError(
+            f"when_full {policy.when_full.value} swaps KV to host memory, and no machine has any; give machines of a cluster "
+            "file host_memory"
+        )
+
+
+def _paper_machines(
+    cluster: Cluster, costs: Mapping[str, IterationCost], policy: ServingPolicy
+) -> tuple[SimulatedMachine, ...]:
+    machines = []
+    for group in cluster.groups:
+        assert isinstance(group.kind, Hardware)
+        kind = group.kind.serving(costs[group.kind.profile])
+        machines.append(SimulatedMachine(kind, group.pool, policy.workers(kind.cost)))
+    return tuple(machines)
+
+
+def _published_costs(
+    model: LanguageModel, decode_model: DecodeModel, profile: Path | None
+) -> dict[str, PublishedIterationCost]:
+    if profile is None:
+        return published_built_in_costs(model, decode_model)
+    return published_costs_from(profile, model, decode_model)
+
+
+def _published_settings(model: LanguageModel, policy: ServingPolicy) -> WorldSettings:
+    # Its KV has all heads of the queries, also where they are grouped.
+    weight_bytes = model.weight_bytes // GIB * _PUBLISHED_WEIGHT_GIB
+    model = replace(model, weight_bytes=weight_bytes, kv_heads=model.heads)
+    # Its scheduler sees computed prompts at once, never re-purposes a machine, and never serves in place what it can split.
+    pools = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES, break_even=False, repurpose_window_s=None, prefix_spans=0)
+    return WorldSettings(
+        model,
+        pools=policy.pools(pools),
+        knows_output=True,
+        memory_share=1.0,
+        control_latency_s=0.0,
+        overlap=Overlap(crossover_tokens=None),
+        link_latency_s=0.0,
+        private_link_bytes_per_s=_PUBLISHED_LINK_BYTES_PER_S,
+        news_interval_s=0.0,
+        beats_after_endings=True,
+    )
