@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ByteSize, Field, ValidationError, model_validator
 
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.fleet.fleet_types import FleetType
@@ -15,27 +14,26 @@ from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.refusals import SHORTEST_S
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
+from spotwise.files.toml_tables import FileTable, first_fault, read_tables
 
 #: Notice that clouds give before they take a spot instance: what is assumed where the file has none.
 _GRACE_S = {"local": 30.0, "aws": 120.0}
+#: It documents the file.
+_PAGE = "docs/fleet.md"
 
 
 class FleetFileError(ValueError):
     """A fleet file is wrong; the message names file, key and what to do."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MarketTerms(_Table):
+class MarketTerms(FileTable):
     """A type's terms in one market: dollars an hour, and instances of it (in each zone) at once."""
 
     price_per_h: float = Field(ge=0, allow_inf_nan=False)
     most: int = Field(ge=1)
 
 
-class TypeTerms(_Table):
+class TypeTerms(FileTable):
     """A type of instance.
 
     Attributes:
@@ -74,13 +72,13 @@ class TypeTerms(_Table):
         return FleetType(self.name, self.devices, memory, self.start_s, profile)
 
 
-class LocalFleet(_Table):
+class LocalFleet(FileTable):
     """Instances of this computer; `limit`: of all types at once."""
 
     limit: int = Field(ge=0)
 
 
-class AwsFleet(_Table):
+class AwsFleet(FileTable):
     """How instances of EC2 are launched: see `Ec2Options` in libs/spotwise/cloud/ec2_client.py."""
 
     launch_template: str = Field(min_length=1)
@@ -96,7 +94,7 @@ class AwsFleet(_Table):
     attempts: int = Field(5, ge=1)
 
 
-class FleetFile(_Table):
+class FleetFile(FileTable):
     """A fleet file.
 
     Attributes:
@@ -156,16 +154,11 @@ def read_fleet(path: Path) -> FleetFile:
     Raises:
         FleetFileError: it cannot be read, or a key is wrong or missing.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FleetFileError(f"{path} cannot be read: {error.strerror}; name an existing fleet file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FleetFileError(f"{path} is no TOML file: {error}; docs/fleet.md has an example") from error
+    tables = read_tables(path, "fleet", _PAGE, FleetFileError)
     try:
         fleet = FleetFile.model_validate(tables)
     except ValidationError as error:
-        raise FleetFileError(f"{path}: {_first_fault(error)}") from error
+        raise FleetFileError(f"{path}: {first_fault(error, _PAGE)}") from error
     folder = path.absolute().parent
     types = tuple(
         each if each.profile is None else each.model_copy(update={"profile": folder / each.profile})
@@ -180,15 +173,3 @@ def read_fleet(path: Path) -> FleetFile:
             )
     fleet.price_list()
     return fleet
-
-
-def _first_fault(error: ValidationError) -> str:
-    """Return the key and the fault of the first error."""
-    fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"])
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        message = "there is no such key; docs/fleet.md lists them"
-    elif fault["type"] == "missing":
-        message = "the key is missing; docs/fleet.md says what it means"
-    return f"{key}: {message}" if key else message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import orjson
 from rich.console import Console
 
 from spotwise.simulator.runs.experiment import Case, RunSummary
-from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.intervals import SeedMeans
+from spotwise.simulator.runs.metrics import Judged
+from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS
 
 _MOST_POINTS = 100
 
@@ -24,13 +27,9 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "requests_per_s": run.requests_per_s,
         "output_tokens_per_s": run.output_tokens_per_s,
         "latencies_s": run.latencies_s,
-        "slowdowns": {
-            metric: {
-                f"p{percent}": {"ours": ours, "bound": bound}
-                for percent, (ours, bound) in zip(PERCENTS, figures, strict=True)
-            }
-            for metric, figures in run.verdict.slowdowns.items()
-        },
+        "latencies_s_by_priority": run.by_priority,
+        "slowdowns": {metric: _judged(figures) for metric, figures in run.verdict.slowdowns.items()},
+        "objectives_s": {metric: _judged(figures) for metric, figures in run.verdict.seconds.items()},
         "objectives_hold": run.verdict.holds,
         "pools": {
             name: {
@@ -56,6 +55,24 @@ def run_document(run: RunSummary) -> dict[str, Any]:
     }
 
 
+def means_document(means: SeedMeans) -> dict[str, Any]:
+    """Return means over seeds, each with half of its 95 % interval, as far as all runs have the figure."""
+    case = means.runs[0].case
+    names = ("mean", *(f"p{percent}" for percent in PERCENTS))
+    return {
+        "rate": case.rate,
+        "seeds": [run.case.seed for run in means.runs],
+        "seeds_that_hold": means.holding,
+        "requests_per_s": means.over(lambda run: run.requests_per_s),
+        "output_tokens_per_s": means.over(lambda run: run.output_tokens_per_s),
+        "dollars_per_1000_requests": means.over(lambda run: run.dollars_per_1000_requests),
+        "latencies_s": {metric: {name: means.latency_s(metric, name) for name in names} for metric in MEASURED},
+        "slowdowns": {
+            metric: {f"p{percent}": means.slowdown(metric, percent) for percent in PERCENTS} for metric in METRICS
+        },
+    }
+
+
 def case_document(case: Case) -> dict[str, Any]:
     """Return what a run depends on."""
     own = case.cluster.own_kinds
@@ -70,6 +87,12 @@ def case_document(case: Case) -> dict[str, Any]:
         "seed": case.seed,
         "model": own[0].profile.name if own else case.model,
         "decode_model": None if own else case.decode_model.value,
+        "machines": [
+            {"kind": group.kind.name, "count": group.count, "pool": group.pool.value} for group in case.cluster.groups
+        ],
+        "policy": dataclasses.asdict(case.policy),
+        "priorities": [dataclasses.asdict(each) for each in case.workload.priorities],
+        "changes": [dataclasses.asdict(each) for each in case.changes],
         "chunk_tokens": case.policy.chunk_tokens,
     }
 
@@ -79,6 +102,12 @@ def write_document(document: dict[str, Any], path: Path | None, console: Console
     if path is not None:
         path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
         console.print(f"written to {path}", style="dim")
+
+
+def _judged(figures: Judged) -> dict[str, Any]:
+    return {
+        f"p{percent}": {"ours": ours, "bound": bound} for percent, (ours, bound) in zip(PERCENTS, figures, strict=True)
+    }
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

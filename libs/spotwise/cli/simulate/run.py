@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
-from spotwise.cli.simulate.documents import run_document, write_document
+from spotwise.cli.simulate.documents import means_document, run_document, write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
     DecodeModelOption,
@@ -23,34 +25,37 @@ from spotwise.cli.simulate.options import (
     TraceOption,
     WorkloadOption,
     command_errors,
-    parse_design,
     parse_model,
-    parse_recorded_split,
-    parse_split,
     parse_workload,
     recorded_profile,
 )
+from spotwise.cli.simulate.policy_options import (
+    BreakEvenOption,
+    ChunkTokensOption,
+    DecodeQueueOption,
+    DisciplineOption,
+    RepurposeOption,
+    ReserveOption,
+    with_options,
+)
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.cli.simulate.run_tables import bill, bill_line, latency_table, pool_table, sentences
-from spotwise.core.cost_profile import CostProfile
+from spotwise.cli.simulate.run_machines import cluster_scenario, leaving_machines, paper_machines, recorded_machines
+from spotwise.cli.simulate.run_tables import bill, bill_line, latency_table, pool_table, priority_table, sentences
+from spotwise.cli.simulate.seed_tables import mean_sentences, means_table
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
+from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.clusters import Cluster, Design, Split
-from spotwise.simulator.runs.designs import PAPER_SPLITS
-from spotwise.simulator.runs.experiment import Case, RunSummary
-from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
-from spotwise.simulator.runs.own_machines import OwnMachine
+from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.runs.experiment import Case, RunSummary, require_runnable
+from spotwise.simulator.runs.intervals import SeedMeans
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.runs.search import Search
-from spotwise.simulator.runs.serving_policy import USUAL_POLICY
 from spotwise.simulator.runs.workload import ArrivalKind
 
-_NOTICE_S = 30.0
-#: Name of a cluster of recorded machines.
-_RECORDED = "Recorded"
+_SECONDS, _RATE = 120.0, 50.0
 
 
 def run(
@@ -69,6 +74,13 @@ def run(
     ] = None,
     seconds: Annotated[float | None, typer.Option(min=0.001, help="Seconds of arrivals; by default 120.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and sizes.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from --seed on: means, with 95 % intervals.")] = 1,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cluster file: machines of any kinds, their objectives and policies, and what happens to them."
+        ),
+    ] = None,
     model: ModelOption = "bloom-176b",
     decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[
@@ -82,9 +94,12 @@ def run(
     instance_type: InstanceTypeOption = None,
     zone: ZoneOption = None,
     market: Annotated[Market, typer.Option(help="How the machines are bought, of those in --prices.")] = Market.SPOT,
-    chunk_tokens: Annotated[
-        int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")
-    ] = None,
+    chunk_tokens: ChunkTokensOption = None,
+    policy: DisciplineOption = None,
+    reserve: ReserveOption = None,
+    decode_queue: DecodeQueueOption = None,
+    break_even: BreakEvenOption = None,
+    repurpose_window: RepurposeOption = None,
     leaving: Annotated[
         str | None, typer.Option(help="Machines that get notice, and when: 4@60 is four of them after a minute.")
     ] = None,
@@ -97,95 +112,120 @@ def run(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
+    """Simulate one cluster, and report latencies, objectives, utilisation, cost and power."""
+    is_own = arrivals is ArrivalKind.TRACE
     load = parse_workload(workload, trace, arrivals, jointly=jointly)
-    recorded = recorded_profile(profile)
-    if recorded is None:
-        cluster = _paper_machines(design, machines, workload, price, prices)
+    scenario = cluster_scenario(
+        cluster,
+        {
+            "--design": design,
+            "--machines": machines,
+            "--profile": profile,
+            "--price": price,
+            "--prices": prices,
+            "--leaving": leaving,
+            "--notice": notice,
+            "--model": model != BLOOM_176B.name,
+            "--decode-model": decode_model is not DecodeModel.HONEST,
+        },
+    )
+    if is_own and seeds > 1 and (scenario is None or not scenario.priorities):
+        raise OptionError(
+            "--seeds: a trace's own arrivals are the same with every seed; leave it out, or --arrivals trace"
+        )
+    own_seconds = seconds if seconds is not None or is_own else _SECONDS
+    if scenario is not None:
+        case = scenario.case(load, None, own_seconds, seed)
     else:
-        if design is not None:
-            raise OptionError(
-                f"--design {design!r}: {profile} has one kind of machine; give only their numbers, --machines 4,2"
-            )
-        if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
-            raise OptionError(
-                f"--model, --decode-model: {profile} already has its model's iteration times; leave them out"
-            )
-        cluster = _recorded_machines(machines, recorded, price)
+        recorded = recorded_profile(profile)
+        if recorded is None:
+            chosen = paper_machines(design, machines, workload, price, prices)
+        else:
+            _refuse_beside_a_profile(profile, design, model, decode_model)
+            chosen = recorded_machines(machines, recorded, price)
+        case = Case(
+            chosen,
+            load,
+            None,
+            own_seconds,
+            seed,
+            parse_model(model),
+            decode_model,
+            None if recorded is not None else profile,
+            changes=leaving_machines(leaving, notice, chosen.split),
+        )
+    case = replace(
+        case,
+        policy=with_options(
+            case.policy,
+            chunk_tokens=chunk_tokens,
+            discipline=policy,
+            reserve=reserve,
+            decode_queue=decode_queue,
+            break_even=break_even,
+            repurpose_window_s=repurpose_window,
+        ),
+    )
     with command_errors():
         paid = _price_series(prices, price, instance_type, zone, market)
-    is_own = arrivals is ArrivalKind.TRACE
-    case = Case(
-        cluster,
-        load,
-        None,
-        seconds if seconds is not None or is_own else 120.0,
-        seed,
-        parse_model(model),
-        decode_model,
-        None if recorded is not None else profile,
-        replace(USUAL_POLICY, chunk_tokens=chunk_tokens),
-        changes=_leaving_machines(leaving, notice, cluster.split),
-    )
+        _check(case)
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
     console = report_console()
-    swept: list[float | None] = [None if is_own else 50.0]
+    swept: list[float | None] = [None if is_own else _RATE]
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
-    cases = [replace(case, rate=rate) for rate in swept]
-    runs = list(Simulations(console, jobs).carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
-    for summary in runs:
-        console.print(latency_table(summary))
-        console.print(pool_table(summary))
-        for line in [*sentences(summary), *bill_line(summary, paid)]:
-            console.print(line)
-    about = environment(simulation="run")
-    documents = [run_document(summary) | {"bill_usd": bill(summary, paid)} for summary in runs]
-    write_document({"environment": about, "runs": documents}, json, console)
+    cases = {rate: [replace(case, rate=rate, seed=seed + number) for number in range(seeds)] for rate in swept}
+    found = Simulations(console, jobs).carry_out({rate: _together(own) for rate, own in cases.items()}, "simulating")
+    for summaries in found.values():
+        _report(console, summaries, paid)
+    runs = [run for summaries in found.values() for run in summaries]
+    document = {
+        "environment": environment(simulation="run"),
+        "runs": [run_document(summary) | {"bill_usd": bill(summary, paid)} for summary in runs],
+    }
+    if seeds > 1:
+        document["means"] = [means_document(SeedMeans(tuple(summaries))) for summaries in found.values()]
+    write_document(document, json, console)
     if plot is not None:
-        figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
+        figure = plot_latencies({case.label: runs}) if len(found) > 1 else plot_batch_sizes(runs[:1], case.label)
         save(figure, plot)
         console.print(f"drawn into {plot}", style="dim")
 
 
-def _leaving_machines(text: str | None, notice: float | None, split: Split) -> tuple[MachineChange, ...]:
-    if text is None and notice is not None:
-        raise OptionError("--notice: no machine leaves; say which with --leaving 4@60, or leave it out")
-    if text is None:
-        return ()
-    machines, _, at_s = text.partition("@")
+def _report(console: Console, runs: Sequence[RunSummary], paid: PriceSeries | None) -> None:
+    if len(runs) > 1:
+        means = SeedMeans(tuple(runs))
+        console.print(means_table(means))
+        for line in mean_sentences(means):
+            console.print(line)
+        return
+    (run,) = runs
+    console.print(latency_table(run))
+    if run.by_priority:
+        console.print(priority_table(run))
+    console.print(pool_table(run))
+    for line in [*sentences(run), *bill_line(run, paid)]:
+        console.print(line)
+
+
+def _check(case: Case) -> None:
     try:
-        leaving = MachineChange(
-            float(at_s), MachineChangeKind.NOTICE, int(machines), notice_s=_NOTICE_S if notice is None else notice
-        )
-    except ValueError:
-        leaving = None
-    if leaving is None or leaving.machines >= split.machines:
-        raise OptionError(f"--leaving {text!r}: write how many machines and when, like 4@60; at least one must stay")
-    return (leaving,)
+        require_runnable(case)
+    except (TraceError, ProfileError):
+        raise
+    except ValueError as error:
+        raise OptionError(f"{case.cluster.name}: {error}") from error
 
 
-def _paper_machines(
-    design: str | None, machines: str | None, workload: str, price: float, prices: Path | None
-) -> Cluster:
-    if price or prices is not None:
-        option = "--price" if price else "--prices"
+def _refuse_beside_a_profile(profile: Path | None, design: str | None, model: str, decode_model: DecodeModel) -> None:
+    if design is not None:
         raise OptionError(
-            f"{option}: only for a recorded machine; give its --profile, or leave it out for the paper's machines"
+            f"--design {design!r}: {profile} has one kind of machine; give only their numbers, --machines 4,2"
         )
-    chosen = parse_design(design or "HA")
-    if machines is not None:
-        return chosen.cluster(parse_split(machines, chosen))
-    splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
-    return chosen.cluster(splits[chosen.name])
-
-
-def _recorded_machines(machines: str | None, recorded: CostProfile, price: float) -> Cluster:
-    split = parse_recorded_split(machines, recorded)
-    kind = OwnMachine(recorded.name, recorded, price)
-    return Design(_RECORDED, kind, kind if split.token else None).cluster(split)
+    if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
+        raise OptionError(f"--model, --decode-model: {profile} already has its model's iteration times; leave them out")
 
 
 def _price_series(
@@ -197,6 +237,5 @@ def _price_series(
     return None if listed is None else listed[0].of(listed[1], zone, market, 0.0)
 
 
-def _single(case: Case) -> Search[RunSummary]:
-    (summary,) = yield [case]
-    return summary
+def _together(cases: Sequence[Case]) -> Search[Sequence[RunSummary]]:
+    return (yield cases)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.table import Table
 
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.machine_changes import lives_of
 from spotwise.simulator.runs.metrics import Judged
-from spotwise.simulator.runs.slo import MEASURED, PERCENTS
+from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS
 
 _NUMBERS = dict(enumerate(("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")))
 
@@ -32,27 +32,39 @@ def bill_line(run: RunSummary, paid: PriceSeries | None) -> list[str]:
     return [f"Bill: {dollars:,.2f} $ at the prices of {run.ended_s:,.1f} s{per_1000}."]
 
 
+def rate_in_words(case: Case) -> str:
+    """Return a case's rate."""
+    return "its own rate" if case.rate is None else f"{case.rate:g} requests/s"
+
+
+def count_in_words(count: int) -> str:
+    """Return a small number in words."""
+    return _NUMBERS.get(count, str(count))
+
+
+def latency_headings() -> list[str]:
+    """Return the headings of latencies, in seconds and as slowdowns."""
+    percents = [f"p{percent}" for percent in PERCENTS]
+    return ["mean", *percents, *(f"slowdown {percent}" for percent in percents)]
+
+
 def latency_table(run: RunSummary) -> Table:
     """Return latencies in seconds, with their bounds where they have some, and as slowdowns beside theirs."""
-    rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
-    table = Table(
-        header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
-    )
+    title = f"{run.case.label}, {run.case.workload.name}, {rate_in_words(run.case)}"
+    table = Table(header_style="bold", title=title, title_justify="left")
     table.add_column("latency")
-    for heading in (
-        "mean",
-        *(f"p{percent}" for percent in PERCENTS),
-        *(f"slowdown p{percent}" for percent in PERCENTS),
-    ):
+    for heading in latency_headings():
         table.add_column(heading, justify="right")
     for metric in MEASURED:
         seconds = run.latencies_s[metric]
-        cells = [_time(seconds.get("mean"))]
+        cells = [time_text(seconds.get("mean"))]
         bounds = [bound for _, bound in run.verdict.seconds.get(metric, ((0.0, None),) * len(PERCENTS))]
         for percent, bound in zip(PERCENTS, bounds, strict=True):
             ours = seconds.get(f"p{percent}")
             cells.append(
-                _time(ours) if ours is None or bound is None else _judged(_time(ours), _time(bound), ours < bound)
+                time_text(ours)
+                if ours is None or bound is None
+                else coloured_bound(time_text(ours), time_text(bound), ours < bound)
             )
         cells += _slowdowns(run.verdict.slowdowns.get(metric, ()))
         table.add_row(metric.upper(), *cells)
@@ -61,13 +73,27 @@ def latency_table(run: RunSummary) -> Table:
 
 def _slowdowns(figures: Judged) -> list[str]:
     return [
-        f"{ours:.2f}" if bound is None else _judged(f"{ours:.2f}", f"{bound:g}", ours < bound)
+        f"{ours:.2f}" if bound is None else coloured_bound(f"{ours:.2f}", f"{bound:g}", ours < bound)
         for ours, bound in figures
     ]
 
 
-def _judged(ours: str, bound: str, holds: bool) -> str:
+def coloured_bound(ours: str, bound: str, holds: bool) -> str:
+    """Return a figure in the colour that shows whether it is below its bound, and the bound."""
     return f"[{'green' if holds else 'red'}]{ours}[/] of {bound}"
+
+
+def priority_table(run: RunSummary) -> Table:
+    """Return the latencies of each priority's requests, in seconds."""
+    table = Table(header_style="bold")
+    names = ("mean", *(f"p{percent}" for percent in PERCENTS))
+    for heading in ("priority", "latency", *names):
+        table.add_column(heading, justify="left" if heading == "latency" else "right")
+    for priority, latencies in run.by_priority.items():
+        for number, metric in enumerate(METRICS):
+            cells = [time_text(latencies[metric].get(name)) for name in names]
+            table.add_row("" if number else str(priority), metric.upper(), *cells)
+    return table
 
 
 def pool_table(run: RunSummary) -> Table:
@@ -92,7 +118,7 @@ def pool_table(run: RunSummary) -> Table:
 def sentences(run: RunSummary) -> list[str]:
     """Return the other figures in words."""
     verdict = (
-        f"All {_NUMBERS.get(run.verdict.bounds, str(run.verdict.bounds))} objectives hold."
+        f"All {count_in_words(run.verdict.bounds)} objectives hold."
         if run.verdict.holds
         else f"Objectives broken: {', '.join(run.verdict.broken)}."
     )
@@ -124,7 +150,8 @@ def _machines(count: int) -> str:
     return "1 machine" if count == 1 else f"{count} machines"
 
 
-def _time(seconds: float | None) -> str:
+def time_text(seconds: float | None) -> str:
+    """Return seconds, short ones in milliseconds; nothing for `None`."""
     if seconds is None:
         return ""
     return f"{1000 * seconds:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"

@@ -147,13 +147,18 @@ class RunSummary:
         return 1000 * self.price_per_hour / 3600 / self.requests_per_s if self.requests_per_s else None
 
 
+def require_runnable(case: Case) -> None:
+    """Check all of a case but its load, in no time; raises as `simulate`."""
+    lives_of(case.cluster, case.changes)
+    _setup(case)
+
+
 def simulate(case: Case) -> RunSummary:
     """Run a case until its last request ends.
 
     Raises:
         ProfileError, TraceError: a file is wrong.
-        ValueError: the model does not fit a machine; policies contradict one another, or need what no machine has; or all
-            machines leave.
+        ValueError: the model does not fit a machine; policies need what no machine has; or all machines leave.
     """
     lives = lives_of(case.cluster, case.changes)
     setup = _setup(case)

@@ -7,8 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.toml_tables import KNOWN_KEYS
 from spotwise.simulator.runs.clusters import Cluster
 from spotwise.simulator.runs.own_machines import OwnMachine, require_hand_overs
 from spotwise.simulator.world.world import machine_ids
@@ -28,7 +32,7 @@ _JOINED = "n"
 
 @dataclass(frozen=True, slots=True)
 class MachineChange:
-    """Something that happens to machines at a time.
+    """Something that happens to machines at a time, one of the tables `[[events]]` of a cluster file.
 
     Attributes:
         at_s: seconds from the start.
@@ -37,6 +41,8 @@ class MachineChange:
         notice_s: from a notice to the end.
         for_s: of new machines: so long they stay, the last `notice_s` of it under notice; `None`: to the end.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
 
     at_s: float
     kind: MachineChangeKind

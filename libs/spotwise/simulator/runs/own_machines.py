@@ -3,10 +3,11 @@ world that such machines are in. All times are the profiles'."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from spotwise.core.cost_model import NO_LINK
+from spotwise.core.cost_model import NO_LINK, LinkCost
 from spotwise.core.cost_profile import USUAL_HOST_LINK, CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
@@ -46,6 +47,24 @@ class OwnMachine:
         """How its hand-offs overlap with its prompts."""
         return Overlap(None if self.overlap_layers is None else self.crossover_tokens, self.overlap_layers)
 
+    def changed(
+        self,
+        *,
+        price_per_hour: float | None = None,
+        power: float | None = None,
+        kv_tokens: int | None = None,
+        link: LinkCost | None = None,
+        host_memory_bytes: int | None = None,
+        host_link: LinkCost | None = None,
+        overlap_layers: int | None = None,
+        message_s: float | None = None,
+    ) -> OwnMachine:
+        """Return the kind with these differences; `None` changes nothing."""
+        of_profile = {"kv_tokens": kv_tokens, "link": link, "host_link": host_link, "message_s": message_s}
+        own = {"price_per_hour": price_per_hour, "power": power, "host_memory_bytes": host_memory_bytes}
+        profile = replace(self.profile, **_given(of_profile))
+        return replace(self, profile=profile, overlap_layers=overlap_layers or self.overlap_layers, **_given(own))
+
     def machine_type(self, model: LanguageModel) -> MachineType:
         """Return the machine in a world whose KV tokens have the size of `model`'s; its capacities in tokens are its own."""
         profile, token_bytes = self.profile, model.kv_token_bytes
@@ -59,6 +78,10 @@ class OwnMachine:
             host_link.bytes_per_s * token_bytes / profile.kv_bytes_per_token,
             link.latency_s,
         )
+
+
+def _given(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 def own_model(profile: CostProfile) -> LanguageModel:

@@ -7,18 +7,16 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TypeVar
 
 from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.intervals import mean_interval
 
 _Result = TypeVar("_Result")
 
 #: Yields cases, receives their summaries in the same order, and returns its result.
 Search = Generator[Sequence[Case], Sequence[RunSummary], _Result]
-
-#: Student's t for 95 % two-sided confidence, by degrees of freedom from 1.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,7 @@ class Limit:
     @property
     def half_width(self) -> float | None:
         """Half of the 95 % confidence interval of the mean (Student's t); `None` for a single seed."""
-        if len(self.rates) < 2:
-            return None
-        t = _T95[min(len(self.rates) - 2, len(_T95) - 1)]
-        return t * stdev(self.rates) / math.sqrt(len(self.rates))
+        return mean_interval(self.rates).half_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pydantic import ConfigDict
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
@@ -11,13 +14,15 @@ from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.files.toml_tables import KNOWN_KEYS
 
 _LIMITS, _SWAP, _USUAL = BatchLimits(), SwapPolicy(), WorkerPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class ServingPolicy:
-    """Policies of all workers and of the scheduler. All numbers are finite, so that JSON can hold them.
+    """Policies of all workers and of the scheduler: the table `[policy]` of a cluster file. All numbers are finite, as in
+    JSON.
 
     Attributes:
         discipline: order of the sequences; `srpt` knows the lengths of answers.
@@ -34,6 +39,8 @@ class ServingPolicy:
         repurpose_window_s: 0 keeps every machine in its initial pool.
         max_new_tokens: `max_tokens` of every request, which bounds what the scheduler and the workers expect of answers.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
 
     discipline: Discipline = Discipline.FCFS
     quantum_ratio: float = 2.0
@@ -62,6 +69,9 @@ class ServingPolicy:
 
     def __post_init__(self) -> None:
         """Raise `ValueError` where settings are wrong or contradict one another."""
+        for name in self.__slots__:
+            if isinstance(value := getattr(self, name), float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite")
         if self.max_new_tokens < 1:
             raise ValueError("max_new_tokens must be at least 1")
         self.workers(LinearIterationCost(1.0, 0.0, 0.0, 0.0, 0.0))

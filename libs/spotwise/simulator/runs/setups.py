@@ -9,6 +9,7 @@ from pathlib import Path
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cost_model import IterationCost
+from spotwise.core.kv_swap import SwapPolicy
 from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.costs.machine_costs import (
     A100,
@@ -43,21 +44,28 @@ class ClusterSetup:
 
 
 def own_setup(cluster: Cluster, policy: ServingPolicy) -> ClusterSetup:
-    """Return the world of machines with profiles; slowdowns are against the first of them, idle.
+    """Return the world of machines with profiles; slowdowns are against the first of them, idle. A machine without host memory
+    recomputes where others swap.
 
     Raises:
         ValueError: the policy swaps KV, and no machine has memory for it.
     """
     kinds = cluster.own_kinds
-    _require_host_memory(policy, max(kind.host_memory_bytes for kind in kinds))
     settings = own_world(kinds, policy.workers(kinds[0].profile.iteration))
-    machines = []
+    settings = replace(settings, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
+    block_bytes = settings.kv_block_size * settings.model.kv_token_bytes
+    machines, swap = [], False
     for group in cluster.groups:
         kind = group.kind
         assert isinstance(kind, OwnMachine)
+        machine_type = kind.machine_type(settings.model)
         own = policy.workers(kind.profile.iteration, kind.profile.context_parity)
-        machines.append(SimulatedMachine(kind.machine_type(settings.model), group.pool, own, kind.overlap))
-    settings = replace(settings, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
+        if machine_type.host_memory_bytes >= block_bytes:
+            swap = True
+        elif policy.when_full.swaps:
+            own = replace(own, swap=SwapPolicy())
+        machines.append(SimulatedMachine(machine_type, group.pool, own, kind.overlap))
+    _require_host_memory(policy, swap)
     return ClusterSetup(tuple(machines), AloneOn(kinds[0].profile.iteration), settings)
 
 
@@ -71,7 +79,7 @@ def paper_setup(
         ProfileError: the profile is wrong, or has nothing of the model.
         ValueError: the policy swaps KV.
     """
-    _require_host_memory(policy, 0)
+    _require_host_memory(policy, False)
     model = LANGUAGE_MODELS[model_name]
     if decode_model is DecodeModel.HONEST:
         costs = built_in_costs(model) if profile is None else costs_from(profile, model)
@@ -86,8 +94,8 @@ def paper_setup(
     return ClusterSetup(machines, reference, _published_settings(model, policy))
 
 
-def _require_host_memory(policy: ServingPolicy, host_memory_bytes: int) -> None:
-    if policy.when_full.swaps and not host_memory_bytes:
+def _require_host_memory(policy: ServingPolicy, is_there: bool) -> None:
+    if policy.when_full.swaps and not is_there:
         raise ValueError(
             f"when_full {policy.when_full.value} swaps KV to host memory, and no machine has any; give machines of a cluster "
             "file host_memory"

@@ -10,10 +10,13 @@ from enum import StrEnum
 from functools import cache
 from itertools import accumulate, takewhile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+from pydantic import ConfigDict
 
 from spotwise.files.tables import TraceError
+from spotwise.files.toml_tables import KNOWN_KEYS
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import (
     RequestSizes,
@@ -35,7 +38,10 @@ class ArrivalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PriorityShare:
-    """A priority, the lower the earlier, and its weight among the requests, above 0."""
+    """A priority, the lower the earlier, and its weight among the requests, above 0; one of the tables `[[priorities]]` of a
+    cluster file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
 
     priority: int
     share: float

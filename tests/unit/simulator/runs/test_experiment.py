@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
 from spotwise.simulator.runs.experiment import Case, simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.serving_policy import ServingPolicy
+from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives
 from spotwise.simulator.runs.workload import ClusterWorkload
 
 CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 10.0)
@@ -89,6 +92,34 @@ def test_a_run_for_its_verdict_only_has_the_same_verdict(rate: float, decode_mod
         assert replace(early, case=case) == whole
     else:
         assert early.ended_s <= whole.ended_s
+
+
+@pytest.mark.parametrize("ttft_s", [0.01, 0.3, 0.6, 1.0, 3.0])
+@pytest.mark.parametrize("metric", ["ttft", "itl"])
+def test_objectives_may_be_of_seconds(metric: str, ttft_s: float) -> None:
+    """They hold where the percentile is below them, and a run for its verdict only has the same."""
+    bounds = (LatencyBound(metric, 90, ttft_s, is_slowdown=False), LatencyBound("e2e", 50, 9.0, is_slowdown=True))
+    case = replace(CODE, objectives=Objectives(bounds))
+    whole, early = simulate(case), simulate(replace(case, verdict_only=True))
+    assert whole.verdict.holds is early.verdict.holds is (whole.latencies_s[metric]["p90"] < ttft_s)
+    assert whole.verdict.broken == ([] if whole.verdict.holds else [f"{metric} p90 in seconds"])
+    assert whole.verdict.bounds == 2
+    assert whole.verdict.seconds[metric][1] == (whole.latencies_s[metric]["p90"], ttft_s)
+    assert [bound for _, bound in whole.verdict.slowdowns["e2e"]] == [9.0, None, None]
+
+
+def test_slowdowns_are_against_any_machine() -> None:
+    """Against one that is slower by a factor they are smaller by it."""
+    cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
+    single, double = (
+        simulate(replace(CODE, objectives=Objectives(SPLITWISE_SLOS.bounds, at_speed(cost, speed))))
+        for speed in (1.0, 0.5)
+    )
+    for metric in ("ttft", "tbt", "e2e"):
+        for (ours, _), (slower, _) in zip(
+            single.verdict.slowdowns[metric], double.verdict.slowdowns[metric], strict=True
+        ):
+            assert slower == pytest.approx(0.5 * ours)
 
 
 def test_a_lost_run_ends_long_before_its_last_request() -> None:

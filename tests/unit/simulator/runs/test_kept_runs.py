@@ -7,21 +7,37 @@ from pathlib import Path
 
 import pytest
 
+from spotwise.core.cluster.policy import DecodeQueue
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.members import Pool
+from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
 from spotwise.simulator.fastserve.studies import CHATS
 from spotwise.simulator.runs import kept_runs
+from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import BASELINE_A100, SPLITWISE_HA
 from spotwise.simulator.runs.experiment import Case, RunSummary, simulate
 from spotwise.simulator.runs.kept_runs import KeptRuns
+from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.runs.serving_policy import ServingPolicy
+from spotwise.simulator.runs.slo import LatencyBound, Objectives
+from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
+from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
 CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 5.0)
+#: Machines, objectives, policies and changes of all kinds.
+OWN = ClusterScenario(
+    cluster((FAST, 1, Pool.PROMPT), (SLOW, 1, Pool.TOKEN)),
+    ServingPolicy(discipline=Discipline.MLFQ, starve_limit_s=0.0, decode_queue=DecodeQueue.SEQUENCES),
+    Objectives((LatencyBound("itl", 99, 0.5, is_slowdown=False),), FAST.profile.iteration),
+    (PriorityShare(0, 0.5), PriorityShare(1, 0.5)),
+    (MachineChange(1.0, MachineChangeKind.JOIN, 1), MachineChange(2.0, MachineChangeKind.NOTICE, 1, "slow", 1.0)),
+)
 
 
 class Counting:
@@ -56,6 +72,7 @@ def forget() -> None:
         CODE,
         replace(CODE, cluster=BASELINE_A100.cluster(Split(2)), verdict_only=True, rate=30.0),
         replace(CODE, cluster=Design("own", OwnMachine("own", BUILT_IN, 3.5)).cluster(Split(2))),
+        OWN.case(ClusterWorkload("code"), 2.0, 5.0),
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:

@@ -1,0 +1,80 @@
+"""From the options of `spotwise simulate run` to its machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.options import parse_design, parse_recorded_split, parse_split
+from spotwise.core.cost_profile import CostProfile
+from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
+from spotwise.simulator.runs.cluster_scenario import ClusterScenario
+from spotwise.simulator.runs.clusters import Cluster, Design, Split
+from spotwise.simulator.runs.designs import PAPER_SPLITS
+from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
+from spotwise.simulator.runs.own_machines import OwnMachine
+
+_NOTICE_S = 30.0
+#: Name of a cluster of recorded machines.
+_RECORDED = "Recorded"
+
+
+def cluster_scenario(path: Path | None, others: dict[str, object]) -> ClusterScenario | None:
+    """Return what a cluster file says; `None` without one.
+
+    Args:
+        others: by option, what the file says instead: `None`, or another value that says nothing, where it was not given.
+
+    Raises:
+        OptionError: the file is wrong, or one of the others was given.
+    """
+    if path is None:
+        return None
+    if given := [option for option, value in others.items() if value]:
+        raise OptionError(f"{given[0]}: --cluster {path} says it; leave one of the two out")
+    try:
+        return read_cluster(path)
+    except ClusterFileError as error:
+        raise OptionError(f"--cluster: {error}") from error
+
+
+def leaving_machines(text: str | None, notice: float | None, split: Split) -> tuple[MachineChange, ...]:
+    """Return the machines of `--leaving`, with the seconds of `--notice`; raises `OptionError` where one of them is wrong."""
+    if text is None and notice is not None:
+        raise OptionError("--notice: no machine leaves; say which with --leaving 4@60, or leave it out")
+    if text is None:
+        return ()
+    machines, _, at_s = text.partition("@")
+    try:
+        leaving = MachineChange(
+            float(at_s), MachineChangeKind.NOTICE, int(machines), notice_s=_NOTICE_S if notice is None else notice
+        )
+    except ValueError:
+        leaving = None
+    if leaving is None or leaving.machines >= split.machines:
+        raise OptionError(f"--leaving {text!r}: write how many machines and when, like 4@60; at least one must stay")
+    return (leaving,)
+
+
+def paper_machines(
+    design: str | None, machines: str | None, workload: str, price: float, prices: Path | None
+) -> Cluster:
+    """Return the paper's machines, without numbers as many as it has at equal power; raises `OptionError` where an option is
+    wrong."""
+    if price or prices is not None:
+        option = "--price" if price else "--prices"
+        raise OptionError(
+            f"{option}: only for a recorded machine; give its --profile, or leave it out for the paper's machines"
+        )
+    chosen = parse_design(design or "HA")
+    if machines is not None:
+        return chosen.cluster(parse_split(machines, chosen))
+    splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
+    return chosen.cluster(splits[chosen.name])
+
+
+def recorded_machines(machines: str | None, recorded: CostProfile, price: float) -> Cluster:
+    """Return machines of one profile, in two pools or all mixed; raises `OptionError` where numbers are wrong, or missing."""
+    split = parse_recorded_split(machines, recorded)
+    kind = OwnMachine(recorded.name, recorded, price)
+    return Design(_RECORDED, kind, kind if split.token else None).cluster(split)

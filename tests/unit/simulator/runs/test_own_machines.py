@@ -1,0 +1,134 @@
+"""Clusters of machines with profiles of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.kv_swap import WhenFull
+from spotwise.core.members import Pool
+from spotwise.core.worker.policy import Discipline
+from spotwise.simulator.costs.hardware import LLAMA2_70B
+from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
+from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.designs import DGX_A100, DGX_H100, SPLITWISE_HA
+from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.own_machines import OwnMachine
+from spotwise.simulator.runs.serving_policy import ServingPolicy
+from spotwise.simulator.runs.slo import SPLITWISE_SLOS
+from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
+from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster, scenario
+
+CODE = ClusterWorkload("code")
+
+
+def test_kinds_of_machine_serve_together() -> None:
+    """Two kinds are in one pool, and each has its figures under its own name; prices and power add up."""
+    run = simulate(scenario((FAST, 1, Pool.PROMPT), (FAST, 1, Pool.TOKEN), (SLOW, 2, Pool.TOKEN)).case(CODE, 8.0, 10.0))
+    assert (run.failed, run.case.label) == (0, "own (1, 1, 2)")
+    assert {name: pool.machines for name, pool in run.pools.items()} == {
+        "prompt": 1,
+        "token, fast": 1,
+        "token, slow": 2,
+    }
+    assert (run.price_per_hour, run.power) == (12.0, 2.0)
+    assert run.spent_usd == pytest.approx(12.0 * run.ended_s / 3600)
+
+
+def test_the_papers_machines_are_the_same_beside_others() -> None:
+    """With profile, memory, link and overlap of their own they serve as the design that the paper has of them."""
+    h100, a100 = paper_machine(DGX_H100, LLAMA2_70B), paper_machine(DGX_A100, LLAMA2_70B)
+    own = scenario((h100, 2, Pool.PROMPT), (a100, 1, Pool.TOKEN)).case(CODE, 4.0, 15.0)
+    own = replace(own, objectives=replace(SPLITWISE_SLOS, alone=a100.profile.iteration))  # type: ignore[arg-type]
+    ours = simulate(own)
+    theirs = simulate(Case(SPLITWISE_HA.cluster(Split(2, 1)), CODE, 4.0, 15.0, model=LLAMA2_70B.name))
+    assert ours.handoffs > 0
+    assert ours.latencies_s == theirs.latencies_s
+    assert ours.verdict == theirs.verdict
+    assert (ours.handoff_bytes, ours.price_per_hour, ours.power) == (
+        theirs.handoff_bytes,
+        theirs.price_per_hour,
+        theirs.power,
+    )
+
+
+def test_each_machine_has_its_own_link() -> None:
+    """A token machine that is far away delays second tokens, and not the first."""
+    split = ServingPolicy(break_even=False)
+    near, far = (
+        simulate(ClusterScenario(cluster((FAST, 1, Pool.PROMPT), (token, 1, Pool.TOKEN)), split).case(CODE, 0.5, 20.0))
+        for token in (FAST, FAST.changed(link=LinkCost(0.5, 1e10)))
+    )
+    assert far.latencies_s["ttft"]["p50"] == near.latencies_s["ttft"]["p50"]
+    assert far.latencies_s["e2e"]["p50"] - near.latencies_s["e2e"]["p50"] == pytest.approx(0.499, abs=0.02)
+
+
+def test_pools_hand_over_between_machines_of_one_model_only() -> None:
+    """Machines of prompt and token pools need links and KV of one size; mixed ones need neither."""
+    other = replace(SLOW, profile=replace(SLOW.profile, kv_bytes_per_token=500))
+    unlinked = replace(SLOW, profile=replace(SLOW.profile, link=None))
+    with pytest.raises(ValueError, match="fast and slow hand KV over, and a token's is 1000 and 500 bytes"):
+        cluster((FAST, 1, Pool.PROMPT), (other, 1, Pool.TOKEN))
+    with pytest.raises(ValueError, match="slow has no link"):
+        cluster((FAST, 1, Pool.PROMPT), (unlinked, 1, Pool.TOKEN))
+    for kind in (other, unlinked):
+        assert simulate(scenario((FAST, 1, Pool.MIXED), (kind, 1, Pool.MIXED)).case(CODE, 4.0, 5.0)).failed == 0
+
+
+def test_machines_compute_prompts() -> None:
+    """Token machines alone cannot serve, and the paper's machines need profiles beside others."""
+    with pytest.raises(ValueError, match="at least one machine that computes prompts"):
+        cluster((FAST, 2, Pool.TOKEN))
+    with pytest.raises(ValueError, match="take profiles beside"):
+        cluster((FAST, 1, Pool.MIXED), (DGX_A100, 1, Pool.MIXED))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kv_bytes", [500, 1000, 2000])
+def test_capacities_are_the_machines_own_whatever_a_token_takes(kv_bytes: int) -> None:
+    """KV cache and host memory hold as many tokens beside machines whose tokens are of another size."""
+    kind = OwnMachine("x", replace(FAST.profile, kv_bytes_per_token=kv_bytes), host_memory_bytes=1_000_000)
+    for other in (500, 1000, 2000):
+        language_model = replace(LLAMA2_70B, layers=1, kv_heads=1, head_size=1, value_bytes=other // 2, weight_bytes=0)
+        machine = kind.machine_type(language_model)
+        assert machine.kv_tokens(language_model) == FAST.profile.kv_tokens
+        assert machine.host_memory_bytes // language_model.kv_token_bytes == 1_000_000 // kv_bytes
+        seconds = language_model.kv_token_bytes / machine.host_bytes_per_s
+        assert seconds == pytest.approx(kv_bytes / 25e9)
+
+
+def small(kind: OwnMachine, host_memory_bytes: int = 0) -> OwnMachine:
+    """The same with KV for a few conversations."""
+    return kind.changed(kv_tokens=8_000, host_memory_bytes=host_memory_bytes)
+
+
+def test_a_machine_without_host_memory_recomputes_where_others_swap() -> None:
+    """And where no machine has any, the policy is refused."""
+    policy = ServingPolicy(discipline=Discipline.MLFQ, when_full=WhenFull.REACTIVE)
+    conv = ClusterWorkload("conv")
+    host = small(FAST, host_memory_bytes=1 << 30)
+    swapping = simulate(ClusterScenario(cluster((host, 1, Pool.MIXED)), policy).case(conv, 8.0, 10.0))
+    assert (swapping.failed, swapping.preemptions) == (0, 0)
+    both = simulate(
+        ClusterScenario(cluster((host, 1, Pool.MIXED), (small(SLOW), 1, Pool.MIXED)), policy).case(conv, 12.0, 10.0)
+    )
+    assert both.failed == 0
+    assert both.preemptions > 0
+    with pytest.raises(ValueError, match="no machine has any"):
+        ClusterScenario(cluster((small(FAST), 1, Pool.MIXED)), policy)
+
+
+def test_urgent_requests_go_first() -> None:
+    """On workers with the policy of that name; the report has the latencies of each priority."""
+    shares = (PriorityShare(0, 1.0), PriorityShare(5, 3.0))
+    own = cluster((SLOW, 1, Pool.MIXED))
+    few = ServingPolicy(max_num_seqs=8)
+    fcfs, ranked = (
+        simulate(ClusterScenario(own, policy, priorities=shares).case(ClusterWorkload("conv"), 3.0, 30.0))
+        for policy in (few, replace(few, discipline=Discipline.PRIORITY))
+    )
+    assert list(fcfs.by_priority) == list(ranked.by_priority) == [0, 5]
+    assert ranked.by_priority[0]["ttft"]["p90"] < 0.2 * fcfs.by_priority[0]["ttft"]["p90"]
+    assert ranked.by_priority[5]["ttft"]["p90"] > fcfs.by_priority[5]["ttft"]["p90"]
+    assert simulate(scenario((FAST, 1, Pool.MIXED)).case(CODE, 1.0, 5.0)).by_priority == {}
