@@ -19,7 +19,7 @@ from spotwise.files.toml_tables import FileTable, first_fault, read_tables
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Cluster, MachineGroup
-from spotwise.simulator.runs.designs import DGX_A100, DGX_H100, DGX_H100_CAPPED
+from spotwise.simulator.runs.designs import PAPER_MACHINES
 from spotwise.simulator.runs.machine_changes import MachineChange, changes_of
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
@@ -28,7 +28,6 @@ from spotwise.simulator.runs.workload import PriorityShare
 
 #: It documents the file.
 _PAGE = "docs/simulator.md"
-_PAPER = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100, DGX_H100_CAPPED)}
 Percents = dict[Literal["p50", "p90", "p99"], float]
 
 
@@ -198,7 +197,7 @@ def _kind(terms: MachineTerms, file: ClusterFile, folder: Path) -> OwnMachine:
     """Return the kind of machine; raises ValueError with the wrong key first."""
     if terms.kind is not None:
         assert file.model is not None
-        kind = paper_machine(_PAPER[terms.kind], LANGUAGE_MODELS[file.model], terms.name)
+        kind = paper_machine(PAPER_MACHINES[terms.kind], LANGUAGE_MODELS[file.model], terms.name)
     else:
         kind = OwnMachine(terms.name, _profile(terms, folder))
     kv_tokens = terms.kv_tokens

@@ -22,6 +22,9 @@ DGX_H100_CAPPED = Hardware(
     "dgx-h100-capped", "h100-80gb-pcap", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _CAPPED_POWER / _A100_POWER
 )
 
+#: By name.
+PAPER_MACHINES = {hardware.name: hardware for hardware in (DGX_A100, DGX_H100, DGX_H100_CAPPED)}
+
 BASELINE_A100 = Design("Baseline-A100", DGX_A100)
 BASELINE_H100 = Design("Baseline-H100", DGX_H100)
 SPLITWISE_AA = Design("Splitwise-AA", DGX_A100, DGX_A100)
