@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.candidates import Candidates, own_candidates, paper_candidates
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
@@ -24,37 +23,27 @@ from spotwise.cli.simulate.options import (
     RunsOption,
     TraceOption,
     WorkloadOption,
-    parse_designs,
     parse_model,
     parse_split,
     parse_workload,
-    recorded_profile,
 )
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.provision_table import (
+    ROW_FIGURES,
+    Aim,
+    ProvisionRow,
+    carried_row,
+    provision_table,
+    served_row,
+    split_document,
+)
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import DESIGNS, SPLITWISE_HA
-from spotwise.simulator.runs.experiment import Case
+from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.plots import plot_bars, save
-from spotwise.simulator.runs.provisioning import (
-    BestSplit,
-    Objective,
-    Provisioned,
-    best_split,
-    cheapest_split,
-    splits_within,
-)
+from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, splits_within
 from spotwise.simulator.runs.search import Grid
 from spotwise.simulator.runs.workload import ArrivalKind
-
-
-class Aim(StrEnum):
-    """What to optimise."""
-
-    THROUGHPUT = "throughput"
-    COST = "cost"
-    POWER = "power"
-    MACHINES = "machines"
 
 
 def provision(
@@ -63,7 +52,14 @@ def provision(
     max_cost: Annotated[float | None, typer.Option(min=0, help="Budget: US dollars an hour.")] = None,
     max_power: Annotated[float | None, typer.Option(min=0, help="Budget: power, one DGX-A100 is 1.")] = None,
     max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None,
-    designs: Annotated[str, typer.Option(help="Designs, separated by commas; by default all.")] = ",".join(DESIGNS),
+    designs: Annotated[str | None, typer.Option(help="Designs, separated by commas; by default all.")] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cluster file: its kinds of machine in any numbers, each of mixed machines alone, and each of prompt with "
+            "each of token machines."
+        ),
+    ] = None,
     most: Annotated[str, typer.Option(help="Upper bounds of prompt and token machines, for --rate.")] = "100,60",
     workload: WorkloadOption = "conv",
     trace: TraceOption = None,
@@ -82,15 +78,13 @@ def provision(
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
-    chosen = parse_designs(designs)
+    """Search numbers of machines, design by design, for an objective under all latency objectives."""
     bounds = parse_split(most, SPLITWISE_HA, "--most")
-    if recorded_profile(profile) is not None:
-        raise OptionError(
-            f"--profile {profile}: a recorded profile; provisioning is among the paper's machines, so give a CSV of their costs"
-        )
     load = parse_workload(workload, trace, arrivals, jointly=jointly)
-    name = parse_model(model)
+    if cluster is not None:
+        chosen = own_candidates(cluster, designs, load, seconds, model, decode_model, profile)
+    else:
+        chosen = paper_candidates(designs, load, seconds, parse_model(model), decode_model, profile)
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
@@ -98,24 +92,23 @@ def provision(
     console = report_console()
     simulations = Simulations(console, jobs, runs)
 
-    def case(design: Design, at_rate: float | None) -> Case:
-        smallest = Split(1) if design.token is None else Split(1, 1)
-        return Case(design.cluster(smallest), load, at_rate, seconds, 0, name, decode_model, profile)
-
     if objective is Aim.THROUGHPUT:
         if rate is not None:
             raise OptionError("--rate: not with --objective throughput, which searches the rate; give a budget")
-        within = _budget(max_cost, max_power, max_machines)
+        within = _budget(max_cost, max_power, max_machines, chosen)
         # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
         searches = {
-            design.name: best_split(case(design, None), design, within(design), grid, tuple(range(seeds)))
-            for design in chosen
+            design.name: best_split(chosen.case(design, None), design, within(design), grid, tuple(range(seeds)))
+            for design in chosen.designs
         }
         found = simulations.carry_out(searches, "searching")
-        rows: dict[str, ProvisionRow | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
+        rows: dict[str, ProvisionRow | None] = {
+            design.name: carried_row(design, found[design.name]) for design in chosen.designs
+        }
         tried = {
-            key: [_split(split) | {"rates": limit.rates} for split, limit in best.tried] for key, best in found.items()
+            key: [split_document(split) | {"rates": limit.rates} for split, limit in best.tried]
+            for key, best in found.items()
         }
     else:
         if rate is None:
@@ -125,43 +118,32 @@ def provision(
                 "--max-cost, --max-power, --max-machines: not with a rate; budgets are for --objective throughput"
             )
         minimised = Objective(objective.value)
-        fits = {design.name: _within(design, bounds) for design in chosen}
+        chosen.require_known(minimised, f"--objective {minimised.value}")
         needed = simulations.carry_out(
             {
                 design.name: cheapest_split(
-                    case(design, rate), design, minimised, tuple(range(seeds)), fits[design.name]
+                    chosen.case(design, rate), design, minimised, tuple(range(seeds)), _within(design, bounds)
                 )
-                for design in chosen
+                for design in chosen.designs
             },
             "searching",
         )
-        rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
+        rows = {design.name: served_row(design, rate, needed[design.name]) for design in chosen.designs}
         tried = {
-            key: [_split(split) | {"holds": holds} for split, holds in answer.tried] for key, answer in needed.items()
+            key: [split_document(split) | {"holds": holds} for split, holds in answer.tried]
+            for key, answer in needed.items()
         }
-    console.print(_table(rows, objective))
+    console.print(provision_table(rows, objective))
     document = {"environment": environment(simulation="provision"), "designs": rows, "tried": tried}
     write_document(document, json, console)
     if plot is not None:
         shown = {key: row for key, row in rows.items() if row is not None}
-        save(plot_bars({figure: {key: row[figure] for key, row in shown.items()} for figure in _FIGURES}), plot)
+        save(plot_bars({figure: {key: row[figure] for key, row in shown.items()} for figure in ROW_FIGURES}), plot)
         console.print(f"drawn into {plot}", style="dim")
 
 
-#: A design's figures by name.
-ProvisionRow = Mapping[str, float]
-
-_FIGURES = {
-    "requests/s": "{:,.1f}",
-    "prompt machines": "{:,.0f}",
-    "token machines": "{:,.0f}",
-    "cost, $/h": "{:,.0f}",
-    "power, DGX-A100": "{:,.1f}",
-}
-
-
 def _budget(
-    max_cost: float | None, max_power: float | None, max_machines: int | None
+    max_cost: float | None, max_power: float | None, max_machines: int | None, chosen: Candidates
 ) -> Callable[[Design], Sequence[Split]]:
     measures: list[tuple[float | None, Objective]] = [
         (max_cost, Objective.COST),
@@ -172,6 +154,7 @@ def _budget(
     if len(given) != 1:
         raise OptionError("--objective throughput: give one of --max-cost, --max-power and --max-machines")
     budget, measure = given[0]
+    chosen.require_known(measure, f"--max-{measure.value}")
 
     def within(design: Design) -> Sequence[Split]:
         try:
@@ -185,45 +168,3 @@ def _budget(
 def _within(design: Design, most: Split) -> Split:
     """Return the bounds of a design; a baseline may have as many machines as both kinds together."""
     return most if design.token is not None else Split(most.machines)
-
-
-def _carried(design: Design, best: BestSplit) -> ProvisionRow:
-    return _row(design, best.split, best.limit.mean) | {"95 % of the mean, +-": best.limit.half_width or 0.0}
-
-
-def _served(design: Design, rate: float, answer: Provisioned) -> ProvisionRow | None:
-    return None if answer.split is None else _row(design, answer.split, rate)
-
-
-def _split(split: Split) -> dict[str, Any]:
-    return {"prompt_machines": split.prompt, "token_machines": split.token}
-
-
-def _row(design: Design, split: Split, rate: float) -> dict[str, float]:
-    figures = (rate, split.prompt, split.token, design.price_per_hour(split), design.power(split))
-    return dict(zip(_FIGURES, map(float, figures), strict=True))
-
-
-def _table(rows: Mapping[str, ProvisionRow | None], objective: Aim) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("design")
-    for heading in (*_FIGURES, "per $/h", "per DGX-A100 of power"):
-        table.add_column(heading, justify="right")
-    figure = {Aim.THROUGHPUT: "requests/s", Aim.COST: "cost, $/h", Aim.POWER: "power, DGX-A100"}.get(objective)
-    sign = -1 if objective is Aim.THROUGHPUT else 1
-
-    def rank(item: tuple[str, ProvisionRow | None]) -> float:
-        row = item[1]
-        if row is None:
-            return float("inf")
-        return sign * (row["prompt machines"] + row["token machines"] if figure is None else row[figure])
-
-    for name, row in sorted(rows.items(), key=rank):
-        if row is None:
-            table.add_row(name, "no split holds within --most")
-            continue
-        cells = [shown.format(row[heading]) for heading, shown in _FIGURES.items()]
-        per_dollar = row["requests/s"] / row["cost, $/h"]
-        per_power = row["requests/s"] / row["power, DGX-A100"]
-        table.add_row(name, *cells, f"{per_dollar:.4f}", f"{per_power:.2f}")
-    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -141,5 +142,102 @@ def test_a_wrong_policy_is_named(spotwise: CommandLine, tmp_path: Path, options:
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,5,20\n")
     ended = spotwise("simulate", "run", *options.format(trace=trace).split())
+    assert ended.status == 2, ended.stderr
+    assert named in " ".join(ended.stderr.split())
+
+
+KINDS = """
+name = "kinds"
+[[machines]]
+name = "prompts"
+profile = "measured.json"
+count = 1
+pool = "prompt"
+price_per_h = 4
+power = 1
+[[machines]]
+name = "tokens"
+profile = "measured.json"
+count = 1
+pool = "token"
+price_per_h = 3
+power = 1
+[[machines]]
+name = "both"
+profile = "measured.json"
+count = 1
+price_per_h = {price}
+power = 1
+[objectives]
+seconds = {{ ttft = {{ p90 = 0.4 }}, tbt = {{ p90 = {tbt_s} }} }}
+"""
+
+
+def provision(spotwise: CommandLine, cluster: Path, text: str, options: str) -> dict[str, Any]:
+    """Search among a file's kinds of machine, and return the document."""
+    cluster.write_text(text)
+    file = cluster.with_name("found.json")
+    ended = spotwise(*f"simulate provision --cluster {cluster} {TINY} --json {file} {options}".split())
+    assert ended.status == 0, ended.stderr
+    found: dict[str, Any] = orjson.loads(file.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize(("price", "best"), [(2, "both"), (50, "prompts+tokens")])
+def test_own_machines_are_provisioned(spotwise: CommandLine, cluster: Path, price: float, best: str) -> None:
+    """In any numbers, mixed or split, by their own prices."""
+    text = KINDS.format(price=price, tbt_s=0.1)
+    found = provision(spotwise, cluster, text, "--objective cost --rate 12 --most 6,6")
+    assert set(found["designs"]) == {"both", "prompts+tokens"}
+    split = found["designs"]["prompts+tokens"]
+    assert split["cost, $/h"] == 4 * split["prompt machines"] + 3 * split["token machines"]
+    assert found["designs"]["both"]["cost, $/h"] == price * found["designs"]["both"]["prompt machines"]
+    assert min(found["designs"], key=lambda name: found["designs"][name]["cost, $/h"]) == best
+
+
+def test_own_objectives_decide_what_a_budget_carries(spotwise: CommandLine, cluster: Path) -> None:
+    """The stricter the bound of the file, the lower the rate."""
+    options = "--objective throughput --max-machines 2 --step 2 --designs both"
+    loose, strict = (
+        provision(spotwise, cluster, KINDS.format(price=2, tbt_s=tbt_s), options)["designs"]["both"]["requests/s"]
+        for tbt_s in (0.2, 0.06)
+    )
+    assert 0 < strict < loose
+
+
+def test_a_changed_file_is_searched_again(spotwise: CommandLine, cluster: Path) -> None:
+    """Kept runs are those of the same machines."""
+    runs = cluster.with_name("runs")
+    options = f"--objective cost --rate 4 --most 3,3 --designs both --runs {runs}"
+    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.1), options)
+    kept = runs.read_bytes()
+    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.1), options)
+    assert runs.read_bytes() == kept
+    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.2), options)
+    assert len(runs.read_bytes()) > len(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "named"),
+    [
+        (KINDS.format(price=2, tbt_s=1), "--designs all", "--designs 'all': choose some of both, prompts+tokens"),
+        (KINDS.format(price=0, tbt_s=1), "", "--objective cost: both has no price_per_h"),
+        (KINDS.format(price=2, tbt_s=1), "--profile x.csv", "--profile: --cluster"),
+        (KINDS.format(price=2, tbt_s=1) + '[policy]\nwhen_full = "reactive"', "", "swaps KV"),
+        (
+            KINDS.format(price=2, tbt_s=1) + '[[events]]\nat_s = 1\nkind = "fail"\nmachines = 1',
+            "",
+            "machines to buy stay",
+        ),
+        (KINDS.format(price=2, tbt_s=1).partition('[[machines]]\nname = "tokens')[0], "", "make no design"),
+    ],
+)
+def test_what_cannot_be_bought_is_named(
+    spotwise: CommandLine, cluster: Path, text: str, options: str, named: str
+) -> None:
+    """Before a search begins."""
+    cluster.write_text(text)
+    arguments = f"simulate provision --objective cost --rate 4 --cluster {cluster} {options} {TINY}"
+    ended = spotwise(*arguments.split())
     assert ended.status == 2, ended.stderr
     assert named in " ".join(ended.stderr.split())

@@ -243,6 +243,7 @@ def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Pat
         ("provision --objective cost --rate 5 --max-power 7", "--max-power"),
         ("provision --objective cost --rate 5 --designs HH,XX", "--design"),
         ("provision --objective cost --rate 5 --most 7", "--most"),
+        ("provision --objective cost --rate 5 --cluster nowhere.toml", "--cluster"),
         ("paper splitwise --published-runs", "--published-runs"),
         ("paper splitwise --data nowhere", "--data"),
         ("paper splitwise --no-headlines", "--no-headlines"),

@@ -1,0 +1,108 @@
+"""Designs among which `spotwise simulate provision` searches, and the case that each is tried in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.options import command_errors, parse_designs, recorded_profile
+from spotwise.cli.simulate.run_machines import cluster_scenario
+from spotwise.simulator.costs.hardware import BLOOM_176B
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.cluster_scenario import ClusterScenario
+from spotwise.simulator.runs.clusters import Cluster, Design, Split
+from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.experiment import Case, require_runnable
+from spotwise.simulator.runs.provisioning import Objective
+from spotwise.simulator.runs.workload import ClusterWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Designs, and a case of one of them, without a rate."""
+
+    designs: Sequence[Design]
+    base: Case
+
+    def case(self, design: Design, rate: float | None) -> Case:
+        """Return a design's case, with the fewest machines."""
+        return replace(self.base, cluster=_smallest(design), rate=rate)
+
+    def require_known(self, objective: Objective, option: str) -> None:
+        """Raise `OptionError` where a kind of machine costs nothing, or draws no power, and the option is about that."""
+        if objective is Objective.MACHINES:
+            return
+        key = "price_per_h" if objective is Objective.COST else "power"
+        for design in self.designs:
+            for group in _smallest(design).groups:
+                if not (group.kind.price_per_hour if objective is Objective.COST else group.kind.power):
+                    raise OptionError(f"{option}: {group.kind.name} has no {key}; give it one in the cluster file")
+
+
+def paper_candidates(
+    names: str | None,
+    load: ClusterWorkload,
+    seconds: float,
+    model: str,
+    decode_model: DecodeModel,
+    profile: Path | None,
+) -> Candidates:
+    """Return the paper's designs, of these names or all; raises `OptionError` where an option is wrong."""
+    if recorded_profile(profile) is not None:
+        raise OptionError(
+            f"--profile {profile}: a recorded profile, and the paper's machines take a CSV of their costs; to search among "
+            "machines of your own name it in a file for --cluster"
+        )
+    designs = parse_designs(names or ",".join(DESIGNS))
+    case = Case(_smallest(designs[0]), load, None, seconds, 0, model, decode_model, profile)
+    with command_errors():
+        require_runnable(case)
+    return Candidates(designs, case)
+
+
+def own_candidates(
+    path: Path,
+    names: str | None,
+    load: ClusterWorkload,
+    seconds: float,
+    model: str,
+    decode_model: DecodeModel,
+    profile: Path | None,
+) -> Candidates:
+    """Return what a cluster file's kinds of machine make, of these names or all; raises `OptionError` where the file is wrong,
+    or an option contradicts it."""
+    others: dict[str, object] = {
+        "--profile": profile,
+        "--model": model != BLOOM_176B.name,
+        "--decode-model": decode_model is not DecodeModel.HONEST,
+    }
+    scenario = cluster_scenario(path, others)
+    assert scenario is not None
+    if scenario.changes:
+        raise OptionError(f"--cluster {path}: machines to buy stay; leave events and spot_trace out")
+    designs = _chosen(scenario, names)
+    if not designs:
+        raise OptionError(f"--cluster {path}: prompt machines without token machines make no design; add some of these")
+    candidates = Candidates(designs, scenario.case(load, None, seconds))
+    for design in candidates.designs:
+        try:
+            require_runnable(candidates.case(design, None))
+        except ValueError as error:
+            raise OptionError(f"--cluster {path}: {design.name}: {error}") from error
+    return candidates
+
+
+def _chosen(scenario: ClusterScenario, names: str | None) -> list[Design]:
+    own = {design.name: design for design in scenario.designs()}
+    if names is None:
+        return list(own.values())
+    chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    if unknown := [name for name in chosen if name not in own]:
+        raise OptionError(f"--designs {unknown[0]!r}: choose some of {', '.join(own)}")
+    return [own[name] for name in chosen]
+
+
+def _smallest(design: Design) -> Cluster:
+    return design.cluster(Split(1) if design.token is None else Split(1, 1))
