@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import IterationCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
+from spotwise.core.members import Pool
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
 from spotwise.simulator.world.machine_worker import Site
@@ -124,14 +125,29 @@ CLUSTERS = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)).fi
 )
 
 
+#: A kind of machine in one pool: the last two of its own, or the world's.
+KINDS = st.builds(
+    lambda kv_tokens, cost, latency_s, policy, overlap: SimulatedMachine(
+        replace(worlds.machine_type(kv_tokens, link_bytes_per_s=3e6, cost=cost), link_latency_s=latency_s),
+        Pool.MIXED,
+        policy,
+        overlap,
+    ),
+    st.sampled_from([560, 800, 1500, 6000]),
+    st.sampled_from([worlds.COST, TABLE]),
+    st.sampled_from([None, 0.0, 0.01]),
+    st.sampled_from([None, WorkerPolicy(prefix_caching=False, discipline=Discipline.PRIORITY)]),
+    st.sampled_from([None, Overlap(None), Overlap(100, 3)]),
+)
+
+
 @given(
     st.integers(0, 10**6),
     st.integers(1, 60),
     CLUSTERS,
     SETTINGS,
     st.sampled_from([1.0, 4.0]),
-    st.sampled_from([560, 800, 1500, 6000]),
-    st.sampled_from([worlds.COST, TABLE]),
+    st.lists(KINDS, min_size=1, max_size=3),
 )
 @settings(max_examples=60)
 def test_groups_decide_as_single_sequences_do(
@@ -140,14 +156,15 @@ def test_groups_decide_as_single_sequences_do(
     counts: tuple[int, int, int],
     chosen: WorldSettings,
     seconds: float,
-    kv_tokens: int,
-    cost: IterationCost,
+    kinds: list[SimulatedMachine],
 ) -> None:
-    """However tight memory is: a role takes over before its first decision, and gives up once memory is ample."""
-    kind = worlds.machine_type(kv_tokens, link_bytes_per_s=3e6, cost=cost)
+    """However tight memory is, and however machines differ: a role takes over before its first decision, and gives up once
+    memory is ample."""
+    homes = [machine.home_pool for machine in worlds.machines(*counts)]
+    cluster = [replace(kinds[number % len(kinds)], home_pool=home) for number, home in enumerate(homes)]
     with pytest.MonkeyPatch.context() as patch:
         handovers = _count_handovers(patch)
-        assert_same(worlds.machines(*counts, kind=kind), chosen, load(seed, requests, seconds))
+        assert_same(cluster, chosen, load(seed, requests, seconds))
     event(f"taken over: {bool(handovers['stepped'])}, given up: {bool(handovers['aggregated'])}")
 
 

@@ -48,6 +48,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "machines_left": run.left,
         "moved": run.moved,
         "recomputed": run.recomputed,
+        "restarted": run.restarted,
         "handoffs": run.handoffs,
         "handoff_bytes": run.handoff_bytes,
         "preemptions": run.preemptions,

@@ -198,7 +198,7 @@ def _report(console: Console, runs: Sequence[RunSummary], paid: PriceSeries | No
     if len(runs) > 1:
         means = SeedMeans(tuple(runs))
         console.print(means_table(means))
-        for line in mean_sentences(means):
+        for line in mean_sentences(means, paid):
             console.print(line)
         return
     (run,) = runs

@@ -143,6 +143,8 @@ def _changes(run: RunSummary) -> list[str]:
         return []
     joined = f"{_machines(run.joined)} joined, and " if run.joined else ""
     moved = f"{run.moved:,} requests moved with their KV, {run.recomputed:,} were computed again"
+    if run.restarted:
+        moved += f", and {run.restarted:,} began again whose prompts were not done"
     return [f"{joined}{_machines(run.left)} left: {moved}."]
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from spotwise.cli.simulate.run_tables import coloured_bound, count_in_words, latency_headings, rate_in_words, time_text
+from spotwise.cli.simulate.run_tables import (
+    bill,
+    coloured_bound,
+    count_in_words,
+    latency_headings,
+    rate_in_words,
+    time_text,
+)
+from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.runs.intervals import MeanInterval, SeedMeans
 from spotwise.simulator.runs.slo import MEASURED, PERCENTS
 
@@ -32,8 +40,8 @@ def means_table(means: SeedMeans) -> Table:
     return table
 
 
-def mean_sentences(means: SeedMeans) -> list[str]:
-    """Return the other figures in words."""
+def mean_sentences(means: SeedMeans, paid: PriceSeries | None) -> list[str]:
+    """Return the other figures in words, the bill among them where there are prices over time."""
     runs = means.runs
     bounds = count_in_words(runs[0].verdict.bounds)
     verdict = f"All {bounds} objectives hold with {means.holding} of {len(runs)} seeds."
@@ -47,6 +55,8 @@ def mean_sentences(means: SeedMeans) -> list[str]:
     price = means.over(lambda run: run.dollars_per_1000_requests)
     if price is not None and price.mean:
         lines.append(f"{_number(price, '{:.2f}')} $ per 1,000 requests.")
+    if (dollars := means.over(lambda run: bill(run, paid))) is not None:
+        lines.append(f"Bill: {_number(dollars, '{:,.2f}')} $ at the prices of each run.")
     return lines
 
 

@@ -31,7 +31,11 @@ class ClusterScenario:
     changes: tuple[MachineChange, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where it cannot run: a policy needs what no machine has, or all machines leave."""
+        """Raise `ValueError` where it cannot run: machines have no profiles, a policy needs what none has, or all leave."""
+        if not self.cluster.own_kinds:
+            raise ValueError(
+                f"{self.cluster.name} has no machines with profiles; paper_machine makes one of the paper's"
+            )
         lives_of(self.cluster, self.changes)
         own_setup(self.cluster, self.policy)
 

@@ -17,13 +17,10 @@ from spotwise.simulator.runs.machine_changes import MachineChange, MachineLife, 
 from spotwise.simulator.runs.metrics import PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
-from spotwise.simulator.runs.setups import ClusterSetup, own_setup, paper_setup
+from spotwise.simulator.runs.setups import ClusterSetup, own_setup, paper_setup, world_of
 from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_SLOS, AloneOn, Objectives
 from spotwise.simulator.runs.workload import ClusterWorkload
-from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.results import WorldResult
-from spotwise.simulator.world.settings import SimulatedMachine
-from spotwise.simulator.world.world import World
 
 #: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
@@ -112,6 +109,7 @@ class RunSummary:
         wall_s: real seconds; the only figure that varies between runs of a case.
         joined, left: machines that came and went before the last request's end.
         moved, recomputed: requests of machines that left, with their KV and computed again.
+        restarted: requests of such machines whose prompts were queued, computed or handed over.
         by_priority: latencies as `latencies_s`, without `itl`, by the requests' priority where the load has several.
     """
 
@@ -136,6 +134,7 @@ class RunSummary:
     left: int = 0
     moved: int = 0
     recomputed: int = 0
+    restarted: int = 0
     by_priority: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     @property
@@ -167,9 +166,8 @@ def simulate(case: Case) -> RunSummary:
     lost = LostObjectives(requests, case.objectives) if case.verdict_only else None
     reference = setup.reference if case.objectives.alone is None else AloneOn(case.objectives.alone)
     pool_of = {life.machine_id: names[life.group] for life in lives}
-    has_priorities = bool(case.workload.priorities)
-    metrics = RunMetrics(reference, pool_of, case.objectives, lost, has_priorities=has_priorities)
-    world = _world(setup, lives, metrics)
+    metrics = RunMetrics(reference, pool_of, case.objectives, lost, has_priorities=case.workload.has_priorities)
+    world = world_of(setup, lives, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
         try:
@@ -184,25 +182,6 @@ def _setup(case: Case) -> ClusterSetup:
     if case.cluster.own_kinds:
         return own_setup(case.cluster, case.policy)
     return paper_setup(case.cluster, case.model, case.decode_model, case.profile, case.policy)
-
-
-def _world(setup: ClusterSetup, lives: Sequence[MachineLife], metrics: RunMetrics) -> World:
-    """Return the world with what is to happen to its machines."""
-    queue = EventQueue()
-    first = [setup.machines[life.group] for life in lives if not life.joins]
-    changes = any(life.joins or life.gone_s is not None for life in lives)
-    world = World(first, replace(setup.settings, elastic=changes), metrics, queue)
-
-    def join(joining: tuple[str, SimulatedMachine]) -> None:
-        world.join(*joining)
-
-    for life in lives:
-        if life.joins:
-            queue.at(life.from_s, join, (life.machine_id, setup.machines[life.group]))
-    for life in lives:
-        if life.noticed_s is not None and life.gone_s is not None:
-            world.notice_at(life.noticed_s, life.machine_id, life.gone_s - life.noticed_s)
-    return world
 
 
 @contextmanager
@@ -244,6 +223,7 @@ def _summary(
         sum(life.gone_s is not None and life.gone_s <= ended_s for life in lives),
         result.moved,
         result.recomputed,
+        result.restarted,
         {priority: _latency_figures(own) for priority, own in sorted(metrics.by_priority.items())},
     )
 

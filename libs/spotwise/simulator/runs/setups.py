@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from spotwise.simulator.costs.machine_costs import (
 )
 from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.runs.clusters import Cluster, Hardware
+from spotwise.simulator.runs.machine_changes import MachineLife
 from spotwise.simulator.runs.own_machines import OwnMachine, own_world
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.observation import Observer
 from spotwise.simulator.world.settings import WITHOUT_PREFIXES, Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world.world import World
 
 #: Bytes of a gibibyte of weights in the published simulator, which takes it for a gigabyte.
 _PUBLISHED_WEIGHT_GIB = 1_000_000_000
@@ -92,6 +96,25 @@ def paper_setup(
             replace(each, policy=replace(each.policy, limits=_PUBLISHED_LIMITS)) for each in machines if each.policy
         )
     return ClusterSetup(machines, reference, _published_settings(model, policy))
+
+
+def world_of(setup: ClusterSetup, lives: Sequence[MachineLife], observer: Observer) -> World:
+    """Return the world, with what is to happen to its machines."""
+    queue = EventQueue()
+    first = [setup.machines[life.group] for life in lives if not life.joins]
+    changes = any(life.joins or life.gone_s is not None for life in lives)
+    world = World(first, replace(setup.settings, elastic=changes), observer, queue)
+
+    def join(joining: tuple[str, SimulatedMachine]) -> None:
+        world.join(*joining)
+
+    for life in lives:
+        if life.joins:
+            queue.at(life.from_s, join, (life.machine_id, setup.machines[life.group]))
+    for life in lives:
+        if life.noticed_s is not None and life.gone_s is not None:
+            world.notice_at(life.noticed_s, life.machine_id, life.gone_s - life.noticed_s)
+    return world
 
 
 def _require_host_memory(policy: ServingPolicy, is_there: bool) -> None:

@@ -75,6 +75,11 @@ class ClusterWorkload:
         if self.path is None and self.kind is ArrivalKind.TRACE:
             raise ValueError("a trace's own arrivals need the path of a trace")
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether its requests may differ in priority."""
+        return bool(self.priorities)
+
     def arrivals(self, rate: float | None, seconds: float | None, seed: int) -> Iterator[Arrival]:
         """Yield requests.
 

@@ -43,10 +43,12 @@ class MovableRequests(Protocol):
 
 @dataclass(slots=True)
 class DepartureTotals:
-    """Requests of machines that left: moved with their KV, and computed again."""
+    """Requests of machines that left: moved with their KV, computed again with the tokens that they had, and started again
+    whose prompts were queued, computed or handed over."""
 
     moved: int = 0
     recomputed: int = 0
+    restarted: int = 0
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ class WorldResult:
     Attributes:
         ended_s: simulated end of the last request.
         machines: in order of id.
-        moved, recomputed: requests of machines that left, with their KV and computed again.
+        moved, recomputed, restarted: requests of machines that left, as in `DepartureTotals`.
     """
 
     ended_s: float
@@ -46,3 +46,4 @@ class WorldResult:
     machines: tuple[MachineResult, ...]
     moved: int = 0
     recomputed: int = 0
+    restarted: int = 0

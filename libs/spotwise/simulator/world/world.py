@@ -117,6 +117,7 @@ class World:
             machines=(*self._gone, *(machine.finish() for machine in self._machines.values())),
             moved=self._departed.moved,
             recomputed=self._departed.recomputed,
+            restarted=self._departed.restarted,
         )
 
     def notice_at(self, at_s: float, machine_id: str, notice_s: float) -> None:
@@ -211,6 +212,7 @@ class World:
         for number, token_worker in self._client.worker_left(machine_id):
             if number in kept or self._has_kv(token_worker, number):
                 continue
+            self._departed.restarted += 1
             self.submit_again(number, known.get(number, self._client.progress(str(number)).output_tokens))
         return tuple(kept.values())
 

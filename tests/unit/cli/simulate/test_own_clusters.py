@@ -100,6 +100,18 @@ def test_several_seeds_give_means_with_intervals(spotwise: CommandLine, tmp_path
     assert plot.stat().st_size > 1000
 
 
+def test_several_seeds_have_a_mean_bill(spotwise: CommandLine, cluster: Path) -> None:
+    """At prices over time, each run's by its own length."""
+    prices, file = cluster.with_name("prices.csv"), cluster.with_name("run.json")
+    prices.write_text("time_s,instance_type,market,price_per_h\n0,small,spot,3600\n")
+    options = f"--prices {prices} --machines 2 --rates 2 --seeds 2 {TINY} --json {file}"
+    ended = spotwise(*f"simulate run --profile {cluster.with_name('measured.json')} {options}".split())
+    assert ended.status == 0, ended.stderr
+    assert "Bill: " in ended.stdout
+    for run in orjson.loads(file.read_bytes())["runs"]:
+        assert run["bill_usd"] == pytest.approx(2 * run["ended_s"])
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

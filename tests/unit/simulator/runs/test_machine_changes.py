@@ -13,6 +13,7 @@ from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.experiment import RunSummary, simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind, MachineLife, changes_of, lives_of
+from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.workload import ClusterWorkload
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
@@ -112,6 +113,17 @@ def test_requests_outlive_their_machines() -> None:
     assert failing.latencies_s["e2e"]["p99"] > steady.latencies_s["e2e"]["p99"]
     assert failing.spent_usd == pytest.approx(3.0 * (failing.ended_s + 10.0) / 3600)
     assert failing.dollars_per_1000_requests == pytest.approx(1000 * failing.spent_usd / failing.completed)
+
+
+def test_prompts_begin_again_where_their_machine_failed() -> None:
+    """Those that were queued or computed there; none of them had made a token."""
+    split = cluster((SLOW, 2, Pool.PROMPT), (FAST, 1, Pool.TOKEN))
+    policy = ServingPolicy(break_even=False)
+    failing = ClusterScenario(split, policy, changes=(MachineChange(3.0, FAIL, 1, "slow"),))
+    run = simulate(failing.case(ClusterWorkload("conv"), 30.0, 6.0))
+    assert (run.failed, run.left, run.recomputed) == (0, 1, 0)
+    assert run.restarted > 0
+    assert run.completed == simulate(ClusterScenario(split, policy).case(ClusterWorkload("conv"), 30.0, 6.0)).completed
 
 
 def test_machines_that_join_serve() -> None:
