@@ -19,7 +19,7 @@ from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.files.cost_profile import profile_from_json
+from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.settings import ModelServiceSettings
 
@@ -271,7 +271,7 @@ class WorkerSettings(ModelServiceSettings):
         if self.profile is None:
             return None
         try:
-            return profile_from_json(self.profile.read_bytes())
+            return read_cost_profile(self.profile)
         except (OSError, ValueError) as error:
             raise ValueError(f"SPOTWISE_PROFILE: {self.profile} is no cost profile: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.files.cost_profile import profile_from_json
+from spotwise.files.cost_profile import read_cost_profile
 from spotwise.files.fleet_file import read_fleet
 
 
@@ -19,7 +19,7 @@ def types_of(path: Path) -> tuple[FleetType, ...]:
                 "make one with spotwise profile"
             )
         try:
-            profile = profile_from_json(each.profile.read_bytes())
+            profile = read_cost_profile(each.profile)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{path}: types.{each.name}.profile: {each.profile} is no cost profile: {error}"

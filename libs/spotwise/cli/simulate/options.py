@@ -107,10 +107,10 @@ def _split(text: str) -> Split | None:
 
 
 def recorded_profile(path: Path | None) -> CostProfile | None:
-    """Return a profile written by `spotwise profile`; `None` for another file, like a CSV, or without one.
-    A JSON file that is no profile raises `OptionError`.
+    """Return a cost profile in JSON, as `spotwise profile` writes it, or TOML; `None` for another file, like a CSV, or without
+    one. Such a file that is no profile raises `OptionError`.
     """
-    return None if path is None or path.suffix.lower() != ".json" else read_profile(path, "--profile")
+    return None if path is None or path.suffix.lower() not in (".json", ".toml") else read_profile(path, "--profile")
 
 
 def parse_model(text: str) -> str:

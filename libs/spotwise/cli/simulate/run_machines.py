@@ -76,5 +76,5 @@ def paper_machines(
 def recorded_machines(machines: str | None, recorded: CostProfile, price: float) -> Cluster:
     """Return machines of one profile, in two pools or all mixed; raises `OptionError` where numbers are wrong, or missing."""
     split = parse_recorded_split(machines, recorded)
-    kind = OwnMachine(recorded.name, recorded, price)
+    kind = OwnMachine(recorded.name or _RECORDED.lower(), recorded, price)
     return Design(_RECORDED, kind, kind if split.token else None).cluster(split)

@@ -100,6 +100,19 @@ def test_several_seeds_give_means_with_intervals(spotwise: CommandLine, tmp_path
     assert plot.stat().st_size > 1000
 
 
+def test_a_profile_by_hand_is_a_machine(spotwise: CommandLine, tmp_path: Path) -> None:
+    """In TOML, where a recorded one may be."""
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        'format = "spotwise-cost-profile/1"\nkv_bytes_per_token = 1000\nkv_tokens = 50_000\n[iteration]\nkind = "table"\n'
+        "prompt = { at = [1, 512], seconds = [0.02, 0.1] }\ndecode = { at = [1, 64], seconds = [0.02, 0.03] }\n"
+        "prompt_context_s = 0\ndecode_context_s = 0\n"
+    )
+    ended = spotwise(*f"simulate run --profile {profile} --machines 2 --rates 2 {TINY}".split())
+    assert ended.status == 0, ended.stderr
+    assert "Recorded (2)" in ended.stdout
+
+
 def test_several_seeds_have_a_mean_bill(spotwise: CommandLine, cluster: Path) -> None:
     """At prices over time, each run's by its own length."""
     prices, file = cluster.with_name("prices.csv"), cluster.with_name("run.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK
 from spotwise.core.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
@@ -43,6 +43,22 @@ def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValidationError, match=r"profile\.json is no cost profile"):
             SimulatedWorkerSettings(model_dir=model_dir, profile=path)
+
+
+def test_costs_may_be_written_by_hand(model_dir: Path) -> None:
+    """In TOML, with the keys of the JSON document."""
+    path = model_dir / "profile.toml"
+    path.write_text(
+        'format = "spotwise-cost-profile/1"\nname = "mine"\nkv_bytes_per_token = 1000\nkv_tokens = 5000\n'
+        'link = { latency_s = 0.001, bytes_per_s = 1e9 }\n[iteration]\nkind = "linear"\nfixed_s = 0.01\n'
+        "prompt_token_s = 1e-4\nprompt_context_s = 0\ndecode_s = 1e-3\ndecode_context_s = 0\n"
+    )
+    costs = SimulatedWorkerSettings(model_dir=model_dir, profile=path).costs()
+    assert (costs.name, costs.kv_tokens, costs.iteration) == (
+        "mine",
+        5000,
+        LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0),
+    )
 
 
 @pytest.mark.parametrize("pool", [Pool.PROMPT, Pool.TOKEN])
