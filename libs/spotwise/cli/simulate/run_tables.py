@@ -144,7 +144,7 @@ def _changes(run: RunSummary) -> list[str]:
     joined = f"{_machines(run.joined)} joined, and " if run.joined else ""
     moved = f"{run.moved:,} requests moved with their KV, {run.recomputed:,} were computed again"
     if run.restarted:
-        moved += f", and {run.restarted:,} began again whose prompts were not done"
+        moved += f", and {run.restarted:,} began again before their first token"
     return [f"{joined}{_machines(run.left)} left: {moved}."]
 
 

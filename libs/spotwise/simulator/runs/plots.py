@@ -69,6 +69,7 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
                 points, style = _means(own, metric, column), _style(own[0], place)
                 axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **style)
             bounds = {own[0].verdict.slowdowns[metric][column][1] for own in runs.values() if own}
+            axes.set_ylim(bottom=0)
             for bound in sorted(each for each in bounds if each is not None):
                 _draw_bound(axes, bound)
             axes.set_title(f"{metric.upper()} p{percent}", fontsize=9)

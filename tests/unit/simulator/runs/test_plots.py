@@ -59,6 +59,22 @@ def test_latencies_have_a_panel_for_each_objective() -> None:
         assert axes.get_ylim() == (0, 2 * bound)
 
 
+def test_clusters_of_ones_own_are_drawn_with_their_own_bounds() -> None:
+    """A panel without an objective has no bound, and clusters that the paper has not have colours of their own."""
+    own = replace(
+        run("Splitwise-HH", 20.0, 1.5),
+        verdict=Verdict(dict.fromkeys(BOUNDS, ((1.5, None), (1.5, 4.0), (1.5, None))), 0),
+    )
+    cluster = replace(own.case.cluster, name="mine")
+    mine = replace(own, case=replace(own.case, cluster=cluster))
+    other = replace(mine, case=replace(own.case, cluster=replace(cluster, name="other")))
+    figure = plot_latencies({"mine": [mine], "other": [other]})
+    assert [len(axes.get_lines()) for axes in figure.axes] == [2, 3, 2] * 3
+    assert [axes.get_ylim()[0] for axes in figure.axes] == [0.0] * 9
+    first, second = figure.axes[0].get_lines()
+    assert first.get_color() != second.get_color()
+
+
 def test_batch_sizes_have_a_line_for_each_pool() -> None:
     """Each pool has a line: the share of time with at most so many tokens in a batch."""
     (axes,) = plot_batch_sizes([run("Splitwise-HH", 20.0, 1.0)]).axes
