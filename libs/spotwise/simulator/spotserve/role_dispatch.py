@@ -53,7 +53,7 @@ class PipelineCost:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _JobArrival(Arrival):
     job: Job
 
@@ -141,7 +141,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def arrive(self, job: Job) -> None:
         """Submit a request."""
-        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job)
+        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job=job)
         number = self._world.submit(arrival)
         self._jobs[number], self._numbers[job] = job, number
 
