@@ -49,6 +49,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "handoffs": run.handoffs,
         "handoff_bytes": run.handoff_bytes,
         "preemptions": run.preemptions,
+        "cached_prompt_share": run.cached_share,
         "wall_s": run.wall_s,
     }
 

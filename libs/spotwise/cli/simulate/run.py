@@ -17,6 +17,7 @@ from spotwise.cli.number_lists import ascending
 from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
+    BlockTokensOption,
     DecodeModelOption,
     JobsOption,
     JointlyOption,
@@ -34,6 +35,7 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.run_marks import prefix_lines
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
@@ -45,6 +47,7 @@ from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind
 
 _NOTICE_S = 30.0
@@ -61,6 +64,10 @@ def run(
     trace: TraceOption = None,
     arrivals: ArrivalsOption = ArrivalKind.POISSON,
     jointly: JointlyOption = False,
+    block_tokens: BlockTokensOption = MOONCAKE_BLOCK_TOKENS,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse equal beginnings of prompts, where the trace has hashes of their blocks.")
+    ] = True,
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
     ] = None,
@@ -95,7 +102,7 @@ def run(
     json: JsonOption = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
-    load = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly, block_tokens=block_tokens)
     recorded = recorded_profile(profile)
     if recorded is None:
         name, split = _paper_machines(design, machines, workload, price, prices)
@@ -126,6 +133,7 @@ def run(
         recorded,
         price,
         leaving=_leaving_machines(leaving, notice, split),
+        prefix_caching=prefix_caching,
     )
     if plot is not None:
         require_plotting(plot)
@@ -271,6 +279,7 @@ def sentences(run: RunSummary) -> list[str]:
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         *_left(run),
+        *prefix_lines(run),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
     ]

@@ -73,6 +73,7 @@ class Case:
         verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
             that time count as failed.
         leaving: machines that leave in the course of the run.
+        prefix_caching: workers reuse equal beginnings of prompts, where the workload knows them; not in the published settings.
     """
 
     design: str
@@ -89,6 +90,13 @@ class Case:
     price_per_hour: float = 0.0
     verdict_only: bool = False
     leaving: LeavingMachines | None = None
+    prefix_caching: bool = True
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether its workers have prefix caches; raises TraceError if its trace cannot be read."""
+        is_live = self.recorded is not None or self.decode_model is DecodeModel.HONEST
+        return self.prefix_caching and is_live and self.workload.knows_contents
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -136,6 +144,7 @@ class RunSummary:
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
         moved, recomputed: requests of machines that left, with their KV and computed again.
+        cached_share: of the completed requests' prompt tokens, those found in prefix caches; `None` without these.
     """
 
     case: Case
@@ -156,6 +165,7 @@ class RunSummary:
     wall_s: float = field(compare=False)
     moved: int = 0
     recomputed: int = 0
+    cached_share: float | None = None
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
@@ -178,13 +188,17 @@ def simulate(case: Case) -> RunSummary:
         ProfileError, TraceError: a file is wrong.
         ValueError: the model does not fit a machine, or the split not the design; or all machines leave.
     """
-    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
+    limits = BatchLimits(max_num_batched_tokens=case.chunk_tokens)
+    policy = WorkerPolicy(prefix_caching=case.caches_prefixes, limits=limits)
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
     cluster = setup.design.cluster(case.split, setup.costs)
     home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
     metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
-    world = World(cluster, replace(setup.settings, elastic=case.leaving is not None), metrics)
+    settings = replace(setup.settings, elastic=case.leaving is not None)
+    if case.caches_prefixes:
+        settings = replace(settings, pools=PoolPolicy())
+    world = World(cluster, settings, metrics)
     if case.leaving is not None:
         _give_notice(world, list(home_pools), case.leaving)
     began_s = time.perf_counter()
@@ -289,6 +303,7 @@ def _summary(
         wall_s,
         result.moved,
         result.recomputed,
+        metrics.cached_share if case.caches_prefixes else None,
     )
 
 

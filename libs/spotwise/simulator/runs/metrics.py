@@ -35,7 +35,7 @@ class RunMetrics:
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         pools: by name, in order of their first iteration.
-        output_tokens: of completed requests.
+        output_tokens: of completed requests; `prompt_tokens` and `cached_tokens`, those found in prefix caches, as well.
         finishes: answer times, seconds from the start.
 
     Args:
@@ -55,12 +55,14 @@ class RunMetrics:
         self.pools: dict[str, PoolFigures] = {}
         self.failed = 0
         self.first_failure: str | None = None
-        self.output_tokens = 0
+        self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.finishes = Percentiles()
 
     def request_completed(self, request: CompletedRequest) -> None:
         """Count a request's latencies; raises ObjectivesLostError if an SLO is broken and only the verdict matters."""
         self.output_tokens += request.arrival.output_tokens
+        self.prompt_tokens += request.arrival.prompt_tokens
+        self.cached_tokens += request.cached_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
         self._count("ttft", request.ttft_s, alone.ttft_s)
@@ -93,6 +95,11 @@ class RunMetrics:
         self.slowdowns[metric].add(seconds / alone_s)
         if self._lost is not None:
             self._lost.count(metric, seconds / alone_s)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were found in prefix caches, 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def steady_requests_per_s(self) -> float | None:

@@ -54,6 +54,33 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     assert run["requests"]["completed"] == 30
 
 
+def test_equal_beginnings_of_prompts_are_found_again(spotwise: CommandLine, tmp_path: Path) -> None:
+    """The report has the share of the prompt tokens; or why there is none, where the trace has hashes and they do not count."""
+    trace, file = tmp_path / "chats.jsonl", tmp_path / "run.json"
+    line = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
+    trace.write_text("\n".join(line.format(second, second) for second in range(10)))
+    command = f"simulate run --design HH --machines 1,1 --trace {trace} --block-tokens 16 --jobs 1 --json {file}"
+
+    def shares(more: str) -> tuple[float | None, str]:
+        ended = spotwise(*f"{command} {more}".split())
+        assert ended.status == 0, ended.stderr
+        (run,) = orjson.loads(file.read_bytes())["runs"]
+        return run["cached_prompt_share"], " ".join(ended.stdout.split())
+
+    share, report = shares("--arrivals trace")
+    assert share == pytest.approx(0.9 * 48 / 64)
+    assert "67.5% of the prompt tokens were found in prefix caches" in report
+    share, report = shares("--arrivals trace --no-prefix-caching")
+    assert share is None
+    assert "prefix caches" not in report
+    share, report = shares("--rates 2 --seconds 5")
+    assert share is None
+    assert "Nothing was found in prefix caches: random arrivals are of sizes alone" in report
+    share, report = shares("--arrivals trace --decode-model published")
+    assert share is None
+    assert "Nothing was found in prefix caches: the published simulator has none" in report
+
+
 def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
     """The reason of the first failed request is in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
