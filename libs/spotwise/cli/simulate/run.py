@@ -35,6 +35,7 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.request_files import require_request_file, simulate_with_requests
 from spotwise.cli.simulate.run_marks import prefix_lines
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
@@ -99,6 +100,9 @@ def run(
     plot: Annotated[
         Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) into this file.")
     ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(help="Write every request's latencies into this file, .csv or .parquet.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
@@ -138,12 +142,17 @@ def run(
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
+    require_request_file(requests)
     console = report_console()
     swept: list[float | None] = [None if is_own else 50.0]
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = [replace(case, rate=rate) for rate in swept]
-    runs = list(Simulations(console, jobs).carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
+    simulations = Simulations(console, jobs)
+    if requests is None:
+        runs = list(simulations.carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
+    else:
+        runs = simulate_with_requests(simulations, cases, requests)
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))
@@ -152,6 +161,8 @@ def run(
     about = environment(simulation="run")
     documents = [run_document(summary) | {"bill_usd": _bill(summary, paid)} for summary in runs]
     write_document({"environment": about, "runs": documents}, json, console)
+    if requests is not None:
+        console.print(f"requests written to {requests}", style="dim")
     if plot is not None:
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
         save(figure, plot)

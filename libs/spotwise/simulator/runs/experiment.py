@@ -30,6 +30,7 @@ from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLo
 from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
+from spotwise.simulator.runs.request_rows import MetricsAndRows, RequestRows
 from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
 from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.world.results import WorldResult
@@ -181,8 +182,11 @@ class _Setup:
     settings: WorldSettings
 
 
-def simulate(case: Case) -> RunSummary:
+def simulate(case: Case, rows: RequestRows | None = None) -> RunSummary:
     """Run a case until its last request ends.
+
+    Args:
+        rows: takes every request as it ends.
 
     Raises:
         ProfileError, TraceError: a file is wrong.
@@ -195,10 +199,10 @@ def simulate(case: Case) -> RunSummary:
     home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
     metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
-    settings = replace(setup.settings, elastic=case.leaving is not None)
+    settings = replace(setup.settings, elastic=case.leaving is not None, reports_machines=rows is not None)
     if case.caches_prefixes:
         settings = replace(settings, pools=PoolPolicy())
-    world = World(cluster, settings, metrics)
+    world = World(cluster, settings, metrics if rows is None else MetricsAndRows(metrics, rows))
     if case.leaving is not None:
         _give_notice(world, list(home_pools), case.leaving)
     began_s = time.perf_counter()

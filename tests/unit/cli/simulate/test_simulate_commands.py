@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from pathlib import Path
 
 import orjson
@@ -79,6 +81,63 @@ def test_equal_beginnings_of_prompts_are_found_again(spotwise: CommandLine, tmp_
     share, report = shares("--arrivals trace --decode-model published")
     assert share is None
     assert "Nothing was found in prefix caches: the published simulator has none" in report
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_request_is_a_row(spotwise: CommandLine, tmp_path: Path, jobs: int) -> None:
+    """The runs of all rates are in one file, whose latencies are those of the report; nothing else is left in the folder."""
+    rows, file = tmp_path / "rows" / "requests.csv", tmp_path / "run.json"
+    rows.parent.mkdir()
+    command = f"simulate run --design HA --machines 2,1 --workload code --seconds 10 --rates 2,4 --seed 3 --jobs {jobs}"
+    ended = spotwise(*f"{command} --requests {rows} --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    assert f"requests written to {rows}" in ended.stdout.replace("\n", "")
+    requests = list(csv.DictReader(rows.read_text().splitlines()))
+    for run in orjson.loads(file.read_bytes())["runs"]:
+        own = [each for each in requests if float(each["rate"]) == run["rate"]]
+        assert len(own) == run["requests"]["completed"]
+        for metric in ("ttft", "e2e"):
+            mean = sum(float(each[f"{metric}_s"]) for each in own) / len(own)
+            assert mean == pytest.approx(run["latencies_s"][metric]["mean"])
+        assert [float(each["finished_s"]) for each in own] == sorted(float(each["finished_s"]) for each in own)
+        assert max(float(each["finished_s"]) for each in own) == run["ended_s"]
+    first = requests[0]
+    assert (first["seed"], first["cached_tokens"], first["failure"]) == ("3", "0", "")
+    assert float(first["arrival_s"]) + float(first["e2e_s"]) == pytest.approx(float(first["finished_s"]))
+    assert {each["prompt_machine"] for each in requests} <= {"m0", "m1", "m2"}
+    assert list(rows.parent.iterdir()) == [rows]
+    assert orjson.loads(file.read_bytes())["runs"] == _as_without_rows(spotwise, command, file)
+
+
+def _as_without_rows(spotwise: CommandLine, command: str, file: Path) -> object:
+    """The same runs, with the real seconds of those before."""
+    walls = [run["wall_s"] for run in orjson.loads(file.read_bytes())["runs"]]
+    assert spotwise(*f"{command} --json {file}".split()).status == 0
+    return [run | {"wall_s": wall} for run, wall in zip(orjson.loads(file.read_bytes())["runs"], walls, strict=True)]
+
+
+def test_a_failed_request_is_a_row_with_its_reason(spotwise: CommandLine, tmp_path: Path) -> None:
+    trace, rows = tmp_path / "mine.csv", tmp_path / "requests.csv"
+    trace.write_text("time,input_tokens,output_tokens\n1,200000,9\n2,50,1\n")
+    command = f"simulate run --design Baseline-H100 --machines 1 --trace {trace} --arrivals trace --jobs 1"
+    ended = spotwise(*f"{command} --requests {rows}".split())
+    assert ended.status == 0, ended.stderr
+    failed, completed = sorted(csv.DictReader(rows.read_text().splitlines()), key=lambda each: float(each["arrival_s"]))
+    assert (failed["prompt_tokens"], failed["e2e_s"], failed["rate"]) == ("200000", "", "")
+    assert failed["failure"].startswith("never_fits: ")
+    assert (completed["failure"], completed["tbt_s"]) == ("", "")
+    assert float(completed["ttft_s"]) == float(completed["e2e_s"])
+
+
+def test_a_file_of_requests_that_cannot_be_written_is_refused(
+    spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is simulated; Parquet without pyarrow says what to install."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name, why in (("rows.txt", "ends neither in .csv nor in .parquet"), ("rows.parquet", "`pip install pyarrow`")):
+        ended = spotwise(*f"simulate run --requests {tmp_path / name}".split())
+        assert ended.status == 2
+        assert why in " ".join(ended.stderr.split())
 
 
 def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
