@@ -14,6 +14,7 @@ from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
+from spotwise.cli.profile_reach import extrapolation_lines
 from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
@@ -291,6 +292,7 @@ def sentences(run: RunSummary) -> list[str]:
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         *_left(run),
         *prefix_lines(run),
+        *extrapolation_lines(run.case.recorded, run.beyond_profile),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
     ]

@@ -13,6 +13,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
+from spotwise.cli.profile_reach import load_lines
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.market_options import (
     BudgetOption,
@@ -222,7 +223,7 @@ def spot(
         nodes_trace,
         arrivals,
         served,
-        costs.name,
+        costs,
         surroundings,
         drain,
         pricing,
@@ -235,6 +236,8 @@ def spot(
     assumed = [what for what, option in given.items() if option is None]
     for line in input_lines(inputs, assumed):
         console.print(line, highlight=False)
+    for line in load_lines(costs, inputs.beyond):
+        console.print(line, style="yellow", highlight=False)
     results = Simulations(console, jobs).each(runs, simulate_fleet, lambda result: result.system, "simulating")
     console.print(fleet_table(inputs, results))
     for line in unserved_lines(inputs, results):

@@ -14,6 +14,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cost_model import IterationCost
 from spotwise.core.cost_profile import CostProfile
+from spotwise.core.measured_range import Extrapolation
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.costs.machine_costs import (
@@ -145,6 +146,7 @@ class RunSummary:
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
         moved, recomputed: requests of machines that left, with their KV and computed again.
+        beyond_profile: the part of the time that a recorded profile did not measure; `None` where that is not known.
         cached_share: of the completed requests' prompt tokens, those found in prefix caches; `None` without these.
     """
 
@@ -167,6 +169,7 @@ class RunSummary:
     moved: int = 0
     recomputed: int = 0
     cached_share: float | None = None
+    beyond_profile: Extrapolation | None = None
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
@@ -198,7 +201,8 @@ def simulate(case: Case, rows: RequestRows | None = None) -> RunSummary:
     cluster = setup.design.cluster(case.split, setup.costs)
     home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
-    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
+    measured = None if case.recorded is None else case.recorded.measured
+    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None, measured)
     settings = replace(setup.settings, elastic=case.leaving is not None, reports_machines=rows is not None)
     if case.caches_prefixes:
         settings = replace(settings, pools=PoolPolicy())
@@ -308,6 +312,7 @@ def _summary(
         result.moved,
         result.recomputed,
         metrics.cached_share if case.caches_prefixes else None,
+        None if metrics.beyond is None else metrics.beyond.extrapolation(),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.core.measured_range import MeasuredRange, TimeBeyond
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
@@ -42,14 +43,20 @@ class RunMetrics:
         uncontended: reference of slowdowns.
         pool_of: the pool of each machine, by its id.
         lost: ends the run at the first broken SLO; `None` lets it run to its end.
+        measured: range of the machines' profile, whose excess `beyond` counts; `None` counts nothing.
     """
 
     def __init__(
-        self, uncontended: Uncontended, pool_of: Mapping[str, str], lost: LostObjectives | None = None
+        self,
+        uncontended: Uncontended,
+        pool_of: Mapping[str, str],
+        lost: LostObjectives | None = None,
+        measured: MeasuredRange | None = None,
     ) -> None:
         self._uncontended = uncontended
         self._pool_of = pool_of
         self._lost = lost
+        self.beyond = None if measured is None else TimeBeyond(measured)
         self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
@@ -85,6 +92,8 @@ class RunMetrics:
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
         pool.iterations += iterations
         pool.decode_tokens += shape.decodes * iterations
+        if self.beyond is not None:
+            self.beyond.count(shape, seconds)
 
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
         """Count gaps between tokens."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.wire.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
 
@@ -170,6 +172,33 @@ def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, 
     assert (run["design"], run["model"], run["decode_model"]) == ("Recorded", BUILT_IN.name, None)
     assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
     assert "DGX-A100" not in ended.stdout
+
+
+def test_time_beyond_the_profile_is_marked(spotwise: CommandLine, tmp_path: Path) -> None:
+    """In the report and in the file; a profile that reaches far enough has a share of 0, one that does not say has none."""
+    profile, file = tmp_path / "machine.json", tmp_path / "run.json"
+    command = f"simulate run --profile {profile} --machines 2 --rates 2 {TINY} --json {file}"
+
+    def run(measured: MeasuredRange | None) -> tuple[object, str]:
+        profile.write_bytes(orjson.dumps(profile_as_dict(replace(BUILT_IN, name="mine", measured=measured))))
+        ended = spotwise(*command.split())
+        assert ended.status == 0, ended.stderr
+        (document,) = orjson.loads(file.read_bytes())["runs"]
+        return document["beyond_profile"], " ".join(ended.stdout.split())
+
+    beyond, report = run(MeasuredRange(64, 32.0, 2, 80.0))
+    assert isinstance(beyond, dict)
+    assert beyond["measured"]["prompt_tokens"] == 64
+    assert 0.9 < beyond["share"] <= 1.0
+    assert beyond["shares"]["decode_context"] <= beyond["share"]
+    assert "of the iterations' time lies beyond what the profile measured" in report
+    beyond, report = run(MeasuredRange(100_000, 100_000.0, 1000, 100_000.0))
+    assert isinstance(beyond, dict)
+    assert (beyond["share"], beyond["shares"]) == (0.0, {})
+    assert "the profile" not in report.lower()
+    beyond, report = run(None)
+    assert beyond is None
+    assert "The profile does not say how far it was measured" in report
 
 
 @pytest.mark.parametrize(("rates", "name"), [("1", "batches.svg"), ("1,2", "latencies.png")])
