@@ -33,6 +33,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
             for metric, figures in run.verdict.slowdowns.items()
         },
         "objectives_hold": run.verdict.holds,
+        "steady_state": run.is_steady,
         "pools": {
             name: {
                 "machines": pool.machines,

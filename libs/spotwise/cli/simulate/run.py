@@ -37,7 +37,7 @@ from spotwise.cli.simulate.options import (
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.request_files import require_request_file, simulate_with_requests
-from spotwise.cli.simulate.run_marks import prefix_lines
+from spotwise.cli.simulate.run_marks import prefix_lines, steady_lines
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
@@ -291,6 +291,7 @@ def sentences(run: RunSummary) -> list[str]:
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         *_left(run),
+        *steady_lines(run),
         *prefix_lines(run),
         *extrapolation_lines(run.case.recorded, run.beyond_profile),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "

@@ -33,6 +33,7 @@ from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
 from spotwise.simulator.runs.request_rows import MetricsAndRows, RequestRows
 from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.runs.steady_state import is_steady
 from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.world.results import WorldResult
 from spotwise.simulator.world.settings import Overlap, WorldSettings
@@ -170,6 +171,11 @@ class RunSummary:
     recomputed: int = 0
     cached_share: float | None = None
     beyond_profile: Extrapolation | None = None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it reached a steady state; of a run to its end."""
+        return is_steady(self.latencies_s.get("e2e", {}).get("mean"), self.case.seconds or self.ended_s)
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
