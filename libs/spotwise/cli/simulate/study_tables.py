@@ -108,7 +108,7 @@ def unsteady_lines(found: Findings[Any]) -> list[str]:
     lines = "; ".join(f"{line} at {', '.join(at)}" for line, at in places.items())
     return [
         f"{found.study.name}: {len(unsteady)} of {len(found.points)} points reach no steady state (latency is above "
-        f"{STEADY_SHARE:g} of the time in which requests arrive, or some have no answer), and depend on the run's length: {lines}"
+        f"{STEADY_SHARE:g} of the time in which requests arrive, or some have no answer) and depend on its length: {lines}"
     ]
 
 
