@@ -65,9 +65,7 @@ def spot(
     trace: Annotated[
         Path, typer.Option(help="Availability: lines of milliseconds,add|remove,node, or SpotServe's JSON lists.")
     ],
-    load: Annotated[
-        Path | None, typer.Option(help="Requests in the Azure format, at their own times and sizes.")
-    ] = None,
+    load: Annotated[Path | None, typer.Option(help="Requests of this trace, at their own times and sizes.")] = None,
     rate: Annotated[
         float | None,
         typer.Option(min=1e-6, help="Requests a second, at random; with --load, its gaps are scaled to this rate."),
