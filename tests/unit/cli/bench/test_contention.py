@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -49,7 +50,10 @@ def test_only_what_disturbs_is_reported() -> None:
 
 
 def test_another_process_that_computes_is_seen() -> None:
-    """Seen as another where it is no descendant, and as the command's own where it is one."""
+    """Seen as another where it is no descendant, and as the command's own where it is one. On one core, however many there
+    are."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -58,6 +62,7 @@ def test_another_process_that_computes_is_seen() -> None:
         time.sleep(1.5)
         after, own_after = CoreUse.so_far(of_sleeper), CoreUse.so_far()
     finally:
+        os.sched_setaffinity(0, allowed)
         for process in (sleeper, burner):
             process.kill()
             process.wait()

@@ -11,7 +11,7 @@ import pytest
 from spotwise.core.cost_profile import BUILT_IN
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import Split
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import Case, LeavingMachines, simulate
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
@@ -73,6 +73,20 @@ def test_whole_requests_are_drawn_with_the_same_sizes(tmp_path: Path) -> None:
     sizes = [(each.at_s, each.prompt_tokens, each.output_tokens) for each in jointly.arrivals(3.0, 9.0, seed=4)]
     without = replace(jointly, path=bare).arrivals(3.0, 9.0, seed=4)
     assert sizes == [(each.at_s, each.prompt_tokens, each.output_tokens) for each in without]
+
+
+def test_requests_of_machines_that_leave_keep_their_contents(tmp_path: Path) -> None:
+    """Whatever becomes of them; and prompts in chunks are found as whole ones are."""
+    case = replace(own(tmp_path), split=Split(3))
+    for changed in (
+        replace(case, leaving=LeavingMachines(2, 5.0, 0.5)),
+        replace(case, leaving=LeavingMachines(2, 5.0, 0.0)),
+        replace(case, chunk_tokens=512),
+    ):
+        run = simulate(changed)
+        assert (run.completed, run.failed) == (20, 0)
+        assert run.cached_share is not None
+        assert 0.3 < run.cached_share < 0.7
 
 
 def test_the_published_settings_have_no_prefix_cache(tmp_path: Path) -> None:

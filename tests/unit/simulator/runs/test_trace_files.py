@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_mooncakes_blocks_come_along(tmp_path: Path) -> None:
         Arrival(0.0, 1030, 52, PromptBlocks((46, 47, 48), 512)),
         Arrival(3.055, 600, 26, PromptBlocks((46, 49), 512)),
     ]
+
+
+def test_json_lines_are_read_as_far_as_they_are_used(tmp_path: Path) -> None:
+    """As CSV is: an error in a later line is raised when the line is reached."""
+    arrivals = trace_arrivals(write(tmp_path, MOONCAKE + "nonsense"))
+    assert len(list(islice(arrivals, 2))) == 2
+    with pytest.raises(TraceError, match="line 3: no JSON"):
+        next(arrivals)
 
 
 def test_blocks_of_other_sizes_and_names_are_read(tmp_path: Path) -> None:
