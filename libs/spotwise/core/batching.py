@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from spotwise.core.values import value
+
 
 class BatchRow(NamedTuple):
     """One sequence's row: `num_tokens` computed from `first_position` on (the tokens with KV), 1 in a decode; position p is in
@@ -31,7 +33,7 @@ class BatchRow(NamedTuple):
         return self.num_tokens == 1 and self.first_position > 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """One iteration's rows, decodes and prefills together, in order of arrival."""
 
@@ -48,7 +50,7 @@ class Batch:
         return sum([row.num_tokens for row in self.rows if row.num_tokens > 1 or row.first_position == 0])
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchLimits:
     """Bounds of one iteration; a single whole prompt may exceed `max_prompt_tokens`. `max_num_batched_tokens` includes decodes
     and cuts prompts to fit (`None`: prompts run whole); at least `max_num_seqs`, so that a prompt always gets a token.

@@ -15,12 +15,13 @@ from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 from spotwise.core.batching import Batch
+from spotwise.core.values import value
 
 #: Bandwidth of a link without a limit; finite, since JSON has no infinity.
 FLAT_BYTES_PER_S = 1e18
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchShape:
     """What an iteration's time depends on; `prompt_context` counts pairs of a prompt token and a token that it attends to,
     `decode_context` the tokens that all decodes attend to.

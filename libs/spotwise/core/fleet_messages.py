@@ -8,13 +8,12 @@ Devices of an instance are named after it: `ID` or `ID-SUFFIX`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadReported:
     """A gateway's requests since its last report.
 
@@ -36,7 +35,7 @@ class LoadReported:
     late: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FleetInstance:
     """An instance of the mesh.
 
@@ -61,7 +60,7 @@ class FleetInstance:
     why_leaving: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceOffer:
     """What can be bought.
 
@@ -81,7 +80,7 @@ class InstanceOffer:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LearnedLives:
     """How long spot instances of a type live, from the fleet's own history of so many `ends` among `lives`."""
 
@@ -92,7 +91,7 @@ class LearnedLives:
     ends: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Purchase:
     """An order of `count` instances of any of some types, the preferred one first."""
 
@@ -103,7 +102,7 @@ class Purchase:
     zone: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PurchaseStatus:
     """What became of a purchase since Unix time `since_s`; `got`: instances that it brought; `problem`: why not all."""
 
@@ -114,7 +113,7 @@ class PurchaseStatus:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceRelease:
     """An instance to give back: its devices leave at once, by Unix time `deadline_s` at the latest, and then it is released."""
 
@@ -123,7 +122,7 @@ class InstanceRelease:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FleetReported:
     """The fleet as the watcher with the provider sees it.
 
@@ -153,7 +152,7 @@ class FleetReported:
         return self.at_s > other.at_s
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FleetOrder:
     """What the planner wants done, all of it each time; `number` grows within a term."""
 
@@ -164,12 +163,12 @@ class FleetOrder:
     releases: tuple[InstanceRelease, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ShowFleet:
     """Answer with the fleet, and why it is as it is (`FleetView`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InstanceReason:
     """Why an instance is there."""
 
@@ -177,7 +176,7 @@ class InstanceReason:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WantedInstances:
     """Instances of a type that the chosen configuration takes, and those held beside them."""
 
@@ -187,7 +186,7 @@ class WantedInstances:
     spares: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FleetView:
     """The planner's answer to `ShowFleet`.
 

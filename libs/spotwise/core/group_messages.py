@@ -8,12 +8,12 @@ role, each for the device's part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.record import KvHandoff, KvShare, RequestRecord
 from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.sampling import SampledToken
+from spotwise.core.values import value
 from spotwise.core.worker import commands as c
 
 #: A member of a group that shows no sign of life for so long is gone, unless a process is told otherwise.
@@ -28,7 +28,7 @@ class GroupExchange(StrEnum):
     TCP = "tcp"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FormGroup:
     """Be the device of one position of a group; drops the sequences of the group before.
 
@@ -61,21 +61,21 @@ class FormGroup:
     weights: tuple[PlannedWeights, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AddGroupSequence:
     """Add a sequence."""
 
     record: RequestRecord
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropGroupSequence:
     """Forget a sequence; idempotent."""
 
     sequence_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendGroupTokens:
     """Append tokens that another device sampled, one to each sequence."""
 
@@ -83,7 +83,7 @@ class AppendGroupTokens:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepRow:
     """A row of a batch; its blocks are the first `kept_blocks` of the sequence's last row, and `new_block_ids`."""
 
@@ -94,7 +94,7 @@ class StepRow:
     new_block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStep:
     """Compute a batch; `number` counts a group's steps from 1."""
 
@@ -102,7 +102,7 @@ class RunStep:
     rows: tuple[StepRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapGroupKv:
     """Copy blocks of the KV cache to the host's blocks, or back; `number` counts a group's swaps from 1."""
 
@@ -112,7 +112,7 @@ class SwapGroupKv:
     to_host: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DissolveGroup:
     """Be in no group, and end what runs; weights stay.
 
@@ -142,7 +142,7 @@ GroupOrder = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceOffered:
     """What a process has for a group; a device's first report of a stream.
 
@@ -158,7 +158,7 @@ class DeviceOffered:
     exchange_address: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadedWeights:
     """What a device did for its part: bytes of weights that it has got from other devices, of them from others than were
     planned, and read from its folder. All 0: it had the part already, or gets it while the group serves.
@@ -169,7 +169,7 @@ class LoadedWeights:
     read_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupJoined:
     """The device has loaded its part of the model, and knows that all others have joined the exchange.
 
@@ -185,7 +185,7 @@ class GroupJoined:
     share: KvShare
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepEnded:
     """The device that samples has computed a step."""
 
@@ -194,7 +194,7 @@ class StepEnded:
     sampled: tuple[SampledToken, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepFailed:
     """A step could not be computed, and no later one can be: the group is broken."""
 
@@ -203,7 +203,7 @@ class StepFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupSwapEnded:
     """A swap is complete, or `error` says why not."""
 
@@ -212,7 +212,7 @@ class GroupSwapEnded:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupRefused:
     """The device cannot be part of the group, as long as the order stays the same."""
 
@@ -220,7 +220,7 @@ class GroupRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupBroken:
     """The device has left the group: a member was lost, or could not be reached. The same members may form another."""
 
@@ -228,7 +228,7 @@ class GroupBroken:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PartArrived:
     """The device's part of a hand-off is complete and verified in its reserved blocks."""
 

@@ -7,10 +7,11 @@ of any shapes is one rectangle for each overlapping pair of parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvPart:
     """Layers and KV heads, consecutive, by their numbers in the model; raises `ValueError` without any."""
 

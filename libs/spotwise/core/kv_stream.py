@@ -8,10 +8,10 @@ Source: layer-wise transfer, Splitwise, section 4.3; here blocks of earlier prom
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvChunk:
     """A rectangle of cells; blocks are counted from the prompt's first."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from spotwise.core.values import value
 
 #: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
 #: prompt queue changes what the scheduler does: short beside a prompt, and at most about one message an iteration.
@@ -40,7 +41,7 @@ class MemberState(StrEnum):
     LOST = "lost"  #: its process has ended without a drain, reports the watcher of its machine
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GatewayStreams:
     """The number of the last `TokenBatch` that a worker sent to one incarnation of a gateway."""
 
@@ -49,7 +50,7 @@ class GatewayStreams:
     batches_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerLoad:
     """A worker's count of what it holds, at the moment of a heartbeat.
 
@@ -100,7 +101,7 @@ class WorkerLoad:
     scheduler_term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QuarantinedPair:
     """A pair with `failures` failed hand-offs since the last success; tried again from Unix time `until_s` on."""
 
@@ -110,7 +111,7 @@ class QuarantinedPair:
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DevicePlace:
     """What a process computes of a group's model: one position of P x M, its layers, and its KV heads.
 
@@ -131,7 +132,7 @@ class DevicePlace:
     exchange: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Member:
     """A process of the mesh: its heartbeat, and its entry in the registry.
 

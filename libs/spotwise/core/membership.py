@@ -9,19 +9,19 @@ Each `MemberJoined` of an incarnation is followed by at most one `MemberLost`; m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MemberJoined:
     """The first heartbeat of a member, or of a new incarnation of it."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MemberLost:
     """A member left, fell silent or was replaced, and what it held is gone; `is_expected`: it left, or was draining. `drained`:
     both, so that it held nothing any more.

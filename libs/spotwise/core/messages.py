@@ -5,7 +5,6 @@ Receivers ignore epochs that have ended. Prompts' token ids stay in the request 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -41,6 +40,7 @@ from spotwise.core.reshape_messages import ReshapeMesh as ReshapeMesh
 from spotwise.core.reshape_messages import ReshapeReply as ReshapeReply
 from spotwise.core.reshape_messages import SurveyDevice as SurveyDevice
 from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.values import value
 from spotwise.core.worker_messages import Attempt as Attempt
 from spotwise.core.worker_messages import CancelRequest as CancelRequest
 from spotwise.core.worker_messages import ChangeHomePool as ChangeHomePool
@@ -68,7 +68,7 @@ from spotwise.core.worker_messages import WorkerSurveyed as WorkerSurveyed
 Suspects = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubmitRequest(OfAttempt):
     """Route a sequence, whose record is in the store; `prompt_tokens` includes outputs committed by earlier attempts.
 
@@ -90,14 +90,14 @@ class SubmitRequest(OfAttempt):
     recovering: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseRequest(OfAttempt):
     """End all attempts of a sequence up to `epoch`; unless it finished, workers must drop it."""
 
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestAccepted(OfAttempt):
     """The scheduler will assign the sequence, or reject it later."""
 
@@ -112,7 +112,7 @@ class RejectCode(StrEnum):
     DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestRejected(OfAttempt):
     """The sequence will not be served; `None` for `retry_after_s` where retrying makes no sense."""
 
@@ -121,7 +121,7 @@ class RequestRejected(OfAttempt):
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestAssigned(OfAttempt):
     """Both phases have a worker, and these have taken the request."""
 
@@ -129,7 +129,7 @@ class RequestAssigned(OfAttempt):
     token_worker: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConfirmAttempts:
     """Report which of these attempts are over, to a worker or scheduler that holds them (`confirmation.py`).
     `assigned`: by a scheduler, to workers that hold them and ask themselves.
@@ -140,7 +140,7 @@ class ConfirmAttempts:
     assigned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptsConfirmed:
     """Of the named attempts, `ended` are over and all others are open."""
 
@@ -175,7 +175,7 @@ class TokenDelta(NamedTuple):
     embedding: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenBatch:
     """One iteration's deltas for one gateway, at most one a stream, in several batches where embeddings make them large; a
     scheduler ends streams with one, too. `number` counts the sender's batches to this incarnation from 1, so that a lost one
@@ -197,7 +197,7 @@ class InterruptionKind(StrEnum):
     LOST = "lost"  #: it has happened: workers fell silent or were restarted without a notice
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InterruptionReported:
     """A sign, from a cloud or the silence of workers, that a machine goes. Workers act on `Drain`, planners on this.
 
@@ -215,7 +215,7 @@ class InterruptionReported:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DrainReply:
     """The spot watcher's answer to a requested drain."""
 
@@ -266,7 +266,7 @@ Message = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Command: put `message` into the inbox of `recipient_id`; a gateway has an inbox for each `incarnation`."""
 
@@ -280,7 +280,7 @@ def to_gateway(stream: StreamRef, message: Message) -> Send:
     return Send(stream.gateway_id, message, stream.incarnation)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerEntry(OfAttempt):
     """One line of a request's ledger: what a member did for it, at Unix time `at_s`; the names of `facts` carry their unit.
 
@@ -294,14 +294,14 @@ class LedgerEntry(OfAttempt):
     facts: tuple[tuple[str, str | int | float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordLedger:
     """Command: append an entry to the request's ledger."""
 
     entry: LedgerEntry
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """Event: time passed; roles check their deadlines. For `away_s` of it this process or the broker was away: silence in
     that time is no sign of a loss, and deadlines that silence ends are extended by it.

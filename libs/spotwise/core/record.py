@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from spotwise.core.adapter import AdapterRef
 from spotwise.core.kv_part import KvPart
 from spotwise.core.mlfq import QueueLevel
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
+from spotwise.core.values import value
 
 
 def sequence_id(choice_id: str, epoch: int) -> str:
@@ -16,7 +15,7 @@ def sequence_id(choice_id: str, epoch: int) -> str:
     return f"{choice_id}@{epoch}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestRecord:
     """One sequence, as kept in the request store; the gateway writes it, workers only read it.
 
@@ -57,7 +56,7 @@ class RequestRecord:
         return sequence_id(self.choice_id, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvHandoff:
     """What the receiver of a sequence needs besides the KV bytes of `num_tokens` tokens: the attempt's tokens, the last of them
     without KV yet, and the level in the sender's queues (`None` without). At the end of a prompt phase there is one token, the
@@ -77,7 +76,7 @@ class KvHandoff:
         return self.first_token_id, *self.later_token_ids
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvShare:
     """One process of a worker, and the part of its KV that it keeps: a block has the same number in each.
 
@@ -93,7 +92,7 @@ class KvShare:
     part: KvPart
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvSource:
     """The KV of a sequence that is pushed.
 
@@ -110,7 +109,7 @@ class KvSource:
     written_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvTarget:
     """The worker of a sequence's token phase, and the blocks reserved there for its prompt's KV, in position order.
 

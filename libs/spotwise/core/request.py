@@ -9,9 +9,10 @@ Source: continuous batching (Orca, section 4) and phase splitting (Splitwise, se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from spotwise.core.values import value
 
 
 class RequestState(StrEnum):
@@ -107,7 +108,7 @@ def is_terminal(state: RequestState) -> bool:
     return not TRANSITIONS[state]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StopCriteria:
     """When a sequence ends by its token ids; stop strings are up to the gateway, which has the text.
 

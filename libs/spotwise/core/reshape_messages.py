@@ -7,14 +7,13 @@ grow with the clock, also where the store has lost its changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from spotwise.core.members import DevicePlace, Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReshapeMesh:
     """Serve with another configuration (its batch size is ignored); `dry_run`: only say what that would do."""
 
@@ -22,7 +21,7 @@ class ReshapeMesh:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceGroup:
     """A group of P stages of M shards that serves as a worker; its devices by position, stage by stage, the leader first."""
 
@@ -38,7 +37,7 @@ class DeviceGroup:
         return 0 < len(self.device_ids) == self.stages * self.shards
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlannedWeights:
     """Weights that `device_id` lacks and `source_id` has: of so many `layers` from `first_layer` on. The embedding counts as
     layer -1, the head as one more than there are.
@@ -50,7 +49,7 @@ class PlannedWeights:
     layers: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PredictedReshape:
     """What a re-shape changes, and what it is expected to cost.
 
@@ -75,7 +74,7 @@ class PredictedReshape:
     kv_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReshapeReply:
     """The planner's answer to `ReshapeMesh`.
 
@@ -91,7 +90,7 @@ class ReshapeReply:
     prediction: PredictedReshape | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SurveyDevice:
     """Report what the device holds; `number` is echoed."""
 
@@ -99,7 +98,7 @@ class SurveyDevice:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupMembership:
     """A device's place in a group of a worker."""
 
@@ -107,7 +106,7 @@ class GroupMembership:
     place: DevicePlace
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceSurveyed:
     """What a device holds: its places in groups, and the shape of the model that it serves."""
 
@@ -118,7 +117,7 @@ class DeviceSurveyed:
     groups: tuple[GroupMembership, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeadGroup:
     """Form a group of these devices, by position, and serve it as a worker; the first of them is the addressee.
 
@@ -144,7 +143,7 @@ class LeadGroup:
     serves_early: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GroupFormed:
     """What the devices of a group that formed for the first time got, told by its leader; bytes of weights.
 

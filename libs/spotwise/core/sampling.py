@@ -6,9 +6,10 @@ So the sampler has no state, and any worker that holds the tokens can continue.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from spotwise.core.values import value
 
 #: Temperatures below it count as 0: dividing by them leaves the range of float32, or only the likeliest token.
 GREEDY_BELOW = 1e-5
@@ -38,7 +39,7 @@ class Pooling(StrEnum):
     MEAN = "mean"  #: the mean of all tokens'
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SamplingParams:
     """Sampling parameters of one sequence, with the OpenAI API's meanings and vLLM's extensions.
 
@@ -89,7 +90,7 @@ class SamplingParams:
         return self.prompt_logprobs is not None or self.pooling is Pooling.MEAN
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenLogprobs:
     """Log-probabilities at one position, natural logarithm, of the model's own distribution (before any parameter): the
     actual token's, and those of the alternatives, likeliest first.

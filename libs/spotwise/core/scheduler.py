@@ -166,14 +166,16 @@ class SchedulerRole:
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
-        if not isinstance(event, _OF_TERM) and self._activity.awaits_answer(now):
+        if self._activity.is_alone:
+            self._handlers[type(event)](event, now)
+        elif not isinstance(event, _OF_TERM) and self._activity.awaits_answer(now):
             self._activity.postpone(event)
         elif isinstance(event, _HEARD_BY_ALL) or self._activity.acts(now) or isinstance(event, _OF_TERM):
             self._handlers[type(event)](event, now)
         if not self._commands:
             return []
         commands, self._commands = self._commands, []
-        return commands if self._activity.acts(now) else []
+        return commands if self._activity.is_alone or self._activity.acts(now) else []
 
     @property
     def term(self) -> int:
@@ -309,10 +311,11 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
         if is_present and member.kind is MemberKind.DEVICE:
             self._lives.device_reported(member, now)
-        if is_present and member.id in self.pools:
+        is_worker = is_present and member.id in self.pools
+        if is_worker:
             self.pools.reported(member, self.scheduler_id, now)
         self._watch_readiness(now)
-        if is_present and member.id in self.pools:
+        if is_worker:
             self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, replace(order, term=self.term)))

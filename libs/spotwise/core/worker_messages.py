@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.members import Pool
 from spotwise.core.record import KvTarget
+from spotwise.core.values import value
 
 #: A choice, and the epoch of its attempt.
 Attempt = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OfAttempt:
     """Base of messages about one attempt at a choice."""
 
@@ -20,7 +20,7 @@ class OfAttempt:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StreamRef:
     """Where a sequence's tokens go: a gateway's incarnation, which numbers its attempts from 1, and the attempt there."""
 
@@ -29,7 +29,7 @@ class StreamRef:
     incarnation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReserveKv(OfAttempt):
     """Reserve blocks for a sequence whose KV another worker computes; `KvReserved` or `KvRefused` answers.
 
@@ -54,7 +54,7 @@ class ReserveKv(OfAttempt):
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartPrefill(OfAttempt):
     """Compute the prompt, sample one token, deliver the KV to `target`, the reservation. Where both phases are here, `target`
     is this worker without blocks: the prompt waits for its first ones, and `PrefillAccepted` or `KvRefused` answers. `term`:
@@ -71,14 +71,14 @@ class StartPrefill(OfAttempt):
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelRequest(OfAttempt):
     """Drop all attempts of the sequence up to `epoch`, without an answer; `term`: as in `ReserveKv`."""
 
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveRequest(OfAttempt):
     """Move a sequence that decodes here to `target_id`, with its KV; `MoveEnded` answers `sender_id`, in any case and once.
     `term`: of the planner that orders it, 0 for an operator; a worker obeys no earlier term than the last that it was sent.
@@ -89,7 +89,7 @@ class MoveRequest(OfAttempt):
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GiveBackRequest(OfAttempt):
     """End a sequence here as retryable: its gateway makes the next attempt, and another worker computes its tokens again.
     `term`: of the planner that orders it.
@@ -99,7 +99,7 @@ class GiveBackRequest(OfAttempt):
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SurveyWorker:
     """Report what runs here; `WorkerSurveyed` answers `sender_id` with the same `number`."""
 
@@ -107,7 +107,7 @@ class SurveyWorker:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SurveyedSequence(OfAttempt):
     """A sequence of a surveyed worker.
 
@@ -124,7 +124,7 @@ class SurveyedSequence(OfAttempt):
     target_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerSurveyed:
     """What decodes on a worker, or will, in order of arrival; `step_s`: seconds of an iteration lately, if any."""
 
@@ -143,7 +143,7 @@ class MoveOutcome(StrEnum):
     ENDED = "ended"  #: the sequence ended first
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveEnded(OfAttempt):
     """How a move from `worker_id` to `target_id` ended; of one that moved, its tokens with KV, the seconds of their copy and of
     its pause, where these are known.
@@ -158,7 +158,7 @@ class MoveEnded(OfAttempt):
     pause_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestMoved(OfAttempt):
     """The sequence decodes on `worker_id` now; repeated until its gateway's `MoveAcknowledged`.
 
@@ -183,7 +183,7 @@ class RequestMoved(OfAttempt):
             raise ValueError("moves are numbered from 1")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveAcknowledged(OfAttempt):
     """The gateway takes the attempt's tokens from `worker_id`, since move `hop`: that worker need not repeat itself, and others
     drop what they hold, unless by a later move.
@@ -193,7 +193,7 @@ class MoveAcknowledged(OfAttempt):
     hop: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ChangeHomePool:
     """Take another home pool; sequences that the worker holds stay. `term`: as in `ReserveKv`."""
 
@@ -202,7 +202,7 @@ class ChangeHomePool:
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drain:
     """Take no new requests, let running ones finish, then leave; at the deadline the rest fails as retryable.
 
@@ -219,7 +219,7 @@ class Drain:
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForgetGateway:
     """Drop every sequence whose tokens go to that incarnation of a gateway, or to an earlier one: it is gone. `term`: as in
     `ReserveKv`.
@@ -230,7 +230,7 @@ class ForgetGateway:
     term: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvReserved(OfAttempt):
     """The reservation of order `assignment` is made."""
 
@@ -238,7 +238,7 @@ class KvReserved(OfAttempt):
     target: KvTarget
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillAccepted(OfAttempt):
     """The request of order `assignment` is queued here for both its phases."""
 
@@ -246,7 +246,7 @@ class PrefillAccepted(OfAttempt):
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvRefused(OfAttempt):
     """Order `assignment` finds no free blocks, or the worker takes nothing new."""
 
@@ -255,7 +255,7 @@ class KvRefused(OfAttempt):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RenewLeases:
     """The prompt worker still needs these reservations."""
 

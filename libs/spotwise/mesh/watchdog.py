@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -224,7 +224,8 @@ class Watchdog:
         names = ", ".join(part.name for part in stuck)
         _log.error("stuck", parts=names, error="no progress; the process ends, to be started anew", status=EXIT_STUCK)
         with contextlib.suppress(Exception):  # a standard error that is closed, or no file
-            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            sys.stderr.write(_stacks())
+            sys.stderr.flush()
         if self._loop is not None and self._loop_part not in stuck:
             with contextlib.suppress(RuntimeError):
                 for goodbye in list(self._goodbyes):
@@ -232,3 +233,12 @@ class Watchdog:
             # Even where the process begins to leave by itself: it would wait for the stuck part.
             time.sleep(GOODBYE_S)
         self._end(EXIT_STUCK)
+
+
+def _stacks() -> str:
+    """Return the stacks of all threads by name, however many (`faulthandler` leaves out all beyond a hundred)."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks: list[str] = []
+    for ident, frame in sys._current_frames().items():
+        stacks += [f"thread {names.get(ident, ident)}:\n", *traceback.format_stack(frame)]
+    return "".join(stacks)

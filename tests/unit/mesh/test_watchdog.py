@@ -156,14 +156,24 @@ class TestThread:
         return statuses, goodbyes, ""
 
     def test_a_stuck_part_says_goodbye_and_the_process_ends(self, capfd: pytest.CaptureFixture[str]) -> None:
-        """The log has the stacks of all threads."""
+        """The log has the stacks of all threads, more than a hundred here, by their names."""
         began_s = time.monotonic()
-        statuses, goodbyes, _ = self.ended("part")
+        go_on = threading.Event()
+        idle = [threading.Thread(target=go_on.wait, name=f"idle {number}", daemon=True) for number in range(120)]
+        for thread in idle:
+            thread.start()
+        try:
+            statuses, goodbyes, _ = self.ended("part")
+        finally:
+            go_on.set()
+            for thread in idle:
+                thread.join(30.0)
         assert (statuses, goodbyes) == ([EXIT_STUCK], [["engine"]])
         assert time.monotonic() - began_s >= 0.6
         logged = capfd.readouterr()
         assert "engine" in logged.out + logged.err
         assert "test_watchdog.py" in logged.err
+        assert {f"thread idle {number}:" for number in range(120)} <= set(logged.err.splitlines())
 
     def test_a_blocked_loop_ends_the_process_without_goodbye(self) -> None:
         """There is nobody to say it."""

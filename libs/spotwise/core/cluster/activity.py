@@ -19,18 +19,18 @@ class Activity:
     """A scheduler's term, and the events that wait for it to be confirmed; `stands_by`: acts only with the lease."""
 
     def __init__(self, *, stands_by: bool) -> None:
-        self._stands_by = stands_by
+        self.is_alone = not stands_by  #: none of several
         self._until_s = 0.0
         self._postponed: deque[Any] = deque(maxlen=MOST_POSTPONED)
         self.term = 0
 
     def acts(self, now: float) -> bool:
         """Tell whether it answers and orders."""
-        return not self._stands_by or (self.term > 0 and now < self._until_s)
+        return self.is_alone or (self.term > 0 and now < self._until_s)
 
     def awaits_answer(self, now: float) -> bool:
         """Tell whether it has a term that must be confirmed first."""
-        return self._stands_by and self.term > 0 and now >= self._until_s
+        return not self.is_alone and self.term > 0 and now >= self._until_s
 
     def postpone(self, event: Any) -> None:
         """Keep an event until the term is confirmed or over."""

@@ -37,9 +37,6 @@ TOKEN_OFF_POOL = Group(Pool.TOKEN, Pool.MIXED)
 MIXED = Group(Pool.MIXED, Pool.MIXED)
 ALL_GROUPS = (PROMPT_ON_POOL, PROMPT_OFF_POOL, TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED)
 
-#: Index of a worker's capacity in what it is ranked by.
-_CAPACITY = 0
-
 
 class Queue(StrEnum):
     """What a ranking counts."""
@@ -70,7 +67,7 @@ class Pools:
         self.decode_length = length
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
-        self._places: dict[str, tuple[Group, tuple[int | None, ...]]] = {}
+        self._places: dict[str, tuple[Group, int]] = {}  #: with the tokens of its cache
         self._home_pools: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
         self._by_home = {
@@ -78,7 +75,6 @@ class Pools:
             for group in ALL_GROUPS
         }
         self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
-        self._unranked: dict[str, WorkerView] = {}  #: whose places by both queues are old: few placements ask for them
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())
@@ -171,18 +167,15 @@ class Pools:
             self._most_kv_tokens = None
             return
         group = _group_of(view)
-        ranked_by = view.ranked_by()
-        known_group, known_by = self._places.get(view.id, (None, None))
-        if known_group is group and known_by == ranked_by:
-            return
-        if known_by is None or known_by[_CAPACITY] != ranked_by[_CAPACITY]:
+        known_group, known_capacity = self._places.get(view.id, (None, None))
+        if known_capacity != view.kv_tokens:
             self._most_kv_tokens = None
         if known_group is not group:
             self._displace(view.id)
             self._home_pools[group.home_pool] += 1
-        self._places[view.id] = (group, ranked_by)
+        self._places[view.id] = group, view.kv_tokens
         self._by_home[group].put(view)
-        self._unranked[view.id] = view
+        self._by_both[group].put(view)
 
     def _displace(self, worker_id: str) -> None:
         place = self._places.pop(worker_id, None)
@@ -191,25 +184,16 @@ class Pools:
             self._home_pools[group.home_pool] -= 1
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
-            self._unranked.pop(worker_id, None)
-
-    def _ranked_by_both(self) -> dict[Group, Ranking]:
-        if self._unranked:
-            for worker_id, view in self._unranked.items():
-                self._by_both[self._places[worker_id][0]].put(view)
-            self._unranked.clear()
-        return self._by_both
 
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
         """Return the worker with the shortest queue that meets the need, of each group and class of life that has one."""
-        rankings = self._ranked_by_both() if queue is Queue.BOTH else self._by_home
+        rankings = self._by_both if queue is Queue.BOTH else self._by_home
         return [view for group in groups for view in rankings[group].firsts(need)]
 
     def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""
         # The last first: where the others have some, a placement has found it before it comes to ask.
-        rankings = self._ranked_by_both()
-        return any(rankings[group].have(need) for group in reversed(ALL_GROUPS))
+        return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""

@@ -4,6 +4,7 @@ Law: members are in order of (class, queue length, id); `firsts` returns those t
 The list is kept in runs of at most `RUN_LENGTH`, across classes: many small ones cost a search no more than a few large ones.
 Each run has bounds of its members' values, so that a search skips whole runs. After a change a bound may be better than any
 member; a search that finds nothing in a run corrects its bounds.
+Workers take their places when somebody asks for any: reports and orders outnumber the searches of most rankings.
 A move costs O(log n) comparisons and a copy of one run; a search reads all n / `RUN_LENGTH` runs, and scans one for a class.
 """
 
@@ -159,19 +160,30 @@ class Ranking:
         self._runs: list[_Run] = []
         self._last: list[_Key] = []  # key of each run's last member
         self._keys: dict[str, _Key] = {}
+        self._moved: dict[str, WorkerView] = {}  #: whose places may be old
 
     def __iter__(self) -> Iterator[WorkerView]:
+        self._settle()
         return (view for run in self._runs for view in run.views)
 
     def put(self, view: WorkerView) -> None:
         """Insert a worker, or update its place."""
+        self._moved[view.id] = view
+
+    def _settle(self) -> None:
+        if self._moved:
+            moved, self._moved = self._moved, {}
+            for view in moved.values():
+                self._put(view)
+
+    def _put(self, view: WorkerView) -> None:
         life = view.life if self._by_life else None
         key = (_UNCLASSED if life is None else life.life_class, self._length(view), view.id)
         if self._keys.get(view.id) == key:
             run = self._runs[bisect_left(self._last, key)]
             run.change(bisect_left(run.keys, key), view)
             return
-        self.remove(view.id)
+        self._take_out(view.id)
         self._keys[view.id] = key
         if not self._runs:
             self._runs.append(_Run())
@@ -186,6 +198,10 @@ class Ranking:
 
     def remove(self, worker_id: str) -> None:
         """Remove a worker, if it is here."""
+        self._moved.pop(worker_id, None)
+        self._take_out(worker_id)
+
+    def _take_out(self, worker_id: str) -> None:
         key = self._keys.pop(worker_id, None)
         if key is None:
             return
@@ -206,6 +222,7 @@ class Ranking:
         return bool(self._search(need, each_class=False))
 
     def _search(self, need: Need, *, each_class: bool) -> list[WorkerView]:
+        self._settle()
         # Unrolled, since much of a placement's time is spent here, on workers that cannot serve.
         prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
         max_pending, max_remaining = _bound(need.max_pending), _bound(need.max_remaining)

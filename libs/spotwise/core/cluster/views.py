@@ -133,19 +133,6 @@ class WorkerView:
             self.unseen_decodes += 1
             self.decoding += 1
 
-    def ranked_by(self) -> tuple[int | None, ...]:
-        """Return all that its places depend on, its capacity first."""
-        return (
-            self.kv_tokens,
-            self.pending_prompt_tokens,
-            self.tokens_to_wait_behind,
-            self.remaining_tokens,
-            self.decoding,
-            self.free_tokens,
-            self.reserves_ahead,
-            None if self.life is None else self.life.life_class,
-        )
-
     @property
     def life_class(self) -> int | None:
         """Its class of life; `None` for all that stay, or of which nothing is known."""

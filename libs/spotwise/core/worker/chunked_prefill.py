@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
+from spotwise.core.values import value
 
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
@@ -27,7 +27,7 @@ TYPICAL_PROMPT_TOKENS = 512
 _NEWEST = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenCost:
     """Seconds of a token by itself, and for each token that it attends to."""
 
@@ -71,7 +71,14 @@ class IterationPrefillBudget:
 class ChunkedPrefillBudget:
     """Learns a token's cost, and bounds the prompts of an iteration by it; `max_stall_s` is `None` for no bound.
 
-    `context_parity`: tokens of context that cost a token as much as all else; `profile`: measured cost of iterations here.
+    Attributes:
+        prompt_token_s: seconds of a prompt token with the average context of late; the profile's before one is measured, else
+            `None`.
+        iteration_s: seconds of an iteration of late; `None` before the first.
+
+    Args:
+        context_parity: tokens of context that cost a token as much as all else.
+        profile: measured cost of iterations here.
     """
 
     def __init__(
@@ -81,25 +88,24 @@ class ChunkedPrefillBudget:
         self._context_parity = context_parity
         self._cost: TokenCost | None = None
         self._context_per_token = 0.0
+        self.prompt_token_s: float | None = None
         if profile is not None:
             self._start_from(profile)
         self._in_flight: deque[tuple[Batch | BatchShape, float]] = deque()
         self._last_end_s = 0.0
-        #: Seconds of an iteration of late; `None` before the first.
         self.iteration_s: float | None = None
-
-    @property
-    def prompt_token_s(self) -> float | None:
-        """Seconds of a prompt token with the average context of late; the profile's before one is measured, else `None`."""
-        return None if self._cost is None else self._cost.of(1, self._context_per_token)
 
     def _start_from(self, profile: IterationCost) -> None:
         context = pairs(0, TYPICAL_PROMPT_TOKENS)
         seconds = profile.iteration_s(BatchShape(TYPICAL_PROMPT_TOKENS, context))
         if seconds > 0.0:
             token_s = seconds / (TYPICAL_PROMPT_TOKENS + context / self._context_parity)
-            self._cost = TokenCost(token_s, token_s / self._context_parity)
-            self._context_per_token = context / TYPICAL_PROMPT_TOKENS
+            self._learn(token_s, context / TYPICAL_PROMPT_TOKENS)
+
+    def _learn(self, token_s: float, context_per_token: float) -> None:
+        self._cost = TokenCost(token_s, token_s / self._context_parity)
+        self._context_per_token = context_per_token
+        self.prompt_token_s = self._cost.of(1, context_per_token)
 
     def budget(self, decode_contexts: Sequence[int]) -> IterationPrefillBudget | None:
         """Return what prompts may take beside decodes with these contexts; `None` for no bound."""
@@ -132,5 +138,4 @@ class ChunkedPrefillBudget:
         if self._cost is not None:
             token_s = self._cost.seconds + _NEWEST * (token_s - self._cost.seconds)
             per_token = self._context_per_token + _NEWEST * (per_token - self._context_per_token)
-        self._cost = TokenCost(token_s, token_s / self._context_parity)
-        self._context_per_token = per_token
+        self._learn(token_s, per_token)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
 from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.values import value
 from spotwise.core.worker.push_policy import PushCosts, PushMode
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordLoaded:
     """The request's record was read and the engine took it."""
 
     record: RequestRecord
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordUnavailable(m.OfAttempt):
     """The record could not be read (retryable: the next attempt writes it anew), or the engine refused it."""
 
@@ -26,14 +25,14 @@ class RecordUnavailable(m.OfAttempt):
     retryable: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class IterationFinished:
     """The engine ran the oldest batch in flight; rows at the end of their known tokens have a token each."""
 
     sampled: tuple[SampledToken, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class IterationsCounted:
     """An engine without token ids ran iterations of the order in flight; each fully computed sequence has one more token each.
 
@@ -45,14 +44,14 @@ class IterationsCounted:
     ended: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class IterationFailed:
     """The engine raised in the oldest batch in flight; its sequences are as they were."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineLost:
     """A process of the engine is gone, and with it KV of every sequence; iterations in flight end without a result. `is_stuck`:
     it computes still, and will not end; a sequence of those iterations may be at fault.
@@ -62,14 +61,14 @@ class EngineLost:
     is_stuck: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EngineRestored:
     """The engine is whole (again), and empty; `shares`: the processes that keep its KV, none where the worker is one."""
 
     shares: tuple[KvShare, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KvArrived:
     """A hand-off is complete and verified in its reserved blocks."""
 
@@ -79,12 +78,12 @@ class KvArrived:
     transport: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PushCaughtUp(m.OfAttempt):
     """The push of a sequence that decodes has sent what was written when it was opened."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandoffDelivered(m.OfAttempt):
     """The token worker has acknowledged the KV, `transfer_s` after the first bytes read, `visible_s` after the prompt's end."""
 
@@ -95,14 +94,14 @@ class HandoffDelivered(m.OfAttempt):
     mode: PushMode = PushMode.SERIAL
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandoffFailed(m.OfAttempt):
     """A push failed or was aborted; its source blocks are not read any more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PushesMeasured:
     """Recent costs of pushes to a worker."""
 
@@ -110,14 +109,14 @@ class PushesMeasured:
     costs: PushCosts
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Swapped:
     """A `SwapOut` or `SwapIn` is complete."""
 
     sequence_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapFailed:
     """A swap failed: its source is intact, its destination is not."""
 
@@ -158,19 +157,19 @@ WorkerEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadRecord(m.OfAttempt):
     """Read the record and give it to the engine."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropSequence:
     """Drop the attempt from the engine."""
 
     sequence_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendToken:
     """Append a token that another worker sampled to the engine's sequence."""
 
@@ -178,7 +177,7 @@ class AppendToken:
     token_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunIteration:
     """Run a batch after those in flight, for `steps` iterations unless `EndRun` comes (above 1 only with `counted_steps`); each
     advances every row by a token.
@@ -188,26 +187,26 @@ class RunIteration:
     steps: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndRun:
     """End the order in flight with the iteration that runs now."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExpectKv(m.OfAttempt):
     """Open these blocks to a hand-off."""
 
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForgetKv:
     """Close the blocks of a reservation to its hand-off."""
 
     choice_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PushKv:
     """Push the KV of a computed prompt."""
 
@@ -216,14 +215,14 @@ class PushKv:
     source_block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TakeHomePool:
     """Report this home pool from now on."""
 
     pool: m.Pool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OpenPush(m.OfAttempt):
     """Open a push; `CommitPush` or `AbortPush` follows.
 
@@ -244,7 +243,7 @@ class OpenPush(m.OfAttempt):
         return KvSource(self.choice_id, self.epoch, self.source_block_ids, self.num_tokens, self.written_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommitPush:
     """Push the rest of an opened push, and hand the sequence off; `source_block_ids`: of one that decoded meanwhile."""
 
@@ -252,12 +251,12 @@ class CommitPush:
     source_block_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbortPush(m.OfAttempt):
     """Abort a push, opened or on its way; `HandoffFailed` or `HandoffDelivered` still follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapOut:
     """Copy KV from device blocks into as many host blocks, beside the iterations."""
 
@@ -266,7 +265,7 @@ class SwapOut:
     host_block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapIn:
     """Copy KV from host blocks into as many device blocks, beside the iterations."""
 
@@ -275,7 +274,7 @@ class SwapIn:
     block_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leave:
     """Leave the mesh: the worker is drained, or its engine failed (`failure`), so that another process takes its place. With
     `devices_stay` the processes of a group stay as devices; else they end.

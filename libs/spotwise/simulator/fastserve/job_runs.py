@@ -5,7 +5,7 @@ there is one."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -170,7 +170,7 @@ class _Figures:
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         self.busy_s += seconds
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         pass
 
 

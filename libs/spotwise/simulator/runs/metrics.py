@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
@@ -86,7 +86,8 @@ class RunMetrics:
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Count a machine's iterations."""
-        pool = self.pools.setdefault(self._pool_of[machine_id], PoolFigures())
+        name = self._pool_of[machine_id]
+        pool = self.pools.get(name) or self.pools.setdefault(name, PoolFigures())
         pool.busy_s += seconds
         tokens = shape.prompt_tokens + shape.decodes
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
@@ -95,9 +96,9 @@ class RunMetrics:
         if self.beyond is not None:
             self.beyond.count(shape, seconds)
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         """Count gaps between tokens."""
-        self.latencies["itl"].add(gap_s, tokens)
+        self.latencies["itl"].add_all(gaps_s, tokens)
 
     def _count(self, metric: str, seconds: float, alone_s: float) -> None:
         self.latencies[metric].add(seconds)

@@ -41,11 +41,17 @@ class Percentiles:
 
     def add(self, value: float, count: int = 1) -> None:
         """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{value} is not a finite value of at least 0")
-        self.count += count
-        self._new[value] = self._new.get(value, 0) + count
-        if len(self._new) >= _COUNTED_AT_ONCE:
+        self.add_all((value,), count)
+
+    def add_all(self, values: Sequence[float], count: int = 1) -> None:
+        """Add values, each `count` times; raises as `add` does."""
+        new, known = self._new, self._new.get
+        for value in values:
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{value} is not a finite value of at least 0")
+            new[value] = known(value, 0) + count
+        self.count += count * len(values)
+        if len(new) >= _COUNTED_AT_ONCE:
             self._count_new()
 
     @property

@@ -127,5 +127,5 @@ class _Times:
         if self._beyond is not None:
             self._beyond.count(shape, seconds)
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         pass

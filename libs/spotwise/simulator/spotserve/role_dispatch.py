@@ -4,7 +4,8 @@ a request alone takes one step less than the artifact's l_exe."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import BatchShape, IterationCost
@@ -13,8 +14,9 @@ from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
+from spotwise.core.values import value
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence import Sequence as HeldSequence
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Dispatcher, Job
 from spotwise.simulator.spotserve.run import SpotRun
@@ -53,9 +55,9 @@ class PipelineCost:
         return seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class _JobArrival(Arrival):
-    job: Job
+    job: Job = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +85,7 @@ class RolePipeline:
         """The requests whose KV it has."""
         return [job for job, _ in self._held()] + self.moved
 
-    def _held(self) -> list[tuple[Job, Sequence]]:
+    def _held(self) -> list[tuple[Job, HeldSequence]]:
         if self.machine is None:
             return []
         return [
@@ -131,11 +133,11 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         self._numbers: dict[Job, int] = {}
         self._started = 0
 
-    def is_current(self, sequence: Sequence) -> bool:
+    def is_current(self, sequence: HeldSequence) -> bool:
         """Return whether a sequence is its request's last attempt with tokens remaining."""
         return self._world.is_current(sequence)
 
-    def job(self, sequence: Sequence) -> Job:
+    def job(self, sequence: HeldSequence) -> Job:
         """Return the request of a sequence."""
         return self._jobs[int(sequence.choice_id)]
 
@@ -201,7 +203,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Ignore iterations: only whole requests are measured."""
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         """Ignore inter-token gaps."""
 
     def _join(self, pipeline: RolePipeline) -> None:

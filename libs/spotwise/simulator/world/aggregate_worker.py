@@ -67,10 +67,11 @@ class AggregateWorker:
         self._blocks = site.kv_blocks
         self._watermark = policy.watermark_blocks(self._blocks)
         self._decodes_pause = policy.limits.decodes_pause
+        self._reserved_new_tokens = policy.reserved_new_tokens
         self._max_rows, self._max_prompt_tokens = policy.limits.max_num_seqs, policy.limits.max_prompt_tokens
         self._budget = ChunkedPrefillBudget(None, policy.context_parity, policy.cost)
         self._pushes = PushPolicy(policy.kv_push)
-        self._seen: dict[str, int] = {}
+        self._seen: tuple[tuple[str, int], ...] = ()  #: by scheduler, as heartbeats have it
         self._held: dict[str, HeldRequest] = {}  #: by choice, in order of arrival
         self._arrived = 0
         self._prompts: deque[HeldRequest] = deque()  #: loaded ones that wait, in order of arrival
@@ -97,7 +98,6 @@ class AggregateWorker:
             m.CancelRequest: self._cancel,
             m.ChangeHomePool: lambda order: site.host.take_home_pool(order.pool),
             m.Tick: lambda tick: None,
-            c.RecordLoaded: self._record_loaded,
             c.KvArrived: self._kv_arrived,
             c.HandoffDelivered: self._delivered,
         }
@@ -154,7 +154,7 @@ class AggregateWorker:
             kv_blocks_free=self._blocks - self._used,
             kv_blocks_kept=self._kept_blocks,
             kv_blocks_used=self._used,
-            reserved_new_tokens=self._policy.reserved_new_tokens,
+            reserved_new_tokens=self._reserved_new_tokens,
             kv_block_size=self._size,
             waiting=counts.waiting,
             waiting_for_kv=counts.waiting_for_kv,
@@ -164,7 +164,7 @@ class AggregateWorker:
             prompts_in_place=counts.prompts_in_place,
             prompts_to_hand_off=counts.prompts_to_hand_off,
             prompt_token_s=self._budget.prompt_token_s,
-            assignments_seen=tuple(sorted(self._seen.items())),
+            assignments_seen=self._seen,
             preemptions=self._preemptions,
             kv_push_token_s=self._pushes.token_s,
         )
@@ -174,19 +174,23 @@ class AggregateWorker:
         now, ends = self._queue.now, self._ends
         if not ends or ends[0] > now:
             return
-        began_s, ended, rows = self._began_s, 0, self._rows
+        began_s, ended, rows, last_s = self._began_s, 0, self._rows, self._last_token_s
+        gaps_s: list[float] = []
         while ends and ends[0] <= now:
             end_s = ends.popleft()
             if rows:
                 if self._fresh:
                     self._first_tokens(end_s)
                 else:
-                    self._around.observer.tokens_spaced(end_s - self._last_token_s, rows)
-                self._last_token_s = end_s
-            self._began_s = end_s
+                    gaps_s.append(end_s - last_s)
+                last_s = end_s
             ended += 1
             if not ends and ended < self._steps:
                 self._plan(ended)
+        self._began_s = end_s
+        if rows:
+            self._last_token_s = end_s
+            self._around.observer.tokens_spaced(gaps_s, rows)
         self._around.observer.iterations_ended(self._site.machine_id, self._shape, self._began_s - began_s, ended)
         self._steps -= ended
         self._counts.remaining_tokens -= ended * rows
@@ -197,10 +201,9 @@ class AggregateWorker:
     def _first_tokens(self, end_s: float) -> None:
         """Report the gaps of an iteration that some decodes have joined."""
         if others := self._rows - len(self._fresh):
-            self._around.observer.tokens_spaced(end_s - self._last_token_s, others)
-        for held in self._fresh:
-            assert held.progress is not None
-            self._around.observer.tokens_spaced(end_s - held.progress.last_token_s)
+            self._around.observer.tokens_spaced((end_s - self._last_token_s,), others)
+        gaps_s = [end_s - held.progress.last_token_s for held in self._fresh if held.progress is not None]
+        self._around.observer.tokens_spaced(gaps_s)
         self._fresh = []
 
     def _plan(self, ended: int = 0) -> None:
@@ -367,7 +370,7 @@ class AggregateWorker:
         ):
             self._go_stepwise(order)
             return
-        self._seen[order.scheduler_id] = order.assignment
+        self._saw(order)
         blocks = -(-self._policy.reservation_tokens(order.kv_tokens, order.max_new_tokens) // self._size)
         if blocks + self._kept_blocks > self._blocks - self._used:
             self._go_stepwise(order)
@@ -379,9 +382,9 @@ class AggregateWorker:
         target = KvTarget(self._site.machine_id, 1, self._site.machine_id, ())
         answer = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
         self._around.control.send(order.scheduler_id, answer)
-        self._load_record(held)
         if self._steps > 1 and self._blocks - self._used < self._group.size * (self._steps // max(self._size, 1) + 1):
             self._cut()  # the next run is planned within the blocks that are left
+        self._load_record(held)
 
     def _start_prefill(self, order: m.StartPrefill) -> None:
         is_here = order.target.worker_id == self._site.machine_id
@@ -389,7 +392,7 @@ class AggregateWorker:
         if order.choice_id in self._held or order.term or most > self._blocks * self._size:
             self._go_stepwise(order)
             return
-        self._seen[order.scheduler_id] = order.assignment
+        self._saw(order)
         held = self._hold(order, HeldStage.WAITING, order.prompt_tokens, 0, None if is_here else order.target)
         held.blocks = self.entry_blocks(held)
         self._counts.add(held)
@@ -397,6 +400,11 @@ class AggregateWorker:
             answer = m.PrefillAccepted(order.choice_id, order.epoch, order.assignment, self._site.machine_id)
             self._around.control.send(order.scheduler_id, answer)
         self._load_record(held)
+
+    def _saw(self, order: m.ReserveKv | m.StartPrefill) -> None:
+        seen = order.scheduler_id, order.assignment
+        others = [each for each in self._seen if each[0] != order.scheduler_id]
+        self._seen = tuple(sorted([*others, seen])) if others else (seen,)
 
     def entry_blocks(self, held: HeldRequest) -> int:
         """Return the blocks that a waiting prompt needs."""
@@ -436,20 +444,14 @@ class AggregateWorker:
 
     def _load_record(self, held: HeldRequest) -> None:
         record = self._around.store.record(held.choice_id, held.epoch)
-        event: c.RecordLoaded | c.RecordUnavailable
         if record is None:
-            event = c.RecordUnavailable(held.choice_id, held.epoch, "the request was closed", retryable=False)
-        else:
-            held.record, held.progress = record, self._around.store.progress(held.choice_id)
-            event = c.RecordLoaded(record)
-        self._queue.at(self._queue.now, self._site.host.receive, event)
-
-    def _record_loaded(self, event: c.RecordLoaded) -> None:
-        held = self._held.get(event.record.choice_id)
-        if held is None:
-            return  # it was cancelled
-        if event.record.output_token_ids:
-            self._go_stepwise(event)
+            self._go_stepwise(
+                c.RecordUnavailable(held.choice_id, held.epoch, "the request was closed", retryable=False)
+            )
+            return
+        held.record, held.progress = record, self._around.store.progress(held.choice_id)
+        if record.output_token_ids:
+            self._go_stepwise(c.RecordLoaded(record))
             return
         held.is_loaded = True
         if held.stage is HeldStage.WAITING:
@@ -499,7 +501,7 @@ class AggregateWorker:
             self._last_token_s,
             self._used,
             self._peak,
-            HeldWork((), (), None, self._budget, self._pushes, self._seen, self._preemptions),
+            HeldWork((), (), None, self._budget, self._pushes, dict(self._seen), self._preemptions),
         )
 
     def go_on_with(
@@ -507,7 +509,7 @@ class AggregateWorker:
     ) -> None:
         """Go on with a role's requests, in order of arrival, and with what it has learned, from an order that begins now."""
         self._budget, self._pushes = learned.budget, learned.pushes
-        self._seen, self._preemptions = dict(learned.assignments_seen), learned.preemptions
+        self._seen, self._preemptions = tuple(sorted(learned.assignments_seen.items())), learned.preemptions
         self._used, self._peak = used_blocks, peak_blocks
         self._began_s = self._last_token_s = self._queue.now
         self._is_noted = True

@@ -166,9 +166,16 @@ class Machine:
         self._beaten_s = self._queue.now
         self._sequence_left = False
         load = self._worker.load()
-        if (self.home_pool, load) != self._reported:
+        if self._is_news(load):
             self._reported = (self.home_pool, load)
             self._around.control.send(self._around.scheduler_id, self._member(load))
+
+    def _is_news(self, load: m.WorkerLoad) -> bool:
+        if self._reported is None:
+            return True
+        pool, known = self._reported
+        # what changes in nearly every iteration first: all fields are thirty
+        return load.remaining_tokens != known.remaining_tokens or load != known or pool is not self.home_pool
 
     def _member(self, load: m.WorkerLoad | None = None) -> m.Member:
         kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.core.values import value
 from spotwise.simulator.world.prompt_blocks import PromptBlocks
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Arrival:
     """A request's arrival.
 
@@ -26,7 +27,7 @@ class Arrival:
     blocks: PromptBlocks | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompletedRequest:
     """A completed request.
 
@@ -71,5 +72,5 @@ class Observer(Protocol):
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """A machine has run so many iterations of this shape, `seconds` long in total."""
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
-        """So many tokens were made `gap_s` after their predecessors, each in its own request."""
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
+        """So many tokens were made at each of these seconds after their predecessors, each in its own request."""

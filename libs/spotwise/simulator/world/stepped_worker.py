@@ -40,6 +40,7 @@ class SteppedWorker:
         self._counts = policy.counted_steps is not None
         self._pipeline = Pipeline(policy.max_in_flight) if policy.max_in_flight > 1 else None
         self._orders: deque[IterationOrder] = deque()
+        self._loaded: deque[c.RecordLoaded | c.RecordUnavailable] = deque()
         self.peak_blocks = 0
         hand_offs = site.hand_offs
         self._host_link = HostLink(site.machine_type.host_bytes_per_s, block_bytes, self._queue, site.host.receive)
@@ -113,9 +114,12 @@ class SteppedWorker:
             self.handle(self._ended(order, len(ends_s)))
 
     def handle(self, event: c.WorkerEvent) -> None:
-        """Let the role handle an event, and perform its commands."""
+        """Let the role handle an event, and perform its commands; records are there at once."""
         for command in self.role.handle(event, self._queue.now):
             self._performers[type(command)](command)
+        while self._loaded:
+            for command in self.role.handle(self._loaded.popleft(), self._queue.now):
+                self._performers[type(command)](command)
 
     def load(self) -> m.WorkerLoad:
         """Count what it holds."""
@@ -144,11 +148,11 @@ class SteppedWorker:
     def _load_record(self, command: c.LoadRecord) -> None:
         record = self._around.store.record(command.choice_id, command.epoch)
         if record is None:
-            gone = c.RecordUnavailable(command.choice_id, command.epoch, "the request was closed", retryable=False)
-            self._queue.at(self._queue.now, self._site.host.receive, gone)
+            error = "the request was closed"
+            self._loaded.append(c.RecordUnavailable(command.choice_id, command.epoch, error, retryable=False))
         else:
             self.token_times.enter(record.sequence_id, self._around.store.progress(command.choice_id))
-            self._queue.at(self._queue.now, self._site.host.receive, c.RecordLoaded(record))
+            self._loaded.append(c.RecordLoaded(record))
 
     def _drop(self, command: c.DropSequence) -> None:
         self.token_times.drop(command.sequence_id)

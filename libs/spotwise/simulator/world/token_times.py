@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spotwise.core.batching import Batch
 from spotwise.simulator.world.observation import Observer
@@ -41,14 +42,15 @@ class TokenTimes:
 
     def iterations_ended(self, batch: Batch, ends_s: Sequence[float]) -> None:
         """Record some iterations of the running order; if several, each makes a token for each of its rows."""
-        rows = len(batch.rows)
-        for end_s in ends_s:
-            if self._iterations:
-                self._observer.tokens_spaced(end_s - self._last_s, rows)
-            else:
-                self._first_s = end_s
-            self._iterations += 1
-            self._last_s = end_s
+        if not self._iterations:
+            self._first_s, gaps_s = ends_s[0], []
+        else:
+            gaps_s = [ends_s[0] - self._last_s]
+        gaps_s += [later_s - end_s for end_s, later_s in pairwise(ends_s)]
+        if gaps_s:
+            self._observer.tokens_spaced(gaps_s, len(batch.rows))
+        self._iterations += len(ends_s)
+        self._last_s = ends_s[-1]
 
     def order_ended(self, batch: Batch) -> list[str]:
         """Record the ended order's effect on its sequences, report the gaps before its first tokens, and return the sequences
@@ -68,11 +70,11 @@ class TokenTimes:
             if output_tokens:
                 if progress.last_token_s != since_s:
                     if alike:
-                        self._observer.tokens_spaced(first_s - since_s, alike)
+                        self._observer.tokens_spaced((first_s - since_s,), alike)
                     since_s, alike = progress.last_token_s, 0
                 alike += 1
             progress.output_tokens = output_tokens + iterations
             progress.last_token_s = last_s
         if alike:
-            self._observer.tokens_spaced(first_s - since_s, alike)
+            self._observer.tokens_spaced((first_s - since_s,), alike)
         return made

@@ -93,8 +93,8 @@ def test_busy_time_is_kept_by_tokens_and_by_pool() -> None:
 def test_gaps_between_tokens_are_counted_each() -> None:
     """A gap that many sequences share counts for each of them."""
     run = metrics()
-    run.tokens_spaced(0.05, 99)
-    run.tokens_spaced(1.0)
+    run.tokens_spaced((0.05,), 99)
+    run.tokens_spaced((1.0,))
     assert run.latencies["itl"].at(99) == 0.05
     assert run.latencies["itl"].at(99.5) == 1.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape, LinearIterationCost
@@ -34,7 +35,7 @@ class Seen:
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None: ...
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None: ...
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None: ...
 
 
 @dataclass

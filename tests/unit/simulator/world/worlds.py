@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost
@@ -63,8 +63,8 @@ class Diary:
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         self.iterations.append((machine_id, shape, seconds, iterations))
 
-    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
-        self.gaps.append((gap_s, tokens))
+    def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
+        self.gaps += [(gap_s, tokens) for gap_s in gaps_s]
 
     def busy_s(self, machine_id: str) -> float:
         """Seconds of a machine in iterations."""
