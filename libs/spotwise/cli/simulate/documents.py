@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from rich.console import Console
 
+from spotwise.cli.profile_reach import extrapolation_document
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.slo import PERCENTS
 
@@ -32,6 +33,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
             for metric, figures in run.verdict.slowdowns.items()
         },
         "objectives_hold": run.verdict.holds,
+        "steady_state": run.is_steady,
         "pools": {
             name: {
                 "machines": pool.machines,
@@ -49,6 +51,8 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "handoffs": run.handoffs,
         "handoff_bytes": run.handoff_bytes,
         "preemptions": run.preemptions,
+        "cached_prompt_share": run.cached_share,
+        "beyond_profile": extrapolation_document(run.beyond_profile),
         "wall_s": run.wall_s,
     }
 

@@ -14,9 +14,11 @@ from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
+from spotwise.cli.profile_reach import extrapolation_lines
 from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
+    BlockTokensOption,
     DecodeModelOption,
     JobsOption,
     JointlyOption,
@@ -34,6 +36,8 @@ from spotwise.cli.simulate.options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
+from spotwise.cli.simulate.request_files import require_request_file, simulate_with_requests
+from spotwise.cli.simulate.run_marks import prefix_lines, steady_lines
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.simulator.costs.hardware import BLOOM_176B
@@ -45,6 +49,7 @@ from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.runs.recorded import RECORDED
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind
 
 _NOTICE_S = 30.0
@@ -61,6 +66,10 @@ def run(
     trace: TraceOption = None,
     arrivals: ArrivalsOption = ArrivalKind.POISSON,
     jointly: JointlyOption = False,
+    block_tokens: BlockTokensOption = MOONCAKE_BLOCK_TOKENS,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse equal beginnings of prompts, where the trace has hashes of their blocks.")
+    ] = True,
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
     ] = None,
@@ -92,10 +101,13 @@ def run(
     plot: Annotated[
         Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) into this file.")
     ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(help="Write every request's latencies into this file, .csv or .parquet.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
-    load = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly, block_tokens=block_tokens)
     recorded = recorded_profile(profile)
     if recorded is None:
         name, split = _paper_machines(design, machines, workload, price, prices)
@@ -126,16 +138,22 @@ def run(
         recorded,
         price,
         leaving=_leaving_machines(leaving, notice, split),
+        prefix_caching=prefix_caching,
     )
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
+    require_request_file(requests)
     console = report_console()
     swept: list[float | None] = [None if is_own else 50.0]
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = [replace(case, rate=rate) for rate in swept]
-    runs = list(Simulations(console, jobs).carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
+    simulations = Simulations(console, jobs)
+    if requests is None:
+        runs = list(simulations.carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
+    else:
+        runs = simulate_with_requests(simulations, cases, requests)
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))
@@ -144,6 +162,8 @@ def run(
     about = environment(simulation="run")
     documents = [run_document(summary) | {"bill_usd": _bill(summary, paid)} for summary in runs]
     write_document({"environment": about, "runs": documents}, json, console)
+    if requests is not None:
+        console.print(f"requests written to {requests}", style="dim")
     if plot is not None:
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
         save(figure, plot)
@@ -271,6 +291,9 @@ def sentences(run: RunSummary) -> list[str]:
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         *_left(run),
+        *steady_lines(run),
+        *prefix_lines(run),
+        *extrapolation_lines(run.case.recorded, run.beyond_profile),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
     ]

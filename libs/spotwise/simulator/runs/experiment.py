@@ -14,6 +14,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cost_model import IterationCost
 from spotwise.core.cost_profile import CostProfile
+from spotwise.core.measured_range import Extrapolation
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.costs.machine_costs import (
@@ -30,7 +31,9 @@ from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLo
 from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
+from spotwise.simulator.runs.request_rows import MetricsAndRows, RequestRows
 from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.runs.steady_state import is_steady
 from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.world.results import WorldResult
 from spotwise.simulator.world.settings import Overlap, WorldSettings
@@ -73,6 +76,7 @@ class Case:
         verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
             that time count as failed.
         leaving: machines that leave in the course of the run.
+        prefix_caching: workers reuse equal beginnings of prompts, where the workload knows them; not in the published settings.
     """
 
     design: str
@@ -89,6 +93,13 @@ class Case:
     price_per_hour: float = 0.0
     verdict_only: bool = False
     leaving: LeavingMachines | None = None
+    prefix_caching: bool = True
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether its workers have prefix caches; raises TraceError if its trace cannot be read."""
+        is_live = self.recorded is not None or self.decode_model is DecodeModel.HONEST
+        return self.prefix_caching and is_live and self.workload.knows_contents
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -136,6 +147,8 @@ class RunSummary:
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
         moved, recomputed: requests of machines that left, with their KV and computed again.
+        beyond_profile: the part of the time that a recorded profile did not measure; `None` where that is not known.
+        cached_share: of the completed requests' prompt tokens, those found in prefix caches; `None` without these.
     """
 
     case: Case
@@ -156,6 +169,13 @@ class RunSummary:
     wall_s: float = field(compare=False)
     moved: int = 0
     recomputed: int = 0
+    cached_share: float | None = None
+    beyond_profile: Extrapolation | None = None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it reached a steady state; of a run to its end."""
+        return is_steady(self.latencies_s.get("e2e", {}).get("mean"), self.case.seconds or self.ended_s)
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
@@ -171,20 +191,28 @@ class _Setup:
     settings: WorldSettings
 
 
-def simulate(case: Case) -> RunSummary:
+def simulate(case: Case, rows: RequestRows | None = None) -> RunSummary:
     """Run a case until its last request ends.
+
+    Args:
+        rows: takes every request as it ends.
 
     Raises:
         ProfileError, TraceError: a file is wrong.
         ValueError: the model does not fit a machine, or the split not the design; or all machines leave.
     """
-    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
+    limits = BatchLimits(max_num_batched_tokens=case.chunk_tokens)
+    policy = WorkerPolicy(prefix_caching=case.caches_prefixes, limits=limits)
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
     cluster = setup.design.cluster(case.split, setup.costs)
     home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
-    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
-    world = World(cluster, replace(setup.settings, elastic=case.leaving is not None), metrics)
+    measured = None if case.recorded is None else case.recorded.measured
+    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None, measured)
+    settings = replace(setup.settings, elastic=case.leaving is not None, reports_machines=rows is not None)
+    if case.caches_prefixes:
+        settings = replace(settings, pools=PoolPolicy())
+    world = World(cluster, settings, metrics if rows is None else MetricsAndRows(metrics, rows))
     if case.leaving is not None:
         _give_notice(world, list(home_pools), case.leaving)
     began_s = time.perf_counter()
@@ -289,6 +317,8 @@ def _summary(
         wall_s,
         result.moved,
         result.recomputed,
+        metrics.cached_share if case.caches_prefixes else None,
+        None if metrics.beyond is None else metrics.beyond.extrapolation(),
     )
 
 

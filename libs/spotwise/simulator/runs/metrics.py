@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.core.measured_range import MeasuredRange, TimeBeyond
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
@@ -35,32 +36,40 @@ class RunMetrics:
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         pools: by name, in order of their first iteration.
-        output_tokens: of completed requests.
+        output_tokens: of completed requests; `prompt_tokens` and `cached_tokens`, those found in prefix caches, as well.
         finishes: answer times, seconds from the start.
 
     Args:
         uncontended: reference of slowdowns.
         pool_of: the pool of each machine, by its id.
         lost: ends the run at the first broken SLO; `None` lets it run to its end.
+        measured: range of the machines' profile, whose excess `beyond` counts; `None` counts nothing.
     """
 
     def __init__(
-        self, uncontended: Uncontended, pool_of: Mapping[str, str], lost: LostObjectives | None = None
+        self,
+        uncontended: Uncontended,
+        pool_of: Mapping[str, str],
+        lost: LostObjectives | None = None,
+        measured: MeasuredRange | None = None,
     ) -> None:
         self._uncontended = uncontended
         self._pool_of = pool_of
         self._lost = lost
+        self.beyond = None if measured is None else TimeBeyond(measured)
         self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
         self.failed = 0
         self.first_failure: str | None = None
-        self.output_tokens = 0
+        self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.finishes = Percentiles()
 
     def request_completed(self, request: CompletedRequest) -> None:
         """Count a request's latencies; raises ObjectivesLostError if an SLO is broken and only the verdict matters."""
         self.output_tokens += request.arrival.output_tokens
+        self.prompt_tokens += request.arrival.prompt_tokens
+        self.cached_tokens += request.cached_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
         self._count("ttft", request.ttft_s, alone.ttft_s)
@@ -84,6 +93,8 @@ class RunMetrics:
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
         pool.iterations += iterations
         pool.decode_tokens += shape.decodes * iterations
+        if self.beyond is not None:
+            self.beyond.count(shape, seconds)
 
     def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         """Count gaps between tokens."""
@@ -94,6 +105,11 @@ class RunMetrics:
         self.slowdowns[metric].add(seconds / alone_s)
         if self._lost is not None:
             self._lost.count(metric, seconds / alone_s)
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were found in prefix caches, 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def steady_requests_per_s(self) -> float | None:

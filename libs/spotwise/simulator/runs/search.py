@@ -39,6 +39,12 @@ class Limit:
         return fmean(self.rates)
 
     @property
+    def is_steady(self) -> bool:
+        """Whether every run at a limit that holds reached a steady state."""
+        at_limit = [run for run in self.runs if run.case.rate in self.rates and run.verdict.holds]
+        return all(run.is_steady for run in at_limit)
+
+    @property
     def half_width(self) -> float | None:
         """Half of the 95 % confidence interval of the mean (Student's t); `None` for a single seed."""
         if len(self.rates) < 2:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spotwise.files.tables import TraceError
 from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS, has_hashes
 from spotwise.simulator.runs.traces import (
     RequestSizes,
     poisson_arrivals,
@@ -35,15 +36,17 @@ class ClusterWorkload:
 
     Attributes:
         name: without a path that of a synthetic workload, `code` or `conv`.
-        path: of a trace in the Azure format; `None` draws sizes with the published percentiles.
+        path: of a trace; `None` draws sizes with the published percentiles.
         kind: of arrivals; the trace's own need a path.
         jointly: draw a prompt with its output instead of each alone.
+        block_tokens: tokens of a block that the trace's hashes name.
     """
 
     name: str
     path: Path | None = None
     kind: ArrivalKind = ArrivalKind.POISSON
     jointly: bool = False
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         if self.path is None and self.name not in SYNTHETIC:
@@ -68,20 +71,31 @@ class ClusterWorkload:
             draw = published_arrivals if self.kind is ArrivalKind.PUBLISHED else poisson_arrivals
             return draw(self.sizes(), rate, seconds, seed)
         assert self.path is not None
-        factor = 1.0 if rate is None else mean_rate(self.path) / rate
-        own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))
+        factor = 1.0 if rate is None else mean_rate(self.path, self.block_tokens) / rate
+        own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path, self.block_tokens))
         return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
 
     def sizes(self) -> RequestSizes:
         """Return the distribution of sizes; raises TraceError if the trace cannot be read."""
-        return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
+        return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly, self.block_tokens)
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether the trace has hashes of its prompts' blocks; raises TraceError if it cannot be read."""
+        return self.path is not None and has_hashes(self.path)
+
+    @property
+    def knows_contents(self) -> bool:
+        """Whether its requests come with their prompts' blocks: a trace's own, and those drawn whole (`jointly`)."""
+        drawn_whole = self.jointly and self.kind is ArrivalKind.POISSON
+        return (drawn_whole or self.kind is ArrivalKind.TRACE) and self.has_hashes
 
 
 @cache
-def mean_rate(path: Path) -> float:
+def mean_rate(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> float:
     """Return a trace's mean rate, requests a second; raises TraceError if it cannot be read or all requests arrive at once."""
     requests, last_s = 0, 0.0
-    for arrival in trace_arrivals(path):
+    for arrival in trace_arrivals(path, block_tokens):
         requests, last_s = requests + 1, arrival.at_s
     if last_s <= 0.0:
         raise TraceError(f"{path} has no rate: it needs requests at two times at least")
@@ -89,5 +103,5 @@ def mean_rate(path: Path) -> float:
 
 
 @cache
-def _sizes_of(path: Path, jointly: bool) -> RequestSizes:
-    return read_sizes(path, jointly=jointly)
+def _sizes_of(path: Path, jointly: bool, block_tokens: int) -> RequestSizes:
+    return read_sizes(path, jointly=jointly, block_tokens=block_tokens)

@@ -39,6 +39,7 @@ def can_aggregate(settings: WorldSettings, cost: object) -> bool:
     return (
         settings.aggregates
         and not settings.elastic
+        and not policy.prefix_caching
         and policy.counted_steps is not None
         and policy.batching is Batching.ITERATION_LEVEL
         and policy.limits.max_num_batched_tokens is None
