@@ -90,6 +90,10 @@ async def test_an_engine_is_measured_once_and_computes_as_before(
     assert again == profile
     assert isinstance(profile.iteration, TableIterationCost)
     assert profile.link is None
+    assert profile.measured is not None
+    # tables end at the middle of their largest sizes
+    assert profile.measured.prompt_tokens == pytest.approx(profile.iteration.prompt.at[-1], rel=0.1)
+    assert profile.measured.decodes == pytest.approx(profile.iteration.decode.at[-1], rel=0.1)
     assert profile.kv_bytes_per_token == engine.kv_bytes_per_token
     assert profile.kv_tokens == engine.num_blocks * BLOCK_SIZE
     assert settings.cost_profiles is not None

@@ -11,6 +11,7 @@ import json as json_text
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,13 +21,16 @@ import uvloop
 from spotwise.benchmarks.arrivals import UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching import parse_rates
 from spotwise.benchmarks.open_loop import failures, run_open_loop
+from spotwise.cli.bench.contention import Contention, CoreUse, contention_lines
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
+from spotwise.cli.profile_reach import extrapolation_document, extrapolation_lines
 from spotwise.cli.profile_run import measure_costs, profile_steps
+from spotwise.core.measured_range import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
@@ -60,22 +64,28 @@ def simulator(
         raise OptionError(f"--keep {keep}: it is not empty, and journals of other runs would be taken for this one's")
     console = report_console()
     windows: list[tuple[float, float]] = []
+    contentions: dict[str, Contention] = {}
     with tempfile.TemporaryDirectory() as temporary, progress_bar(console) as progress:
         folder = keep or Path(temporary)
         task = progress.add_task("starting a mesh", total=2 * len(steps) + sum(map(len, schedules)))
         with running_mesh(up_arguments(up_args), {"SPOTWISE_JOURNAL": str(folder.resolve())}) as endpoint:
             progress.update(task, description="profile")
+            since = CoreUse.so_far()
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
+            contentions["profile before"] = CoreUse.so_far().contention_since(since)
             asyncio.run(run_open_loop(endpoint, storm(_WARM_UP_REQUESTS, 0, sizes)))
             for rate, schedule in zip(swept, schedules, strict=True):
                 progress.update(task, description=f"{rate:g} requests/s")
-                began_s = time.time()
+                began_s, since = time.time(), CoreUse.so_far()
                 outcomes = asyncio.run(run_open_loop(endpoint, schedule, lambda: progress.advance(task)))
                 windows.append((began_s, time.time()))
+                contentions[f"{rate:g} requests/s"] = CoreUse.so_far().contention_since(since)
                 for reason, count in failures(outcomes).items():
                     raise CommandError(f"{count} requests failed: {reason}")
             progress.update(task, description="profile again")
+            since = CoreUse.so_far()
             found += uvloop.run(measure_costs(endpoint, steps, seed + 1, lambda: progress.advance(task)))
+            contentions["profile after"] = CoreUse.so_far().contention_since(since)
             profile, fit = fitted_profile(found, endpoint.model, environment())
         progress.update(task, description="deciding again")
         try:
@@ -84,14 +94,16 @@ def simulator(
             cluster, requests = recorded_cluster(journals), recorded_requests(journals)
         except JournalError as error:
             raise CommandError(str(error)) from error
-    rows = []
+    rows, beyonds = [], {}
     for rate, (began_s, ended_s) in zip(swept, windows, strict=True):
         arrived = [request for request in requests if began_s <= request.arrived_s <= ended_s]
         sizes_then = [(each.arrived_s, each.prompt_tokens, each.output_tokens) for each in arrived]
         try:
-            simulated = simulate_recorded(cluster, profile, arrivals_of(sizes_then))
+            beyond = TimeBeyond(MeasuredRange.of(time.shape for time in found.iterations))
+            simulated = simulate_recorded(cluster, profile, arrivals_of(sizes_then), beyond)
         except ValueError as error:
             raise CommandError(str(error)) from error
+        beyonds[f"{rate:g} requests/s"] = beyond.extrapolation()
         rows += compared(f"{rate:g} requests/s", simulated, times_of(arrived))
     if keep is not None:
         document = {**profile_as_dict(profile), "fit": fit}
@@ -105,9 +117,14 @@ def simulator(
         profile=profile_as_dict(profile),
         fit=fit,
         workers=[home.value for home in cluster.home_pools],
+        contention={part: asdict(each) for part, each in contentions.items()},
+        beyond_profile={part: extrapolation_document(each) for part, each in beyonds.items()},
     )
     console.print("ours: simulated, ms; reference: live, ms", style="dim")
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
+    beyond_lines = [f"{part}: {line}" for part, each in beyonds.items() for line in extrapolation_lines(profile, each)]
+    for line in [*contention_lines(contentions), *beyond_lines]:
+        console.print(line, style="yellow")
     same = sum(each.difference is None for each in replays)
     commands = sum(each.commands for each in replays)
     console.print(f"{same} of {len(replays)} roles decided the same again, {commands:,} commands in all.")

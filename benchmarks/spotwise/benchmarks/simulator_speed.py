@@ -22,9 +22,10 @@ from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.workload import ClusterWorkload
 
 #: Of the published simulator, in the fastest of its timed cases.

@@ -19,6 +19,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
 from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.cost_fit import fit_iterations, fit_link
 
@@ -71,6 +72,7 @@ def fitted_profile(found: Measurements, model: str, about: Mapping[str, Any]) ->
         found.kv_bytes_per_token,
         found.kv_tokens,
         median(found.messages_s) if found.messages_s else USUAL_MESSAGE_S,
+        measured=MeasuredRange.of(time.shape for time in found.iterations),
     )
     fit = {
         "iterations": iterations.iterations,
@@ -88,11 +90,15 @@ def _table(costs: CostProfile, fit: dict[str, Any]) -> Table:
     table.add_column("", justify="right")
     cost, link = costs.iteration, costs.link
     assert isinstance(cost, TableIterationCost)  # what is fitted
+    assert costs.measured is not None
     for title, figure in (
         *_by_size("prompt tokens", cost.prompt),
         *_by_size("decodes", cost.decode),
         ("1,000 tokens that a prompt token attends to, us", f"{1e9 * cost.prompt_context_s:,.3f}"),
         ("1,000 tokens that a decode attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
+        ("measured up to, prompt tokens", f"{costs.measured.prompt_tokens:,}"),
+        ("measured up to, decodes", f"{costs.measured.decodes:,}"),
+        ("measured up to, tokens that a decode attends to", f"{costs.measured.decode_context:,.0f}"),
         ("a message, ms", f"{1e3 * costs.message_s:,.3f}"),
         (f"mean error of {fit['iterations']:,} iterations", f"{fit['mape']:.1%}"),
         *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in fit["mape_of"].items()),

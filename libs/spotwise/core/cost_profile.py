@@ -12,6 +12,7 @@ from spotwise.core.cost_model import (
     PiecewiseLinear,
     TableIterationCost,
 )
+from spotwise.core.measured_range import MeasuredRange
 
 #: Of a message, where unmeasured: a broker on the same machine or network.
 USUAL_MESSAGE_S = 0.0005
@@ -27,6 +28,7 @@ class CostProfile:
         link: of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
         message_s: seconds from one member's decision to the next one's, over bus and store.
         host_link: of KV between device and host memory, either way; `None` where unmeasured.
+        measured: how far the measurements of iterations reach; `None` where the profile does not say.
     """
 
     name: str
@@ -36,6 +38,7 @@ class CostProfile:
     kv_tokens: int
     message_s: float = USUAL_MESSAGE_S
     host_link: LinkCost | None = None
+    measured: MeasuredRange | None = None
 
     def __post_init__(self) -> None:
         if self.kv_bytes_per_token < 1 or self.kv_tokens < 1:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spotwise.core.cost_model import LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.measured_range import MeasuredRange
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"
@@ -63,6 +64,16 @@ class _Table(_Part):
         return TableIterationCost(prompt, decode, self.prompt_context_s, self.decode_context_s, self.mixed_factor)
 
 
+class _Range(_Part):
+    prompt_tokens: int
+    prompt_context: float
+    decodes: int
+    decode_context: float
+
+    def range(self) -> MeasuredRange:
+        return MeasuredRange(**self.model_dump())
+
+
 class _Document(_Part):
     model_config = ConfigDict(extra="ignore")  # how well it fits, where it was measured
 
@@ -74,13 +85,16 @@ class _Document(_Part):
     kv_tokens: int
     message_s: float = USUAL_MESSAGE_S
     host_link: _Link | None = None
+    measured_range: _Range | None = None
 
 
 def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
     """Return the profile as a document that JSON can hold."""
     kind = "linear" if isinstance(profile.iteration, LinearIterationCost) else "table"
     fields = dataclasses.asdict(profile)
-    return {"format": FORMAT, **fields, "iteration": {"kind": kind, **fields["iteration"]}}
+    measured_range = fields.pop("measured")  # facts of a measurement have this name already (`kept_profiles.py`)
+    iteration = {"kind": kind, **fields["iteration"]}
+    return {"format": FORMAT, **fields, "iteration": iteration, "measured_range": measured_range}
 
 
 def profile_from_json(text: bytes) -> CostProfile:
@@ -127,4 +141,5 @@ def _profile(validate: Callable[[], _Document]) -> CostProfile:
         kv_tokens=document.kv_tokens,
         message_s=document.message_s,
         host_link=None if document.host_link is None else document.host_link.cost(),
+        measured=None if document.measured_range is None else document.measured_range.range(),
     )

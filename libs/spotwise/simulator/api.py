@@ -4,6 +4,7 @@ values that the command line makes of options and files."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,15 +17,16 @@ from spotwise.simulator.runs.cluster_file import ObjectiveTerms, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Cluster, MachineGroup
 from spotwise.simulator.runs.designs import PAPER_MACHINES
-from spotwise.simulator.runs.experiment import RunSummary
 from spotwise.simulator.runs.experiment import simulate as simulate_case
 from spotwise.simulator.runs.intervals import SeedMeans
 from spotwise.simulator.runs.machine_changes import MachineChange
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, Objectives
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, PriorityShare
 
 #: Bounds by metric and percentile, as `{"ttft": {"p99": 2.0}}`.
@@ -134,6 +136,8 @@ def simulate(
     seconds: float | None = 120.0,
     own_arrivals: bool = False,
     jointly: bool = False,
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS,
+    prefix_caching: bool = True,
     seed: int = 0,
     seeds: int = 1,
     jobs: int = 1,
@@ -146,6 +150,8 @@ def simulate(
         seconds: of arrivals; `None` to the end of a trace.
         own_arrivals: the trace's own, and not random ones.
         jointly: draw a prompt of the trace with its answer, and not each alone.
+        block_tokens: tokens of a block that the trace's hashes name.
+        prefix_caching: reuse equal beginnings of prompts, where the trace has hashes of their blocks.
         seed: the first of `seeds`.
         jobs: processes. With more than one a script needs `if __name__ == "__main__":` around what it does.
 
@@ -155,8 +161,9 @@ def simulate(
     """
     path = workload if isinstance(workload, Path) else None
     kind = ArrivalKind.TRACE if own_arrivals else ArrivalKind.POISSON
-    load = ClusterWorkload(str(workload) if path is None else path.stem, path, kind, jointly)
-    cases = [cluster.case(load, rate, seconds, seed + number) for number in range(seeds)]
+    load = ClusterWorkload(str(workload) if path is None else path.stem, path, kind, jointly, block_tokens)
+    first = replace(cluster.case(load, rate, seconds), prefix_caching=prefix_caching)
+    cases = [replace(first, seed=seed + number) for number in range(seeds)]
 
     def once() -> Search[tuple[RunSummary, ...]]:
         return tuple((yield cases))

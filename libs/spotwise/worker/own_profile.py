@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from spotwise.core.cost_profile import CostProfile
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.engine.loading import device_name
 from spotwise.engine.shared_weights import weights_fingerprint
 from spotwise.worker.cost_fit import fit_iterations
@@ -72,7 +73,14 @@ async def _measured(
     waited_share = CoreTime.so_far().waited_share_since(before)
     # Not on the event loop, which sends heartbeats; nor on the engine's thread, which may have a niceness.
     fitted = await asyncio.to_thread(fit_iterations, found.times)
-    profile = CostProfile(about.name, fitted.cost, None, engine.kv_bytes_per_token, _kv_tokens(engine))
+    profile = CostProfile(
+        about.name,
+        fitted.cost,
+        None,
+        engine.kv_bytes_per_token,
+        _kv_tokens(engine),
+        measured=MeasuredRange.of(time.shape for time in found.times),
+    )
     fit: dict[str, Any] = {"iterations": fitted.iterations, "mape": fitted.mape, "mape_of": fitted.mape_of}
     measured = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

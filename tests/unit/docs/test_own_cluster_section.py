@@ -59,4 +59,5 @@ def test_its_profile_has_every_key() -> None:
         "link",
         "host_link",
         "message_s",
+        "measured_range",
     }

@@ -12,6 +12,7 @@ import pytest
 
 from spotwise.core.cost_model import LinkCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict, profile_from_json, read_cost_profile
 
 TABLE = TableIterationCost(
@@ -30,12 +31,20 @@ TABLE = TableIterationCost(
         replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1)),
         replace(BUILT_IN, link=None),
         replace(BUILT_IN, host_link=LinkCost(1e-6, 3e10)),
+        replace(BUILT_IN, measured=MeasuredRange(2048, 1024.0, 32, 1040.0)),
     ],
 )
 def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
     """Whatever kind of cost it has; further fields of a file are ignored."""
     document = {**profile_as_dict(profile), "fit": {"mape": 0.02}}
     assert profile_from_json(json.dumps(document).encode()) == profile
+
+
+def test_a_profile_of_an_earlier_version_has_no_range() -> None:
+    """Its file lacks the field, and a later one's facts of a measurement are ignored."""
+    document = profile_as_dict(BUILT_IN)
+    del document["measured_range"]
+    assert profile_from_json(json.dumps({**document, "measured": {"longest_prompt": 64}}).encode()) == BUILT_IN
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,8 @@ def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
         ({"kv_tokens": 1.5}, "kv_tokens"),
         ({"kv_tokens": 0}, "kv_tokens"),
         ({"kv_bytes_per_token": None}, "kv_bytes_per_token"),
+        ({"measured_range": {"prompt_tokens": 64}}, "measured_range.prompt_context"),
+        ({"measured_range": {"prompt_tokens": 6.5}}, "measured_range.prompt_tokens"),
     ],
 )
 def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: str) -> None:
@@ -97,6 +108,12 @@ def test_a_profile_may_be_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "machine.toml"
     path.write_text(BY_HAND)
     expected = CostProfile("", TABLE, LinkCost(0.001, 12.5e9), 131072, 60_000)
+    assert read_cost_profile(path) == expected
+    with path.open("a") as file:
+        file.write(
+            "[measured_range]\nprompt_tokens = 2048\nprompt_context = 1024\ndecodes = 64\ndecode_context = 8e3\n"
+        )
+    expected = replace(expected, measured=MeasuredRange(2048, 1024.0, 64, 8000.0))
     assert read_cost_profile(path) == expected
     path.with_suffix(".json").write_text(json.dumps(profile_as_dict(expected)))
     assert read_cost_profile(path.with_suffix(".json")) == expected

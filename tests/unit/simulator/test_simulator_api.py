@@ -54,6 +54,17 @@ def test_a_trace_comes_at_its_own_times(tmp_path: Path) -> None:
     assert (run.completed, run.case.workload.name, run.case.workload.kind) == (2, "mine", ArrivalKind.TRACE)
 
 
+def test_prompts_that_begin_alike_are_found_in_caches(tmp_path: Path) -> None:
+    """As by the command line, unless they are switched off."""
+    trace = tmp_path / "chats.jsonl"
+    line = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
+    trace.write_text("\n".join(line.format(second, 100 + second) for second in range(4)))
+    own = api.cluster(api.machines("dgx-h100", 1), api.machines(BUILT_IN, 1))
+    for cached, share in ((True, pytest.approx(0.75 * 48 / 64)), (False, None)):
+        means = api.simulate(own, trace, own_arrivals=True, seconds=None, block_tokens=16, prefix_caching=cached)
+        assert means.runs[0].cached_share == share
+
+
 def test_without_bounds_they_are_the_papers() -> None:
     assert api.bounds() == SPLITWISE_SLOS
     assert api.bounds(seconds={"itl": {"p99": 0.5}}).bounds == (LatencyBound("itl", 99, 0.5, is_slowdown=False),)

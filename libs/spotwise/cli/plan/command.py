@@ -65,6 +65,13 @@ def plan(
     network: Annotated[str, typer.Option(help="Bytes a second of an instance's network, each way.")] = "5GB",
     within: Annotated[str, typer.Option(help="Bytes a second between devices of an instance.")] = "10GB",
     storage: Annotated[str, typer.Option(help="Bytes a second from storage into an instance.")] = "1GB",
+    share_reads: Annotated[
+        bool,
+        typer.Option(
+            "--share-reads/--read-each",
+            help="Newcomers read what no device holds in turn, and pass it on; or each reads all of its own, as a mesh's do.",
+        ),
+    ] = True,
     rows: Annotated[int, typer.Option(min=1, help="Steps shown.")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Draw the plan into this file.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan to this file.")] = None,
@@ -100,7 +107,7 @@ def plan(
             raise OptionError(f"{option} {config}: {shape.name} cannot be cut like that: {reason}")
     links = Links(parse_size(within, "--within"), parse_size(network, "--network"), parse_size(storage, "--storage"))
     limit = None if buffer is None else parse_size(buffer, "--buffer")
-    policy = PlanPolicy(progressive=progressive, buffer_bytes=limit, stage_s=stage_ms / 1000)
+    policy = PlanPolicy(progressive=progressive, buffer_bytes=limit, stage_s=stage_ms / 1000, shares_reads=share_reads)
     change = scenario(
         before,
         after,

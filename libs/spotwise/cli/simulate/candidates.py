@@ -8,13 +8,14 @@ from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.options import command_errors, parse_designs, recorded_profile
-from spotwise.cli.simulate.run_machines import cluster_scenario
+from spotwise.cli.simulate.run_machines import cluster_scenario, require_case
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Cluster, Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.experiment import Case, require_runnable
+from spotwise.simulator.runs.experiment import require_runnable
 from spotwise.simulator.runs.provisioning import Objective
 from spotwise.simulator.runs.workload import ClusterWorkload
 
@@ -86,11 +87,9 @@ def own_candidates(
     if not designs:
         raise OptionError(f"--cluster {path}: prompt machines without token machines make no design; add some of these")
     candidates = Candidates(designs, scenario.case(load, None, seconds))
-    for design in candidates.designs:
-        try:
-            require_runnable(candidates.case(design, None))
-        except ValueError as error:
-            raise OptionError(f"--cluster {path}: {design.name}: {error}") from error
+    with command_errors():
+        for design in candidates.designs:
+            require_case(candidates.case(design, None), f"--cluster {path}: {design.name}")
     return candidates
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.cli.simulate.run_marks import beyond_document
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.intervals import SeedMeans
 from spotwise.simulator.runs.metrics import Judged
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS
 
 _MOST_POINTS = 100
@@ -31,6 +33,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "slowdowns": {metric: _judged(figures) for metric, figures in run.verdict.slowdowns.items()},
         "objectives_s": {metric: _judged(figures) for metric, figures in run.verdict.seconds.items()},
         "objectives_hold": run.verdict.holds,
+        "steady_state": run.is_steady,
         "pools": {
             name: {
                 "machines": pool.machines,
@@ -52,6 +55,8 @@ def run_document(run: RunSummary) -> dict[str, Any]:
         "handoffs": run.handoffs,
         "handoff_bytes": run.handoff_bytes,
         "preemptions": run.preemptions,
+        "cached_prompt_share": run.cached_share,
+        "beyond_profile": beyond_document(run.beyond_profile),
         "wall_s": run.wall_s,
     }
 
@@ -64,6 +69,7 @@ def means_document(means: SeedMeans) -> dict[str, Any]:
         "rate": case.rate,
         "seeds": [run.case.seed for run in means.runs],
         "seeds_that_hold": means.holding,
+        "seeds_in_steady_state": sum(run.is_steady for run in means.runs),
         "requests_per_s": means.over(lambda run: run.requests_per_s),
         "output_tokens_per_s": means.over(lambda run: run.output_tokens_per_s),
         "dollars_per_1000_requests": means.over(lambda run: run.dollars_per_1000_requests),
@@ -71,6 +77,8 @@ def means_document(means: SeedMeans) -> dict[str, Any]:
         "slowdowns": {
             metric: {f"p{percent}": means.slowdown(metric, percent) for percent in PERCENTS} for metric in METRICS
         },
+        "cached_prompt_share": means.over(lambda run: run.cached_share),
+        "beyond_profile": means.over(lambda run: None if run.beyond_profile is None else run.beyond_profile.share),
     }
 
 

@@ -196,6 +196,7 @@ def _point_document(finding: JobFinding) -> dict[str, Any]:
     return {
         "at": finding.at,
         "line": finding.point.line,
+        "steady_state": finding.is_steady,
         "jct_s": finding.jct_s,
         "jct_per_token_s": finding.jct_per_token_s,
         "published_per_token_s": finding.published_per_token_s,

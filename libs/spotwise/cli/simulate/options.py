@@ -22,6 +22,7 @@ from spotwise.simulator.costs.profiles import ProfileError
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
 TIMED = (
@@ -30,7 +31,12 @@ TIMED = (
 )
 
 WorkloadOption = Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")]
-TraceOption = Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")]
+TraceOption = Annotated[
+    Path | None, typer.Option(help="Sizes, or arrivals too, of this file: a CSV, or JSON lines as Mooncake's.")
+]
+BlockTokensOption = Annotated[
+    int, typer.Option("--block-tokens", min=1, help="Tokens of a block that a trace's hash_ids name.")
+]
 ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, as in the trace, or as the published runs.")]
 JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")]
 ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
@@ -120,10 +126,12 @@ def parse_model(text: str) -> str:
     return text
 
 
-def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool) -> ClusterWorkload:
+def parse_workload(
+    name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool, block_tokens: int = MOONCAKE_BLOCK_TOKENS
+) -> ClusterWorkload:
     """Return the cluster's load; an unknown workload, or a trace's own arrivals without a trace, raise `OptionError`."""
     if trace is not None:
-        return ClusterWorkload(trace.stem, trace, kind, jointly)
+        return ClusterWorkload(trace.stem, trace, kind, jointly, block_tokens)
     if name not in SYNTHETIC:
         raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
     if kind is ArrivalKind.TRACE:

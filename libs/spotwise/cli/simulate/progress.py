@@ -15,9 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.simulate.options import command_errors, processors
-from spotwise.simulator.runs.experiment import RunSummary, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.kept_runs import Describing, KeptRuns
 from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Search
 
 #: Seconds between two lines of progress, at least.

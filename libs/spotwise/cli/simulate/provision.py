@@ -15,6 +15,7 @@ from spotwise.cli.simulate.candidates import Candidates, own_candidates, paper_c
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
+    BlockTokensOption,
     DecodeModelOption,
     JobsOption,
     JointlyOption,
@@ -43,6 +44,7 @@ from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.plots import plot_bars, save
 from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, splits_within
 from spotwise.simulator.runs.search import Grid
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind
 
 
@@ -65,6 +67,7 @@ def provision(
     trace: TraceOption = None,
     arrivals: ArrivalsOption = ArrivalKind.POISSON,
     jointly: JointlyOption = False,
+    block_tokens: BlockTokensOption = MOONCAKE_BLOCK_TOKENS,
     seconds: Annotated[float, typer.Option(min=0.001, help="Seconds of arrivals.")] = 120.0,
     step: Annotated[float, typer.Option(min=0.001, help="Rates are multiples of this.")] = 10.0,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds: a rate must hold in all; limits are means.")] = 1,
@@ -80,7 +83,7 @@ def provision(
 ) -> None:
     """Search numbers of machines, design by design, for an objective under all latency objectives."""
     bounds = parse_split(most, SPLITWISE_HA, "--most")
-    load = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly, block_tokens=block_tokens)
     if cluster is not None:
         chosen = own_candidates(cluster, designs, load, seconds, model, decode_model, profile)
     else:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
-from spotwise.cli.simulate.documents import means_document, run_document, write_document
+from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
+    BlockTokensOption,
     DecodeModelOption,
     JobsOption,
     JointlyOption,
@@ -40,19 +39,23 @@ from spotwise.cli.simulate.policy_options import (
 )
 from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.cli.simulate.run_machines import cluster_scenario, leaving_machines, paper_machines, recorded_machines
-from spotwise.cli.simulate.run_tables import bill, bill_line, latency_table, pool_table, priority_table, sentences
-from spotwise.cli.simulate.seed_tables import mean_sentences, means_table
+from spotwise.cli.simulate.request_files import require_request_file, simulated
+from spotwise.cli.simulate.run_machines import (
+    cluster_scenario,
+    leaving_machines,
+    paper_machines,
+    recorded_machines,
+    refuse_beside_a_profile,
+    require_case,
+)
+from spotwise.cli.simulate.run_report import report, runs_document
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
-from spotwise.simulator.runs.experiment import Case, RunSummary, require_runnable
-from spotwise.simulator.runs.intervals import SeedMeans
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
-from spotwise.simulator.runs.search import Search
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind
 
 _SECONDS, _RATE = 120.0, 50.0
@@ -69,6 +72,10 @@ def run(
     trace: TraceOption = None,
     arrivals: ArrivalsOption = ArrivalKind.POISSON,
     jointly: JointlyOption = False,
+    block_tokens: BlockTokensOption = MOONCAKE_BLOCK_TOKENS,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse equal beginnings of prompts, where the trace has hashes of their blocks.")
+    ] = True,
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
     ] = None,
@@ -110,11 +117,14 @@ def run(
     plot: Annotated[
         Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) into this file.")
     ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(help="Write every request's latencies into this file, .csv or .parquet.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Simulate one cluster, and report latencies, objectives, utilisation, cost and power."""
     is_own = arrivals is ArrivalKind.TRACE
-    load = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly, block_tokens=block_tokens)
     scenario = cluster_scenario(
         cluster,
         {
@@ -141,7 +151,7 @@ def run(
         if recorded is None:
             chosen = paper_machines(design, machines, workload, price, prices)
         else:
-            _refuse_beside_a_profile(profile, design, model, decode_model)
+            refuse_beside_a_profile(profile, design, model, decode_model)
             chosen = recorded_machines(machines, recorded, price)
         case = Case(
             chosen,
@@ -156,6 +166,7 @@ def run(
         )
     case = replace(
         case,
+        prefix_caching=prefix_caching,
         policy=with_options(
             case.policy,
             chunk_tokens=chunk_tokens,
@@ -168,64 +179,27 @@ def run(
     )
     with command_errors():
         paid = _price_series(prices, price, instance_type, zone, market)
-        _check(case)
+        require_case(case, case.cluster.name)
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
+    require_request_file(requests)
     console = report_console()
     swept: list[float | None] = [None if is_own else _RATE]
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = {rate: [replace(case, rate=rate, seed=seed + number) for number in range(seeds)] for rate in swept}
-    found = Simulations(console, jobs).carry_out({rate: _together(own) for rate, own in cases.items()}, "simulating")
+    found = simulated(Simulations(console, jobs), cases, requests)
     for summaries in found.values():
-        _report(console, summaries, paid)
-    runs = [run for summaries in found.values() for run in summaries]
-    document = {
-        "environment": environment(simulation="run"),
-        "runs": [run_document(summary) | {"bill_usd": bill(summary, paid)} for summary in runs],
-    }
-    if seeds > 1:
-        document["means"] = [means_document(SeedMeans(tuple(summaries))) for summaries in found.values()]
-    write_document(document, json, console)
+        report(console, summaries, paid)
+    write_document(runs_document(list(found.values()), paid), json, console)
+    if requests is not None:
+        console.print(f"requests written to {requests}", style="dim")
     if plot is not None:
+        runs = [run for summaries in found.values() for run in summaries]
         figure = plot_latencies({case.label: runs}) if len(found) > 1 else plot_batch_sizes(runs[:1], case.label)
         save(figure, plot)
         console.print(f"drawn into {plot}", style="dim")
-
-
-def _report(console: Console, runs: Sequence[RunSummary], paid: PriceSeries | None) -> None:
-    if len(runs) > 1:
-        means = SeedMeans(tuple(runs))
-        console.print(means_table(means))
-        for line in mean_sentences(means, paid):
-            console.print(line)
-        return
-    (run,) = runs
-    console.print(latency_table(run))
-    if run.by_priority:
-        console.print(priority_table(run))
-    console.print(pool_table(run))
-    for line in [*sentences(run), *bill_line(run, paid)]:
-        console.print(line)
-
-
-def _check(case: Case) -> None:
-    try:
-        require_runnable(case)
-    except (TraceError, ProfileError):
-        raise
-    except ValueError as error:
-        raise OptionError(f"{case.cluster.name}: {error}") from error
-
-
-def _refuse_beside_a_profile(profile: Path | None, design: str | None, model: str, decode_model: DecodeModel) -> None:
-    if design is not None:
-        raise OptionError(
-            f"--design {design!r}: {profile} has one kind of machine; give only their numbers, --machines 4,2"
-        )
-    if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
-        raise OptionError(f"--model, --decode-model: {profile} already has its model's iteration times; leave them out")
 
 
 def _price_series(
@@ -235,7 +209,3 @@ def _price_series(
         raise OptionError("--price: --prices has all prices; leave one of the two out")
     listed = parse_prices(prices, instance_type, zone)
     return None if listed is None else listed[0].of(listed[1], zone, market, 0.0)
-
-
-def _together(cases: Sequence[Case]) -> Search[Sequence[RunSummary]]:
-    return (yield cases)

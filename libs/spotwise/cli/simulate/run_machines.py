@@ -7,10 +7,16 @@ from pathlib import Path
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.options import parse_design, parse_recorded_split, parse_split
 from spotwise.core.cost_profile import CostProfile
+from spotwise.files.tables import TraceError
+from spotwise.simulator.costs.hardware import BLOOM_176B
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Cluster, Design, Split
 from spotwise.simulator.runs.designs import PAPER_SPLITS
+from spotwise.simulator.runs.experiment import require_runnable
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 
@@ -78,3 +84,23 @@ def recorded_machines(machines: str | None, recorded: CostProfile, price: float)
     split = parse_recorded_split(machines, recorded)
     kind = OwnMachine(recorded.name or _RECORDED.lower(), recorded, price)
     return Design(_RECORDED, kind, kind if split.token else None).cluster(split)
+
+
+def refuse_beside_a_profile(profile: Path | None, design: str | None, model: str, decode_model: DecodeModel) -> None:
+    """Raise `OptionError` where an option says what a recorded profile already says."""
+    if design is not None:
+        raise OptionError(
+            f"--design {design!r}: {profile} has one kind of machine; give only their numbers, --machines 4,2"
+        )
+    if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
+        raise OptionError(f"--model, --decode-model: {profile} already has its model's iteration times; leave them out")
+
+
+def require_case(case: Case, what: str) -> None:
+    """Raise `OptionError`, about `what`, where a case cannot run; `ProfileError` or `TraceError` where a file is wrong."""
+    try:
+        require_runnable(case)
+    except (TraceError, ProfileError):
+        raise
+    except ValueError as error:
+        raise OptionError(f"{what}: {error}") from error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from spotwise.cli.simulate.run_marks import mark_lines
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.machine_changes import lives_of
 from spotwise.simulator.runs.metrics import Judged
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS
 
 _NUMBERS = dict(enumerate(("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")))
@@ -133,6 +135,7 @@ def sentences(run: RunSummary) -> list[str]:
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         *_changes(run),
+        *mark_lines(run),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from spotwise.cli.simulate.run_marks import mean_mark_lines
 from spotwise.cli.simulate.run_tables import (
     bill,
     coloured_bound,
@@ -57,7 +58,7 @@ def mean_sentences(means: SeedMeans, paid: PriceSeries | None) -> list[str]:
         lines.append(f"{_number(price, '{:.2f}')} $ per 1,000 requests.")
     if (dollars := means.over(lambda run: bill(run, paid))) is not None:
         lines.append(f"Bill: {_number(dollars, '{:,.2f}')} $ at the prices of each run.")
-    return lines
+    return lines + mean_mark_lines(means)
 
 
 def _number(value: MeanInterval | None, shown: str) -> str:

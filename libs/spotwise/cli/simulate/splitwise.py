@@ -34,6 +34,7 @@ from spotwise.cli.simulate.splitwise_tables import (
     headlines_document,
     headlines_table,
     limits_table,
+    unsteady_limits,
 )
 from spotwise.cli.simulate.study_tables import require_close
 from spotwise.simulator.costs.machine_costs import DecodeModel
@@ -141,6 +142,8 @@ def _measure(
     }
     for model, of_model in found.items():
         simulations.console.print(limits_table(of_model.limits, model))
+        for line in unsteady_limits(of_model.limits, scopes[model].seconds):
+            simulations.console.print(line, style="yellow", highlight=False)
     simulations.console.print(headlines_table(headlines(found), list(found)))
     return found
 

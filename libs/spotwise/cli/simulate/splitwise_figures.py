@@ -10,7 +10,6 @@ import numpy as np
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH
-from spotwise.simulator.runs.experiment import RunSummary
 from spotwise.simulator.runs.plots import (
     plot_bars,
     plot_batch_sizes,
@@ -20,6 +19,7 @@ from spotwise.simulator.runs.plots import (
     save,
 )
 from spotwise.simulator.runs.provisioning import heat_map
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.splitwise.paper import CODE_RATE, ClusterFindings, ClusterScope, PaperCluster, runs_by_design
 

@@ -12,6 +12,7 @@ from spotwise.cli.simulate.study_tables import coloured, headline_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.search import Limit
+from spotwise.simulator.runs.steady_state import STEADY_SHARE
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import ClusterFindings, PaperCluster
 from spotwise.simulator.splitwise.published_runs import Comparison, PublishedCluster
@@ -29,6 +30,17 @@ def limits_table(limits: Mapping[PaperCluster, Limit], decode_model: DecodeModel
         cells = [_limit(limits.get(PaperCluster(budget, made_for, served, design))) for design in DESIGNS]
         table.add_row(f"{budget}, {made_for}" + ("" if served == made_for else f"; {served}"), *cells)
     return table
+
+
+def unsteady_limits(limits: Mapping[PaperCluster, Limit], seconds: float) -> list[str]:
+    """Return how many limits rest on runs without a steady state, and what helps."""
+    unsteady = [limit for limit in limits.values() if not limit.is_steady]
+    if not unsteady:
+        return []
+    return [
+        f"{len(unsteady)} of {len(limits)} limits rest on runs without a steady state: requests arrive for {seconds:g} s, and "
+        f"take more than {STEADY_SHARE:g} of that in the mean. Longer runs (--seconds) may have other limits."
+    ]
 
 
 def _limit(limit: Limit | None) -> str:
@@ -121,6 +133,7 @@ def _limit_document(cluster: PaperCluster, limit: Limit) -> dict[str, Any]:
         "rates": limit.rates,
         "mean": limit.mean,
         "half_width_95": limit.half_width,
+        "steady_state": limit.is_steady,
         "runs": [run_document(run) for run in limit.runs],
     }
 

@@ -13,6 +13,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
+from spotwise.cli.profile_reach import load_lines
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.market_options import (
     BudgetOption,
@@ -64,9 +65,7 @@ def spot(
     trace: Annotated[
         Path, typer.Option(help="Availability: lines of milliseconds,add|remove,node, or SpotServe's JSON lists.")
     ],
-    load: Annotated[
-        Path | None, typer.Option(help="Requests in the Azure format, at their own times and sizes.")
-    ] = None,
+    load: Annotated[Path | None, typer.Option(help="Requests of this trace, at their own times and sizes.")] = None,
     rate: Annotated[
         float | None,
         typer.Option(min=1e-6, help="Requests a second, at random; with --load, its gaps are scaled to this rate."),
@@ -222,7 +221,7 @@ def spot(
         nodes_trace,
         arrivals,
         served,
-        costs.name,
+        costs,
         surroundings,
         drain,
         pricing,
@@ -235,6 +234,8 @@ def spot(
     assumed = [what for what, option in given.items() if option is None]
     for line in input_lines(inputs, assumed):
         console.print(line, highlight=False)
+    for line in load_lines(costs, inputs.beyond):
+        console.print(line, style="yellow", highlight=False)
     results = Simulations(console, jobs).each(runs, simulate_fleet, lambda result: result.system, "simulating")
     console.print(fleet_table(inputs, results))
     for line in unserved_lines(inputs, results):

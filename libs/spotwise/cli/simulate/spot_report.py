@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
+from spotwise.cli.profile_reach import LoadBeyond
 from spotwise.cli.quantities import bytes_text, seconds_text
+from spotwise.core.cost_profile import CostProfile
 from spotwise.core.fleet.market import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
@@ -26,7 +28,7 @@ class FleetInputs:
     """What all systems were given.
 
     Attributes:
-        machine: the profile's name.
+        machine: the profile.
         pricing: `None` without prices.
         rate: requests a second that were given or assumed; `None` for the load's own.
         least_instances: the fewest of the trace's instances that can serve the model; `None` where all of them cannot.
@@ -36,7 +38,7 @@ class FleetInputs:
     trace: SpotTrace
     arrivals: SpotArrivals
     model: SpotModel
-    machine: str
+    machine: CostProfile
     surroundings: SpotSurroundings
     drain_s: float
     pricing: FleetPricing | None
@@ -44,6 +46,13 @@ class FleetInputs:
     rate: float | None
     least_instances: int | None
     market: PurchaseTerms | None = None
+
+    @property
+    def beyond(self) -> LoadBeyond | None:
+        """How far the load goes beyond the profile; `None` where the profile does not say how far it was measured."""
+        arrivals, measured = self.arrivals, self.machine.measured
+        sizes = arrivals.sizes or [(arrivals.input_tokens, arrivals.output_tokens)]
+        return None if measured is None else LoadBeyond.of(measured, sizes, self.model.max_batch)
 
     @property
     def is_billed(self) -> bool:
@@ -75,7 +84,7 @@ def input_lines(inputs: FleetInputs, assumed: Sequence[str]) -> list[str]:
     lines = [
         f"trace: {trace.name}, {trace.end_s:,.0f} s, {min(counts)} to {max(counts)} instances, {mean_instances(trace):.1f} in "
         f"the mean; {lost} leave, {inputs.surroundings.grace_s:g} s after their notice",
-        f"machine: {inputs.machine}; {model.shape.name} on instances of {model.devices} such with "
+        f"machine: {inputs.machine.name}; {model.shape.name} on instances of {model.devices} such with "
         f"{bytes_text(model.device_bytes)} each, up to {model.max_batch} requests a pipeline",
         f"load: {arrivals.name}, {len(arrivals):,} requests before the trace's end, {shown_rate}; in the mean "
         f"{arrivals.input_tokens:,} tokens in and {arrivals.output_tokens:,} out",
@@ -153,7 +162,7 @@ def fleet_document(inputs: FleetInputs, results: Sequence[FleetResult]) -> dict[
             "seed": inputs.seed,
         },
         "machine": {
-            "profile": inputs.machine,
+            "profile": inputs.machine.name,
             "model": model.shape.name,
             "devices": model.devices,
             "device_bytes": model.device_bytes,
@@ -168,6 +177,7 @@ def fleet_document(inputs: FleetInputs, results: Sequence[FleetResult]) -> dict[
         "prices": None if inputs.pricing is None else inputs.pricing.prices.source,
         "bought": inputs.market is not None,
         "least_instances": inputs.least_instances,
+        "beyond_profile": None if inputs.beyond is None else asdict(inputs.beyond),
         "systems": [_system_document(inputs, result) for result in results],
     }
 

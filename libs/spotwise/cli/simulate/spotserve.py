@@ -247,6 +247,7 @@ def _point_document(finding: SpotFinding) -> dict[str, Any]:
         "trace": finding.trace,
         "requests": finding.load,
         "line": finding.point.line,
+        "steady_state": finding.is_steady,
         "latency_s": finding.latency_s,
         "counted_latency_s": finding.counted_latency_s,
         "paper_s": finding.paper_s,

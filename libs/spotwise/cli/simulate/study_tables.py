@@ -13,13 +13,23 @@ from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.runs.kept_runs import Describing
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.studies import Finding, Findings, Headline, PointPlace, Study, StudyPoint, findings_of
+from spotwise.simulator.runs.steady_state import STEADY_SHARE
+from spotwise.simulator.runs.studies import (
+    Finding,
+    Findings,
+    Headline,
+    PointPlace,
+    Study,
+    StudyPoint,
+    StudyRun,
+    findings_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Case = TypeVar("_Case", bound=Describing)
-_Run = TypeVar("_Run")
+_Run = TypeVar("_Run", bound=StudyRun)
 _Finding = TypeVar("_Finding", bound=Finding[Any, Any])
 
 #: A heading, and a finding's cell below it.
@@ -51,6 +61,8 @@ class StudyPaper(Generic[_Case, _Run, _Finding]):
         found = {study.name: findings_of(study, runs, self.finding) for study in studies}
         for findings in found.values():
             simulations.console.print(self.table(findings))
+            for line in unsteady_lines(findings):
+                simulations.console.print(line, style="yellow", highlight=False)
         if found:
             simulations.console.print(self.legend, style="dim")
         return found
@@ -83,6 +95,21 @@ class StudyPaper(Generic[_Case, _Run, _Finding]):
             path = folder / f"{self.figure_prefix}{name}.png"
             save(self.plot(findings), path)
             simulations.console.print(f"drawn into {path}", style="dim")
+
+
+def unsteady_lines(found: Findings[Any]) -> list[str]:
+    """Return at which places a study's lines reach no steady state."""
+    unsteady = [finding.point for finding in found.points if not finding.is_steady]
+    if not unsteady:
+        return []
+    places: dict[str, list[str]] = {}
+    for point in unsteady:
+        places.setdefault(point.line, []).append(" ".join(map(_value, point.place)))
+    lines = "; ".join(f"{line} at {', '.join(at)}" for line, at in places.items())
+    return [
+        f"{found.study.name}: {len(unsteady)} of {len(found.points)} points reach no steady state (latency is above "
+        f"{STEADY_SHARE:g} of the time in which requests arrive, or some have no answer) and depend on its length: {lines}"
+    ]
 
 
 def range_headline_table(rows: Sequence[Headline], name_width: int | None = None) -> Table:

@@ -15,7 +15,7 @@ from spotwise.core.members import Pool
 from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.parts import Part, PartKind
-from spotwise.core.migration.planning.plan import MigrationPlan
+from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
@@ -37,27 +37,40 @@ class GroupMigration:
 def migration_of(device_map: DeviceMap, model: ModelShape, cost: ChangeCost, now: float) -> GroupMigration:
     """Return what a change of groups that begins at Unix time `now` moves of a model's weights."""
     before = replace(device_map.before, running={})  # requests are moved one by one, as the evacuation arranges
-    plan = plan_migration(replace(device_map, before=before, running={}), model, cost.links, now_s=now)
+    policy = PlanPolicy(shares_reads=False)  # each device reads what no other has: nobody waits for a relay
+    plan = plan_migration(replace(device_map, before=before, running={}), model, cost.links, policy, now_s=now)
+    origins = _origins(plan)
     return GroupMigration(
         plan.kept_bytes,
         plan.moved_bytes + plan.storage_bytes,
-        plan.storage_bytes,
+        sum(each.byte_count for each, origin in zip(plan.transfers, origins, strict=True) if origin is None),
         plan.done_s,
         planned_weights(plan, model.layers),
     )
 
 
+def _origins(plan: MigrationPlan) -> list[Device | None]:
+    """Return the device that has what each transfer brings from the start; `None` of what comes from storage."""
+    found: list[Device | None] = []
+    came: dict[tuple[int, Part, int, Share, Device], Device | None] = {}
+    for each in plan.transfers:
+        origin = each.source
+        if each.is_relayed and each.source is not None:
+            origin = came[each.step, each.part, each.layers, each.share, each.source]
+        came[each.step, each.part, each.layers, each.share, each.target] = origin
+        found.append(origin)
+    return found
+
+
 def planned_weights(plan: MigrationPlan, layers: int) -> tuple[m.PlannedWeights, ...]:
     """Return who gives what, by device, in the plan's order; consecutive layers of one source together. Of what the plan
-    relays, the source is the device that has it from the start: nobody waits for a relay.
+    relays, the source is the device that has it from the start: nobody waits for a relay. What comes from storage, relayed or
+    not, nobody gives.
     """
     by_device: dict[str, list[m.PlannedWeights]] = {}
-    origins: dict[tuple[int, Part, Share, Device], Device] = {}
-    for each in plan.transfers:
-        if each.source is None or each.part.kind is PartKind.KV:
+    for each, origin in zip(plan.transfers, _origins(plan), strict=True):
+        if origin is None or each.part.kind is PartKind.KV:
             continue
-        origin = origins[each.step, each.part, each.share, each.source] if each.is_relayed else each.source
-        origins[each.step, each.part, each.share, each.target] = origin
         number, runs = _number(each.part, layers), by_device.setdefault(each.target.instance, [])
         last = runs[-1] if runs else None
         if last is None or last.source_id != origin.instance or number != last.first_layer + last.layers:

@@ -37,6 +37,8 @@ from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
+#: A sequence with its token phase here has not begun it yet, or has ended it.
+_NOT_DECODING = (RequestState.WAITING_FOR_KV, RequestState.MIGRATING)
 #: Schedulers whose last assignment number is echoed; earlier ones are gone.
 SCHEDULERS_REMEMBERED = 8
 #: Seconds that a draining worker stays at least, so that orders sent before its heartbeat still reach it.
@@ -182,18 +184,23 @@ class WorkerRole:
         pool, host, swaps = self._table.pool, self._table.host, self._swaps
         states = [sequence.state for sequence in self._table]
         pending = remaining = decoding = in_place = to_hand_off = swapped = 0
-        for sequence in self._table:  # one pass: hundreds of sequences with every heartbeat
-            swapped += sequence.kv_place is not KvPlace.DEVICE
-            if sequence.awaits_prefill:
-                pending += sequence.uncomputed_tokens
-            if not sequence.decodes_here:
-                to_hand_off += 1
-            elif not sequence.pending_free:
-                remaining += sequence.remaining_tokens_here
-                if sequence.in_prompt_phase:
+        # One pass without properties: hundreds of sequences with every heartbeat.
+        for sequence in self._table:
+            if sequence.kv_place is not KvPlace.DEVICE:
+                swapped += 1
+            if sequence.target is None and not sequence.pending_free:  # `decodes_here`
+                left = sequence.max_new_tokens_here - sequence.produced_here
+                if left > 0:  # `remaining_tokens_here`
+                    remaining += left
+                if sequence.prompt_ordered_here and not sequence.produced_here:  # `in_prompt_phase`
                     in_place += 1
-                elif sequence.state not in (RequestState.WAITING_FOR_KV, RequestState.MIGRATING):
+                elif sequence.state not in _NOT_DECODING:
                     decoding += 1
+            elif sequence.target is not None:
+                to_hand_off += 1
+            is_decoding = sequence.known_tokens - sequence.computed_tokens == 1 and sequence.computed_tokens
+            if not is_decoding and sequence.awaits_prefill:
+                pending += sequence.uncomputed_tokens
         return m.WorkerLoad(
             pending_prompt_tokens=pending,
             remaining_tokens=remaining,

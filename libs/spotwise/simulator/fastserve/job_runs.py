@@ -22,6 +22,7 @@ from spotwise.simulator.fastserve.engines import (
 )
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, gamma_arrivals
 from spotwise.simulator.runs.percentiles import Percentiles
+from spotwise.simulator.runs.steady_state import is_steady
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
@@ -100,6 +101,11 @@ class JobSummary:
     swapped_bytes: int
     preemptions: int
     wall_s: float = field(compare=False)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it reached a steady state."""
+        return is_steady(self.jct_s.get("mean"), self.case.jobs / self.case.rate)
 
 
 def simulate_jobs(case: JobCase) -> JobSummary:

@@ -9,8 +9,8 @@ from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.machine_costs import built_in_costs
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Cluster, Design, Hardware
-from spotwise.simulator.runs.experiment import Case
 from spotwise.simulator.runs.machine_changes import MachineChange, lives_of
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
@@ -88,4 +88,5 @@ def paper_machine(hardware: Hardware, model: LanguageModel, name: str | None = N
         hardware.price_per_hour,
         hardware.power,
         overlap_layers=model.layers,
+        has_paper_costs=True,
     )

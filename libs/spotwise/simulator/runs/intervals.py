@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import PERCENTS
 
 #: Student's t for 95 % two-sided confidence, by degrees of freedom from 1; the last one is taken for more.

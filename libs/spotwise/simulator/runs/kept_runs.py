@@ -1,5 +1,5 @@
 """Caches runs in a file, so that a stopped search resumes. A run is reused only if its case, the files named by the case, and
-the simulating code are unchanged. Each process appends one line per finished run; truncated lines are skipped."""
+the simulating and reading code are unchanged. Each process appends one line per finished run; truncated lines are skipped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 import spotwise.core
+import spotwise.files
 import spotwise.simulator
 
 
@@ -100,7 +101,7 @@ def _contents(path: Path) -> bytes:
 @cache
 def _code() -> bytes:
     digest = hashlib.sha256()
-    for package in (spotwise.core, spotwise.simulator):
+    for package in (spotwise.core, spotwise.files, spotwise.simulator):
         for folder in package.__path__:
             for source in sorted(Path(folder).rglob("*")):
                 if source.suffix in (".py", ".json"):

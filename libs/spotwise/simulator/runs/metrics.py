@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.simulator.runs.beyond_profiles import BeyondProfiles, TimeBeyondProfiles
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS, SPLITWISE_SLOS, Objectives, Uncontended
@@ -34,7 +35,7 @@ class RunMetrics:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         pools: by name, in order of their first iteration.
         by_priority: of `METRICS`, by the requests' priority.
-        output_tokens: of completed requests.
+        output_tokens: of completed requests; `prompt_tokens` and `cached_tokens`, those found in prefix caches, as well.
         finishes: answer times, seconds from the start.
 
     Args:
@@ -43,6 +44,7 @@ class RunMetrics:
         objectives: of the verdict.
         has_priorities: keep latencies by priority, too.
         lost: ends the run at the first broken SLO; `None` lets it run to its end.
+        beyond: counts iterations beyond what the machines' profiles measured; `None`: nothing does.
     """
 
     def __init__(
@@ -53,24 +55,28 @@ class RunMetrics:
         lost: LostObjectives | None = None,
         *,
         has_priorities: bool = False,
+        beyond: TimeBeyondProfiles | None = None,
     ) -> None:
         self._has_priorities = has_priorities
         self._uncontended = uncontended
         self._objectives = objectives
         self._pool_of = pool_of
         self._lost = lost
+        self._beyond = beyond
         self.latencies = {metric: Percentiles() for metric in MEASURED}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
         self.by_priority: dict[int, dict[str, Percentiles]] = {}
         self.failed = 0
         self.first_failure: str | None = None
-        self.output_tokens = 0
+        self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.finishes = Percentiles()
 
     def request_completed(self, request: CompletedRequest) -> None:
         """Count a request's latencies; raises ObjectivesLostError if an SLO is broken and only the verdict matters."""
         self.output_tokens += request.arrival.output_tokens
+        self.prompt_tokens += request.arrival.prompt_tokens
+        self.cached_tokens += request.cached_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
         if self._has_priorities:
@@ -102,6 +108,8 @@ class RunMetrics:
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
         pool.iterations += iterations
         pool.decode_tokens += shape.decodes * iterations
+        if self._beyond is not None:
+            self._beyond.count(machine_id, shape, seconds)
 
     def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         """Count gaps between tokens."""
@@ -112,6 +120,16 @@ class RunMetrics:
         self.slowdowns[metric].add(seconds / alone_s)
         if self._lost is not None:
             self._lost.count(metric, seconds, seconds / alone_s)
+
+    @property
+    def beyond(self) -> BeyondProfiles | None:
+        """What part of the time the machines' profiles did not measure; `None` where that is not known."""
+        return None if self._beyond is None else self._beyond.in_all()
+
+    @property
+    def cached_share(self) -> float:
+        """Share of the prompt tokens that were found in prefix caches, 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def steady_requests_per_s(self) -> float | None:

@@ -26,6 +26,7 @@ class OwnMachine:
         overlap_layers: layers of the model: the KV of a prompt's chunk goes layer by layer while the next one is computed, and
             `link` is the bare one. `None`: all of it goes when its prompt is computed, as a recorded link's cost includes.
         crossover_tokens: with `overlap_layers`: a smaller chunk goes when it is computed.
+        has_paper_costs: it is one of the paper's machines, whose costs have no measured range.
     """
 
     name: str
@@ -35,6 +36,7 @@ class OwnMachine:
     host_memory_bytes: int = 0
     overlap_layers: int | None = None
     crossover_tokens: int = 512
+    has_paper_costs: bool = False
 
     def __post_init__(self) -> None:
         if min(self.price_per_hour, self.power, self.host_memory_bytes) < 0:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.runs.traces import IntArray
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Grid, Limit, Search, holds_for_all, limit_of
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.cost_profile import CostProfile
+from spotwise.core.measured_range import TimeBeyond
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
@@ -44,11 +45,11 @@ class RequestTimes:
 
 
 def simulate_recorded(
-    cluster: RecordedCluster, profile: CostProfile, arrivals: Iterable[Arrival]
+    cluster: RecordedCluster, profile: CostProfile, arrivals: Iterable[Arrival], beyond: TimeBeyond | None = None
 ) -> list[RequestTimes]:
     """Serve the arrivals by a simulated copy of the cluster; times in completion order. Outputs have their requested lengths,
-    as in a run that ignores end-of-sequence tokens. Raises ValueError if several pools hand KV over and the profile has no
-    link cost, or a request fails."""
+    as in a run that ignores end-of-sequence tokens. `beyond` counts the iterations. Raises ValueError if several pools hand KV
+    over and the profile has no link cost, or a request fails."""
     if len(set(cluster.home_pools)) > 1:
         _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
@@ -60,7 +61,7 @@ def simulate_recorded(
         max_new_tokens=1,
         kv_block_size=cluster.kv_block_size,
     )
-    times = _Times()
+    times = _Times(beyond)
     kind = machine.machine_type(settings.model)
     machines = [SimulatedMachine(kind, home, overlap=machine.overlap) for home in cluster.home_pools]
     World(machines, settings, times).run(arrivals)
@@ -74,8 +75,9 @@ def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:
 
 
 class _Times:
-    def __init__(self) -> None:
+    def __init__(self, beyond: TimeBeyond | None) -> None:
         self.completed: list[RequestTimes] = []
+        self._beyond = beyond
 
     def request_completed(self, request: CompletedRequest) -> None:
         further = request.arrival.output_tokens - 1
@@ -86,7 +88,8 @@ class _Times:
         raise ValueError(f"a recorded request of {arrival.prompt_tokens} tokens failed in the simulation: {reason}")
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
-        pass
+        if self._beyond is not None:
+            self._beyond.count(shape, seconds)
 
     def tokens_spaced(self, gaps_s: Sequence[float], tokens: int = 1) -> None:
         pass

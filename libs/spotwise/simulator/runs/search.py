@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.intervals import mean_interval
+from spotwise.simulator.runs.run_summary import RunSummary
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +36,12 @@ class Limit:
     def mean(self) -> float:
         """Mean over the seeds."""
         return fmean(self.rates)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every run at a limit that holds reached a steady state."""
+        at_limit = [run for run in self.runs if run.case.rate in self.rates and run.verdict.holds]
+        return all(run.is_steady for run in at_limit)
 
     @property
     def half_width(self) -> float | None:

@@ -82,12 +82,13 @@ class ServingPolicy:
         """Bounds of an iteration."""
         return BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.chunk_tokens, self.decodes_pause)
 
-    def workers(self, cost: object, context_parity: float = math.inf) -> WorkerPolicy:
+    def workers(self, cost: object, context_parity: float = math.inf, *, prefix_caching: bool = False) -> WorkerPolicy:
         """Return the policy of workers whose iterations cost so much.
 
         Args:
             cost: what MLFQ charges service by.
             context_parity: tokens of context that cost as much as a token, for `max_stall_s`.
+            prefix_caching: equal beginnings of prompts are reused.
 
         Raises:
             ValueError: settings contradict one another, or MLFQ cannot charge service by this cost.
@@ -97,7 +98,7 @@ class ServingPolicy:
             self.reserve,
             self.watermark,
             self.max_preemptions,
-            prefix_caching=False,
+            prefix_caching=prefix_caching,
             max_stall_s=self.max_stall_s or None,
             context_parity=context_parity,
             prompts_first=self.prompts_first,

@@ -10,6 +10,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cost_model import IterationCost
 from spotwise.core.kv_swap import SwapPolicy
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.costs.machine_costs import (
     A100,
@@ -47,7 +48,7 @@ class ClusterSetup:
     settings: WorldSettings
 
 
-def own_setup(cluster: Cluster, policy: ServingPolicy) -> ClusterSetup:
+def own_setup(cluster: Cluster, policy: ServingPolicy, *, prefix_caching: bool = False) -> ClusterSetup:
     """Return the world of machines with profiles; slowdowns are against the first of them, idle. A machine without host memory
     recomputes where others swap.
 
@@ -55,15 +56,16 @@ def own_setup(cluster: Cluster, policy: ServingPolicy) -> ClusterSetup:
         ValueError: the policy swaps KV, and no machine has memory for it.
     """
     kinds = cluster.own_kinds
-    settings = own_world(kinds, policy.workers(kinds[0].profile.iteration))
-    settings = replace(settings, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
+    settings = own_world(kinds, policy.workers(kinds[0].profile.iteration, prefix_caching=prefix_caching))
+    pools = PoolPolicy() if prefix_caching else WITHOUT_PREFIXES
+    settings = replace(settings, pools=policy.pools(pools), max_new_tokens=policy.max_new_tokens)
     block_bytes = settings.kv_block_size * settings.model.kv_token_bytes
     machines, swap = [], False
     for group in cluster.groups:
         kind = group.kind
         assert isinstance(kind, OwnMachine)
         machine_type = kind.machine_type(settings.model)
-        own = policy.workers(kind.profile.iteration, kind.profile.context_parity)
+        own = policy.workers(kind.profile.iteration, kind.profile.context_parity, prefix_caching=prefix_caching)
         if machine_type.host_memory_bytes >= block_bytes:
             swap = True
         elif policy.when_full.swaps:
@@ -74,10 +76,16 @@ def own_setup(cluster: Cluster, policy: ServingPolicy) -> ClusterSetup:
 
 
 def paper_setup(
-    cluster: Cluster, model_name: str, decode_model: DecodeModel, profile: Path | None, policy: ServingPolicy
+    cluster: Cluster,
+    model_name: str,
+    decode_model: DecodeModel,
+    profile: Path | None,
+    policy: ServingPolicy,
+    *,
+    prefix_caching: bool = False,
 ) -> ClusterSetup:
     """Return the world of the paper's machines. A decode model that changes one thing of the published one keeps the published
-    reference of slowdowns.
+    reference of slowdowns, and has no prefix caches.
 
     Raises:
         ProfileError: the profile is wrong, or has nothing of the model.
@@ -87,8 +95,14 @@ def paper_setup(
     model = LANGUAGE_MODELS[model_name]
     if decode_model is DecodeModel.HONEST:
         costs = built_in_costs(model) if profile is None else costs_from(profile, model)
-        settings = WorldSettings(model, pools=policy.pools(WITHOUT_PREFIXES), max_new_tokens=policy.max_new_tokens)
-        return ClusterSetup(_paper_machines(cluster, costs, policy), AloneOn(costs[A100]), settings)
+        machines = _paper_machines(cluster, costs, policy, prefix_caching=prefix_caching)
+        settings = WorldSettings(
+            model,
+            WorkerPolicy(prefix_caching=prefix_caching),  # each machine has its own
+            pools=policy.pools(PoolPolicy() if prefix_caching else WITHOUT_PREFIXES),
+            max_new_tokens=policy.max_new_tokens,
+        )
+        return ClusterSetup(machines, AloneOn(costs[A100]), settings)
     reference = PublishedAlone(_published_costs(model, DecodeModel.PUBLISHED, profile)[A100])
     machines = _paper_machines(cluster, _published_costs(model, decode_model, profile), policy)
     if policy.limits == USUAL_POLICY.limits:
@@ -98,12 +112,15 @@ def paper_setup(
     return ClusterSetup(machines, reference, _published_settings(model, policy))
 
 
-def world_of(setup: ClusterSetup, lives: Sequence[MachineLife], observer: Observer) -> World:
-    """Return the world, with what is to happen to its machines."""
+def world_of(
+    setup: ClusterSetup, lives: Sequence[MachineLife], observer: Observer, *, reports_machines: bool = False
+) -> World:
+    """Return the world, with what is to happen to its machines; `reports_machines` is the settings'."""
     queue = EventQueue()
     first = [setup.machines[life.group] for life in lives if not life.joins]
     changes = any(life.joins or life.gone_s is not None for life in lives)
-    world = World(first, replace(setup.settings, elastic=changes), observer, queue)
+    settings = replace(setup.settings, elastic=changes, reports_machines=reports_machines)
+    world = World(first, settings, observer, queue)
 
     def join(joining: tuple[str, SimulatedMachine]) -> None:
         world.join(*joining)
@@ -126,13 +143,13 @@ def _require_host_memory(policy: ServingPolicy, is_there: bool) -> None:
 
 
 def _paper_machines(
-    cluster: Cluster, costs: Mapping[str, IterationCost], policy: ServingPolicy
+    cluster: Cluster, costs: Mapping[str, IterationCost], policy: ServingPolicy, *, prefix_caching: bool = False
 ) -> tuple[SimulatedMachine, ...]:
     machines = []
     for group in cluster.groups:
         assert isinstance(group.kind, Hardware)
         kind = group.kind.serving(costs[group.kind.profile])
-        machines.append(SimulatedMachine(kind, group.pool, policy.workers(kind.cost)))
+        machines.append(SimulatedMachine(kind, group.pool, policy.workers(kind.cost, prefix_caching=prefix_caching)))
     return tuple(machines)
 
 

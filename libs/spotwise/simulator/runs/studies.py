@@ -6,11 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 _Case = TypeVar("_Case", bound=Hashable)
-_Run = TypeVar("_Run")
+_Run = TypeVar("_Run", bound="StudyRun")
 _Finding = TypeVar("_Finding", bound="Finding[Any, Any]")
+
+
+class StudyRun(Protocol):
+    """What a paper's runs have in common."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it reached a steady state."""
+
 
 #: Where a point lies: a value for each of its study's axes.
 PointPlace = tuple[float | str, ...]
@@ -58,6 +67,11 @@ class Finding(Generic[_Case, _Run]):
     study: Study[_Case]
     point: StudyPoint[_Case]
     runs: tuple[_Run, ...]
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether all its runs reached a steady state."""
+        return all(run.is_steady for run in self.runs)
 
     def mean(self, figure: str) -> float:
         """Return the mean over the runs of a number."""

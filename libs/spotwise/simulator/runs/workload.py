@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from spotwise.files.tables import TraceError
 from spotwise.files.toml_tables import KNOWN_KEYS
 from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS, has_hashes
 from spotwise.simulator.runs.traces import (
     RequestSizes,
     poisson_arrivals,
@@ -57,9 +58,10 @@ class ClusterWorkload:
 
     Attributes:
         name: without a path that of a synthetic workload, `code` or `conv`.
-        path: of a trace in the Azure format; `None` draws sizes with the published percentiles.
+        path: of a trace; `None` draws sizes with the published percentiles.
         kind: of arrivals; the trace's own need a path.
         jointly: draw a prompt with its output instead of each alone.
+        block_tokens: tokens of a block that the trace's hashes name.
         priorities: of the requests, drawn at random by their shares; empty: all are alike, or as their source says.
     """
 
@@ -67,6 +69,7 @@ class ClusterWorkload:
     path: Path | None = None
     kind: ArrivalKind = ArrivalKind.POISSON
     jointly: bool = False
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
     priorities: tuple[PriorityShare, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,13 +104,24 @@ class ClusterWorkload:
             draw = published_arrivals if self.kind is ArrivalKind.PUBLISHED else poisson_arrivals
             return draw(self.sizes(), rate, seconds, seed)
         assert self.path is not None
-        factor = 1.0 if rate is None else mean_rate(self.path) / rate
-        own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))
+        factor = 1.0 if rate is None else mean_rate(self.path, self.block_tokens) / rate
+        own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path, self.block_tokens))
         return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
 
     def sizes(self) -> RequestSizes:
         """Return the distribution of sizes; raises TraceError if the trace cannot be read."""
-        return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
+        return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly, self.block_tokens)
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether the trace has hashes of its prompts' blocks; raises TraceError if it cannot be read."""
+        return self.path is not None and has_hashes(self.path)
+
+    @property
+    def knows_contents(self) -> bool:
+        """Whether its requests come with their prompts' blocks: a trace's own, and those drawn whole (`jointly`)."""
+        drawn_whole = self.jointly and self.kind is ArrivalKind.POISSON
+        return (drawn_whole or self.kind is ArrivalKind.TRACE) and self.has_hashes
 
 
 def _ranked(arrivals: Iterator[Arrival], priorities: tuple[PriorityShare, ...], seed: int) -> Iterator[Arrival]:
@@ -120,10 +134,10 @@ def _ranked(arrivals: Iterator[Arrival], priorities: tuple[PriorityShare, ...], 
 
 
 @cache
-def mean_rate(path: Path) -> float:
+def mean_rate(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> float:
     """Return a trace's mean rate, requests a second; raises TraceError if it cannot be read or all requests arrive at once."""
     requests, last_s = 0, 0.0
-    for arrival in trace_arrivals(path):
+    for arrival in trace_arrivals(path, block_tokens):
         requests, last_s = requests + 1, arrival.at_s
     if last_s <= 0.0:
         raise TraceError(f"{path} has no rate: it needs requests at two times at least")
@@ -131,5 +145,5 @@ def mean_rate(path: Path) -> float:
 
 
 @cache
-def _sizes_of(path: Path, jointly: bool) -> RequestSizes:
-    return read_sizes(path, jointly=jointly)
+def _sizes_of(path: Path, jointly: bool, block_tokens: int) -> RequestSizes:
+    return read_sizes(path, jointly=jointly, block_tokens=block_tokens)

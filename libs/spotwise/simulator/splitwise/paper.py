@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import (
     BASELINE_A100,
@@ -18,8 +19,8 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
 )
-from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.provisioning import Objective, Provisioned, cheapest_split
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of
 from spotwise.simulator.runs.workload import ClusterWorkload
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.runs.synthetic import SYNTHETIC

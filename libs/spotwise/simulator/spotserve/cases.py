@@ -15,6 +15,7 @@ import numpy as np
 from spotwise.core.fleet.market import Market
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.simulator.runs.steady_state import is_steady
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,
@@ -178,6 +179,11 @@ class SpotSummary:
     wall_s: float = field(compare=False)
     unanswered: int = 0
     why_unanswered: str = ""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it reached a steady state; not where requests are left unanswered."""
+        return not self.unanswered and is_steady(self.latency_s.get("mean"), self.trace_s)
 
     @property
     def goodput_per_dollar(self) -> float | None:

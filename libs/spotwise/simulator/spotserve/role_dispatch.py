@@ -5,7 +5,7 @@ a request alone takes one step less than the artifact's l_exe."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import BatchShape, IterationCost
@@ -57,7 +57,7 @@ class PipelineCost:
 
 @value
 class _JobArrival(Arrival):
-    job: Job
+    job: Job = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +143,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
     def arrive(self, job: Job) -> None:
         """Submit a request."""
-        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job)
+        arrival = _JobArrival(self._events.now, job.input_tokens, job.output_tokens, job=job)
         number = self._world.submit(arrival)
         self._jobs[number], self._numbers[job] = job, number
 

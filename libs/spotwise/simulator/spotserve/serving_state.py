@@ -225,6 +225,7 @@ class ServingState:
             progressive=progressive,
             buffer_bytes=surroundings.buffer_bytes if progressive else None,
             stage_s=stage_s,
+            shares_reads=False,  # as a mesh's devices, each reads what no other has
         )
         return plan_migration(device_map, self._run.model.shape, self._links, policy, self._world.now)
 

@@ -38,6 +38,7 @@ def can_aggregate(site: Site) -> bool:
     return (
         settings.aggregates
         and not settings.elastic
+        and not policy.prefix_caching
         and policy.counted_steps is not None
         and policy.batching is Batching.ITERATION_LEVEL
         and policy.limits.max_num_batched_tokens is None
@@ -204,20 +205,24 @@ class AggregateWorker:
         rows = group.size
         if not rows and not prompts:
             return
-        if rows + len(prompts) > self._max_rows:
-            self._go_stepwise(m.Tick())
-            return
         growth = group.growth()
+        free_blocks = self._blocks - self._used
         taken, tokens, entering = 0, 0, 0
         for held in prompts:
             if tokens and tokens + held.prompt_tokens > self._max_prompt_tokens:
                 break
+            if not self._policy.grows and entering + held.blocks > free_blocks:
+                break  # it waits, and all behind it: nobody is preempted
             taken += 1
             tokens += held.prompt_tokens
             entering += held.blocks
-        needed = growth + entering + (rows + 2 * self._watermark if taken else 0)
+        if not rows and not taken:
+            return
+        needed = growth + entering
+        if taken and self._policy.grows:
+            needed += rows + 2 * self._watermark
         room = max(0, self._max_prompt_tokens - tokens) if self._decodes_pause and taken else rows
-        if needed > self._blocks - self._used or 0 < room < rows:
+        if needed > free_blocks or 0 < room < rows or rows + taken > self._max_rows:
             self._go_stepwise(m.Tick())
             return
         rows = min(rows, room)
@@ -320,8 +325,10 @@ class AggregateWorker:
             return
         self._saw(order)
         blocks = -(-self._policy.reservation_tokens(order.kv_tokens, order.max_new_tokens) // self._size)
-        if blocks + self._kept_blocks > self._blocks - self._used:
-            self._go_stepwise(order)
+        if blocks + self._kept_blocks > self.free_blocks:
+            reason = f"{blocks} blocks needed, {self.free_blocks} free"
+            refusal = m.KvRefused(order.choice_id, order.epoch, order.assignment, self._site.machine_id, reason)
+            self._around.control.send(order.scheduler_id, refusal)
             return
         self._used += blocks
         held = self._hold(order, HeldStage.RESERVED, 0, order.kv_tokens, None)
@@ -424,6 +431,7 @@ class AggregateWorker:
         held = self._held[event.choice_id]
         self._pushes.delivered(held.prompt_tokens, event.kv_bytes, event.visible_s)
         self._release(held)
+        self._freed()
 
     def _cancel(self, order: m.CancelRequest) -> None:
         held = self._held.get(order.choice_id)
@@ -433,6 +441,12 @@ class AggregateWorker:
             self._go_stepwise(order)
             return
         self._release(held)
+        self._freed()
+
+    def _freed(self) -> None:
+        """Let prompts that wait for blocks find those that came free."""
+        if self._prompts:
+            self._changed()
 
     def _go_stepwise(self, event: Any) -> None:
         self._site.host.go_stepwise(event)

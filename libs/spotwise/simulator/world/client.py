@@ -5,17 +5,19 @@ prompt (`interrupted_prompts.py`) first submits its lost parts as uncounted requ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import KvHandoff, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.live_request import LiveRequest, equal_tokens
 from spotwise.simulator.world.observation import Arrival, CompletedRequest, Observer
+from spotwise.simulator.world.prompt_blocks import NO_BLOCKS
 from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import TOKEN_ID, Progress
 
@@ -25,31 +27,6 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 class SimulationError(RuntimeError):
     """A role, or the world around it, broke an invariant of the mesh."""
-
-
-@dataclass(slots=True)
-class _LiveRequest:
-    """A live request.
-
-    Attributes:
-        record: of its current attempt.
-        later_prompts: submitted after this one, the whole prompt last; empty where this is the whole one.
-        workers: of its current attempt, prompt worker and token worker, once assigned.
-    """
-
-    arrival: Arrival
-    record: RequestRecord
-    progress: Progress
-    output_tokens: int
-    later_prompts: tuple[int, ...]
-    first_token_s: float | None = None
-    delivered: int = 0  #: tokens, those included that were only counted
-    workers: tuple[str, str] | None = None
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether all its tokens are made; the last may be in transit."""
-        return self.progress.output_tokens >= self.output_tokens
 
 
 class Client:
@@ -78,7 +55,7 @@ class Client:
         self._observer = observer
         self._settings = settings
         self._attempts = 0
-        self._live: dict[int, _LiveRequest] = {}
+        self._live: dict[int, LiveRequest] = {}
         self._choice_of: dict[int, int] = {}  # by the id of each current attempt
         self._superseded: set[int] = set()  # attempts whose tokens may be in transit
         self._left: set[str] = set()  # workers
@@ -88,8 +65,10 @@ class Client:
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._tokens_came,
         }
-        # which workers a request has matters where these may leave
-        ignored = {m.RequestAccepted} if settings.elastic else {m.RequestAccepted, m.RequestAssigned}
+        # which workers a request has matters where these may leave, or are reported
+        ignored: set[type] = {m.RequestAccepted}
+        if not (settings.elastic or settings.reports_machines):
+            ignored.add(m.RequestAssigned)
         control.open_inbox(client_id, lambda message: self._receivers[type(message)](message), frozenset(ignored))
 
     @property
@@ -108,7 +87,9 @@ class Client:
         number, settings = self._next_attempt(), self._settings
         prompt_tokens, later = prompts[0], prompts[1:]
         output_tokens = 1 if later else arrival.output_tokens
-        stop, prompt = StopCriteria(max_new_tokens=output_tokens), _prompt(prompt_tokens)
+        blocks = (arrival.blocks or NO_BLOCKS) if settings.policy.prefix_caching else None
+        prompt = equal_tokens(prompt_tokens) if blocks is None else blocks.token_ids(prompt_tokens, number)
+        stop = StopCriteria(max_new_tokens=output_tokens)
         record = RequestRecord(
             str(number),
             _FIRST_EPOCH,
@@ -122,7 +103,7 @@ class Client:
             arrival.at_s,
             arrival.priority,
         )
-        self._live[number] = _LiveRequest(arrival, record, Progress(prompt_tokens), output_tokens, later)
+        self._live[number] = LiveRequest(arrival, record, Progress(prompt_tokens), output_tokens, later)
         self._choice_of[number] = number
         self._send_attempt(self._live[number])
         return number
@@ -131,15 +112,22 @@ class Client:
         self._attempts += 1
         return self._attempts - 1
 
-    def _send_attempt(self, live: _LiveRequest) -> None:
+    def _send_attempt(self, live: LiveRequest) -> None:
         record, outputs = live.record, len(live.record.output_token_ids)
         stream = m.StreamRef(self.id, record.attempt_id)
         known_tokens = len(record.prompt_token_ids) + outputs
         max_new_tokens = self._settings.requested_tokens(live.output_tokens) - outputs
+        spans = self._spans_of(record)
         order = m.SubmitRequest(
-            record.choice_id, record.epoch, stream, known_tokens, max_new_tokens, priority=record.priority
+            record.choice_id, record.epoch, stream, known_tokens, max_new_tokens, spans, priority=record.priority
         )
         self._control.send(self._scheduler_id, order)
+
+    def _spans_of(self, record: RequestRecord) -> tuple[int, ...]:
+        """Name a prompt's prefixes, as a gateway does, where workers may have them."""
+        if not (self._settings.policy.prefix_caching and self._settings.pools.prefix_spans):
+            return ()
+        return prefix_spans(record.model, (*record.prompt_token_ids, *record.output_token_ids))
 
     def end_attempt(self, number: int, output_tokens: int) -> None:
         """End a request's attempt; the next one starts from so many output tokens."""
@@ -156,7 +144,7 @@ class Client:
         live.delivered = output_tokens
         live.workers = None
         live.record = replace(
-            record, epoch=record.epoch + 1, attempt_id=attempt, output_token_ids=_prompt(output_tokens)
+            record, epoch=record.epoch + 1, attempt_id=attempt, output_token_ids=equal_tokens(output_tokens)
         )
         if output_tokens and live.first_token_s is None:
             live.first_token_s = self._queue.now
@@ -170,7 +158,7 @@ class Client:
         KV."""
         live = self._live[number]
         outputs = live.progress.output_tokens
-        live.record = replace(live.record, output_token_ids=_prompt(outputs - 1))
+        live.record = replace(live.record, output_token_ids=equal_tokens(outputs - 1))
         live.workers = (worker_id, worker_id)
         return KvHandoff(
             live.record.choice_id, live.record.epoch, live.progress.prompt_tokens + outputs - 1, first_token_id=TOKEN_ID
@@ -255,6 +243,8 @@ class Client:
                 else:
                     self._fail(number, delta.error)
                 continue
+            if delta.cached_tokens and not live.cached_tokens:
+                live.cached_tokens = delta.cached_tokens
             # an end after tokens that were only counted has their number; all else is a token by its index
             is_ending = delta.token_id is None and delta.finish_reason is not None
             tokens = delta.token_index if is_ending else delta.token_index + 1
@@ -268,7 +258,7 @@ class Client:
             if delta.finish_reason is not None:
                 self._complete(number, live, live.first_token_s, delta.finish_reason)
 
-    def _complete(self, number: int, live: _LiveRequest, first_token_s: float, reason: FinishReason) -> None:
+    def _complete(self, number: int, live: LiveRequest, first_token_s: float, reason: FinishReason) -> None:
         arrival, progress = live.arrival, live.progress
         if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == live.output_tokens:
             raise SimulationError(
@@ -280,7 +270,10 @@ class Client:
             self._submit_first(arrival, live.later_prompts)
             return
         self.completed += 1
-        self._observer.request_completed(CompletedRequest(arrival, first_token_s, self._queue.now))
+        machines = live.workers if self._settings.reports_machines else None
+        self._observer.request_completed(
+            CompletedRequest(arrival, first_token_s, self._queue.now, live.cached_tokens, machines)
+        )
         self._close(number, finished=True)
 
     def _fail(self, number: int, reason: str) -> None:
@@ -293,9 +286,3 @@ class Client:
         del self._choice_of[record.attempt_id]
         self.ended_s = self._queue.now
         self._control.send(self._scheduler_id, m.CloseRequest(record.choice_id, record.epoch, finished))
-
-
-@lru_cache(maxsize=16_384)
-def _prompt(tokens: int) -> tuple[int, ...]:
-    """One tuple serves all prompts of a length, because hundreds of thousands may be live at once."""
-    return (TOKEN_ID,) * tokens

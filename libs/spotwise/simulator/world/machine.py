@@ -46,6 +46,8 @@ class Machine:
         self._queue = around.queue
         self._hand_offs = HandOffs(self.send_link, self.receive, around, kind.overlap)
         policy = around.settings.followed(kind.policy or around.settings.policy)
+        if policy.prefix_caching is not around.settings.policy.prefix_caching:
+            raise ValueError(f"{machine_type.name}: prefix caching is a world's, of all its machines or of none")
         self._site = Site(machine_id, machine_type, policy, around, self._hand_offs, self)
         self._aggregates = can_aggregate(self._site)
         self._worker: MachineWorker = (AggregateWorker if self._aggregates else SteppedWorker)(self._site)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.values import value
+from spotwise.simulator.world.prompt_blocks import PromptBlocks
 
 
 @value
@@ -18,22 +19,32 @@ class Arrival:
         at_s: seconds from the start of the run.
         prompt_tokens: at least 1.
         output_tokens: at least 1, the first one included.
+        blocks: of the prompt, where its content is known.
         priority: the lower the earlier, where the policies heed it.
     """
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
+    blocks: PromptBlocks | None = None
     priority: int = field(default=0, kw_only=True)
 
 
 @value
 class CompletedRequest:
-    """A completed request; `first_token_s` and `finished_s` are seconds from the start of the run."""
+    """A completed request.
+
+    Attributes:
+        first_token_s, finished_s: seconds from the start of the run.
+        cached_tokens: of its prompt, found in the prefix cache of the worker that computed the rest of it.
+        machines: of its prompt and its tokens, in the last attempt; `None` unless `WorldSettings.reports_machines`.
+    """
 
     arrival: Arrival
     first_token_s: float
     finished_s: float
+    cached_tokens: int = 0
+    machines: tuple[str, str] | None = None
 
     @property
     def ttft_s(self) -> float:

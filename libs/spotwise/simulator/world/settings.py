@@ -21,7 +21,7 @@ PATIENT = SchedulerLimits(
     member_timeout_s=math.inf,
 )
 
-#: Traces lack prompt contents, so no prefixes are known.
+#: Most traces lack prompt contents, so no prefixes are known.
 WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
 
 
@@ -56,9 +56,11 @@ class WorldSettings:
 
     Attributes:
         policy: of workers without one of their own; its `max_in_flight` are the stages of each machine's pipeline. Prefix
-            caching is off: traces lack prompt contents.
+            caching, on all machines or on none, needs arrivals with `blocks`, and its machines are stepped: their roles handle
+            every sequence.
         limits: time-outs of the scheduler.
-        pools: how the scheduler chooses machines, and when it returns them to their home pool. Prefixes are not remembered.
+        pools: how the scheduler chooses machines, and when it returns them to their home pool. Prefixes are remembered only
+            with prefix caching.
         max_new_tokens: `max_tokens` of every request; the scheduler and the workers know this bound and not the true output
             length.
         knows_output: an oracle instead: `max_tokens` is the true output length, and all of it is reserved (the published
@@ -81,6 +83,7 @@ class WorldSettings:
         tick_s: between two ticks of the scheduler.
         counted_steps: most decode iterations of one order, and of one event: a larger value is faster with equal results. Where
             the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
+        reports_machines: completed requests name their machines.
         aggregates: machines count their decodes in groups while memory is ample (`aggregate_worker.py`), with equal results.
     """
 
@@ -101,14 +104,13 @@ class WorldSettings:
     beats_after_endings: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
+    reports_machines: bool = False
     aggregates: bool = True
     through_scheduler: bool = True
     interrupted: InterruptedPrompts | None = None
     elastic: bool = False
 
     def __post_init__(self) -> None:
-        if self.policy.prefix_caching:
-            raise ValueError("a simulated worker has no prefix cache: its policy must have prefix_caching=False")
         latencies = (self.control_latency_s, self.link_latency_s, self.news_interval_s)
         if min(latencies) < 0 or min(self.heartbeat_s, self.tick_s) <= 0:
             raise ValueError("latencies are at least 0, periods above 0")

@@ -9,6 +9,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.counted_blocks import CountedBlockPool
+from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
@@ -30,8 +31,10 @@ class SteppedWorker:
         policy, block_tokens = site.policy, around.settings.kv_block_size
         block_bytes = block_tokens * around.settings.model.kv_token_bytes
         host_blocks = site.machine_type.host_memory_bytes // block_bytes
-        self.pool = CountedBlockPool(site.kv_blocks, block_tokens)
-        self.host = CountedBlockPool(host_blocks, block_tokens) if host_blocks else None
+        # prefix caches find blocks by their content, which counted ones do not have
+        new_pool = BlockPool if policy.prefix_caching else CountedBlockPool
+        self.pool = new_pool(site.kv_blocks, block_tokens)
+        self.host = new_pool(host_blocks, block_tokens) if host_blocks else None
         self.role = WorkerRole(site.machine_id, 1, site.machine_id, self.pool, policy, self.host)
         self.token_times = TokenTimes(around.observer)
         self._counts = policy.counted_steps is not None

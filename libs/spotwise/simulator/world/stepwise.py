@@ -33,7 +33,7 @@ _STAGES = {
     RequestState.MIGRATING: HeldStage.LEAVING,
 }
 #: Free blocks at which decodes are counted in groups again: for each sequence, and as so many hundredths of all.
-_BLOCKS_A_SEQUENCE, _HUNDREDTHS = 2, 5
+_BLOCKS_A_SEQUENCE, _HUNDREDTHS = 1, 2
 
 
 def stepped(work: AggregateWork) -> SteppedWorker:
@@ -107,7 +107,8 @@ def aggregated(worker: SteppedWorker, site: Site) -> AggregateWorker | None:
     """Return a worker that goes on in groups with a role's work, from an order that begins now; `None` where memory is not
     ample, or where a sequence is not counted in groups."""
     order, role, pool = worker.new_order, worker.role, worker.pool
-    ample = _BLOCKS_A_SEQUENCE * role.num_sequences + _HUNDREDTHS * pool.num_blocks // 100
+    grows = site.policy.grows  # else prompts that find no blocks wait, and nothing is decided
+    ample = _BLOCKS_A_SEQUENCE * role.num_sequences + _HUNDREDTHS * pool.num_blocks // 100 if grows else 0
     if order is None or pool.free_blocks < ample or role.state is not MemberState.READY:
         return None
     learned, held = role.held_work(), []
@@ -117,7 +118,9 @@ def aggregated(worker: SteppedWorker, site: Site) -> AggregateWorker | None:
         if request is None:
             return None
         held.append(request)
-    if pool.free_blocks < ample + sum([request.blocks for request in held if request.stage is HeldStage.WAITING]):
+    if grows and pool.free_blocks < ample + sum(
+        [request.blocks for request in held if request.stage is HeldStage.WAITING]
+    ):
         return None
     gathered.go_on_with(held, learned, order, pool.used_blocks, worker.peak_blocks)
     worker.stop()

@@ -13,13 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import structlog
+
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost
 from spotwise.core.cost_profile import USUAL_HOST_LINK
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
 from spotwise.mesh.ports import MeshError
 from spotwise.worker.simulated.kv import NUM_LAYERS
+
+_log = structlog.get_logger(__name__)
 
 #: The next iteration compensates for a timer's error up to this much: a process too slow for its simulation must not catch up.
 _TIMER_S = 0.002
@@ -54,6 +59,7 @@ class SimulatedEngine:
         words: token ids to sample from.
         name: of what it simulates, for people.
         host_link: seconds of a swap.
+        measured: range of the cost's profile; the first iteration beyond each of its figures is logged.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class SimulatedEngine:
         name: str,
         host_blocks: int = 0,
         host_link: LinkCost = USUAL_HOST_LINK,
+        measured: MeasuredRange | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.host_blocks = host_blocks
@@ -74,6 +81,8 @@ class SimulatedEngine:
         self.num_layers = NUM_LAYERS
         self.computes_with = f"simulated: {name}"
         self._cost = cost
+        self._measured = measured
+        self._exceeded: set[str] = set()
         self._vocabulary = words
         self._loop = asyncio.get_running_loop()
         self._sequences: dict[str, _Sequence] = {}
@@ -200,8 +209,17 @@ class SimulatedEngine:
 
     def _begin(self, now_s: float) -> None:
         work = self._waiting.popleft()
-        self._due_s = now_s - self._carried_s + self._cost.iteration_s(BatchShape.of(work[0]))
+        shape = BatchShape.of(work[0])
+        if self._measured is not None:
+            self._note_beyond(self._measured, shape)
+        self._due_s = now_s - self._carried_s + self._cost.iteration_s(shape)
         self._timer = self._loop.call_later(max(0.0, self._due_s - now_s), partial(self._end, work))
+
+    def _note_beyond(self, measured: MeasuredRange, shape: BatchShape) -> None:
+        for name in measured.exceeded(shape):
+            if name not in self._exceeded:
+                self._exceeded.add(name)
+                _log.warning("cost_profile_exceeded", by=name, measured=getattr(measured, name), of=self.computes_with)
 
     def _end(self, work: _Work) -> None:
         batch, on_finished, on_failed = work

@@ -50,6 +50,7 @@ def simulated_engine(
         f"{costs.name}{speed}{shape}, {settings.simulated_kv} KV",
         settings.num_host_blocks(costs),
         settings.host_link(costs),
+        costs.measured,
     )
 
 

@@ -36,6 +36,23 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
     assert max(plan["stage_start_s"].values()) == pytest.approx(plan["done_s"])
 
 
+def test_newcomers_share_what_they_read_from_storage(spotwise: CommandLine, tmp_path: Path) -> None:
+    """All is lost, and two instances come: one read of the weights is passed on, where `--read-each` reads them twice."""
+    file = tmp_path / "plan.json"
+    command = f"plan --from 1,1,4 --to 2,1,4 --lost 0 --joining 2 --json {file}"
+
+    def plan(more: str = "") -> dict[str, float]:
+        ended = spotwise(*f"{command} {more}".split())
+        assert ended.status == 0, ended.stderr
+        figures = orjson.loads(file.read_bytes())
+        return {name: figures[name] for name in ("storage_bytes", "moved_bytes", "naive_bytes", "done_s")}
+
+    shared, each = plan(), plan("--read-each")
+    assert shared["storage_bytes"] == each["storage_bytes"] / 2 == shared["moved_bytes"]
+    assert each["storage_bytes"] == each["naive_bytes"]
+    assert 0.5 < shared["done_s"] / each["done_s"] < 0.55
+
+
 def test_pipelines_that_stay_in_place_do_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
     """One pipeline loses its instance, and the other continues: no KV moves to it."""
     file = tmp_path / "plan.json"

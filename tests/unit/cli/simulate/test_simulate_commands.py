@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
 
@@ -54,6 +58,90 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     assert run["requests"]["completed"] == 30
 
 
+def test_equal_beginnings_of_prompts_are_found_again(spotwise: CommandLine, tmp_path: Path) -> None:
+    """The report has the share of the prompt tokens; or why there is none, where the trace has hashes and they do not count."""
+    trace, file = tmp_path / "chats.jsonl", tmp_path / "run.json"
+    line = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
+    trace.write_text("\n".join(line.format(second, second) for second in range(10)))
+    command = f"simulate run --design HH --machines 1,1 --trace {trace} --block-tokens 16 --jobs 1 --json {file}"
+
+    def shares(more: str) -> tuple[float | None, str]:
+        ended = spotwise(*f"{command} {more}".split())
+        assert ended.status == 0, ended.stderr
+        (run,) = orjson.loads(file.read_bytes())["runs"]
+        return run["cached_prompt_share"], " ".join(ended.stdout.split())
+
+    share, report = shares("--arrivals trace")
+    assert share == pytest.approx(0.9 * 48 / 64)
+    assert "67.5% of the prompt tokens were found in prefix caches" in report
+    share, report = shares("--arrivals trace --no-prefix-caching")
+    assert share is None
+    assert "prefix caches" not in report
+    share, report = shares("--rates 2 --seconds 5")
+    assert share is None
+    assert "Nothing was found in prefix caches: random arrivals are of sizes alone" in report
+    share, report = shares("--arrivals trace --decode-model published")
+    assert share is None
+    assert "Nothing was found in prefix caches: the published simulator has none" in report
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_request_is_a_row(spotwise: CommandLine, tmp_path: Path, jobs: int) -> None:
+    """The runs of all rates are in one file, whose latencies are those of the report; nothing else is left in the folder."""
+    rows, file = tmp_path / "rows" / "requests.csv", tmp_path / "run.json"
+    rows.parent.mkdir()
+    command = f"simulate run --design HA --machines 2,1 --workload code --seconds 10 --rates 2,4 --seed 3 --jobs {jobs}"
+    ended = spotwise(*f"{command} --requests {rows} --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    assert f"requests written to {rows}" in ended.stdout.replace("\n", "")
+    requests = list(csv.DictReader(rows.read_text().splitlines()))
+    for run in orjson.loads(file.read_bytes())["runs"]:
+        own = [each for each in requests if float(each["rate"]) == run["rate"]]
+        assert len(own) == run["requests"]["completed"]
+        for metric in ("ttft", "e2e"):
+            mean = sum(float(each[f"{metric}_s"]) for each in own) / len(own)
+            assert mean == pytest.approx(run["latencies_s"][metric]["mean"])
+        assert [float(each["finished_s"]) for each in own] == sorted(float(each["finished_s"]) for each in own)
+        assert max(float(each["finished_s"]) for each in own) == run["ended_s"]
+    first = requests[0]
+    assert (first["seed"], first["priority"], first["cached_tokens"], first["failure"]) == ("3", "0", "0", "")
+    assert float(first["arrival_s"]) + float(first["e2e_s"]) == pytest.approx(float(first["finished_s"]))
+    assert {each["prompt_machine"] for each in requests} <= {"m0", "m1", "m2"}
+    assert list(rows.parent.iterdir()) == [rows]
+    assert orjson.loads(file.read_bytes())["runs"] == _as_without_rows(spotwise, command, file)
+
+
+def _as_without_rows(spotwise: CommandLine, command: str, file: Path) -> object:
+    """The same runs, with the real seconds of those before."""
+    walls = [run["wall_s"] for run in orjson.loads(file.read_bytes())["runs"]]
+    assert spotwise(*f"{command} --json {file}".split()).status == 0
+    return [run | {"wall_s": wall} for run, wall in zip(orjson.loads(file.read_bytes())["runs"], walls, strict=True)]
+
+
+def test_a_failed_request_is_a_row_with_its_reason(spotwise: CommandLine, tmp_path: Path) -> None:
+    trace, rows = tmp_path / "mine.csv", tmp_path / "requests.csv"
+    trace.write_text("time,input_tokens,output_tokens\n1,200000,9\n2,50,1\n")
+    command = f"simulate run --design Baseline-H100 --machines 1 --trace {trace} --arrivals trace --jobs 1"
+    ended = spotwise(*f"{command} --requests {rows}".split())
+    assert ended.status == 0, ended.stderr
+    failed, completed = sorted(csv.DictReader(rows.read_text().splitlines()), key=lambda each: float(each["arrival_s"]))
+    assert (failed["prompt_tokens"], failed["e2e_s"], failed["rate"]) == ("200000", "", "")
+    assert failed["failure"].startswith("never_fits: ")
+    assert (completed["failure"], completed["tbt_s"]) == ("", "")
+    assert float(completed["ttft_s"]) == float(completed["e2e_s"])
+
+
+def test_a_file_of_requests_that_cannot_be_written_is_refused(
+    spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is simulated; Parquet without pyarrow says what to install."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name, why in (("rows.txt", "ends neither in .csv nor in .parquet"), ("rows.parquet", "`pip install pyarrow`")):
+        ended = spotwise(*f"simulate run --requests {tmp_path / name}".split())
+        assert ended.status == 2
+        assert why in " ".join(ended.stderr.split())
+
+
 def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
     """The reason of the first failed request is in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
@@ -84,6 +172,34 @@ def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, 
     assert (run["design"], run["model"], run["decode_model"]) == ("Recorded", BUILT_IN.name, None)
     assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
     assert "DGX-A100" not in ended.stdout
+
+
+def test_time_beyond_the_profile_is_marked(spotwise: CommandLine, tmp_path: Path) -> None:
+    """In the report and in the file; a profile that reaches far enough has a share of 0, one that does not say has none."""
+    profile, file = tmp_path / "machine.json", tmp_path / "run.json"
+    command = f"simulate run --profile {profile} --machines 2 --rates 2 {TINY} --json {file}"
+
+    def run(measured: MeasuredRange | None) -> tuple[object, str]:
+        profile.write_bytes(orjson.dumps(profile_as_dict(replace(BUILT_IN, name="mine", measured=measured))))
+        ended = spotwise(*command.split())
+        assert ended.status == 0, ended.stderr
+        (document,) = orjson.loads(file.read_bytes())["runs"]
+        return document["beyond_profile"], " ".join(ended.stdout.split())
+
+    beyond, report = run(MeasuredRange(64, 32.0, 2, 80.0))
+    assert isinstance(beyond, dict)
+    (own,) = beyond["machines"]
+    assert (own["kind"], own["measured"]["prompt_tokens"]) == ("mine", 64)
+    assert 0.9 < beyond["share"] == own["share"] <= 1.0
+    assert own["shares"]["decode_context"] <= own["share"]
+    assert "of the iterations' time lies beyond what the profile measured" in report
+    beyond, report = run(MeasuredRange(100_000, 100_000.0, 1000, 100_000.0))
+    assert isinstance(beyond, dict)
+    assert (beyond["share"], beyond["machines"][0]["shares"]) == (0.0, {})
+    assert "the profile" not in report.lower()
+    beyond, report = run(None)
+    assert beyond is None
+    assert "The profile does not say how far it was measured" in report
 
 
 @pytest.mark.parametrize(("rates", "name"), [("1", "batches.svg"), ("1,2", "latencies.png")])

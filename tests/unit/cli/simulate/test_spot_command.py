@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine, Ended
 
@@ -59,6 +61,20 @@ def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, fold
         spot = 20 * 0.01 + 10 * 0.02 + 20 * 0.1
         assert each["bill_usd"] == pytest.approx(spot + each["ended_s"] * 1.0)
         assert (each["spot_s"], each["on_demand_s"]) == (50.0, each["ended_s"])
+
+
+def test_a_load_beyond_the_profile_is_marked(spotwise: CommandLine, folder: Path) -> None:
+    """In the report and in the file."""
+    measured = MeasuredRange(500, 250.0, 64, 10_000.0)
+    profile = replace(BUILT_IN, name="mine", measured=measured)
+    (folder / "machine.json").write_bytes(orjson.dumps(profile_as_dict(profile)))
+    own = "--load @load.csv --profile @machine.json --model llama2-70b --systems spotwise --json @fleet.json"
+    ended = simulate(spotwise, folder, own)
+    assert ended.status == 0, ended.stderr
+    assert "48.3% of the prompts are longer than 500 tokens" in " ".join(ended.stdout.split())
+    beyond = orjson.loads((folder / "fleet.json").read_bytes())["beyond_profile"]
+    assert beyond["measured"]["prompt_tokens"] == 500
+    assert (beyond["longer_prompts"], beyond["longer_contexts"]) == (pytest.approx(29 / 60), 0.0)
 
 
 FLEET = """provider = "local"

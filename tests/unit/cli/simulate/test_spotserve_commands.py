@@ -41,6 +41,8 @@ def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path
     point = document["studies"][0]["points"][0]
     assert (point["trace"], point["requests"], point["line"]) == ("3 on-demand", "as published", "on-demand")
     assert point["paper_s"] == {"mean": 141.5, "p99": 253.3}
+    assert all(point["steady_state"] for study in document["studies"] for point in study["points"])
+    assert "no steady state" not in " ".join(ended.stdout.split())
     (run,) = document["studies"][1]["points"][1]["runs"]
     assert run["requests"] == 23
     assert run["case"]["surroundings"]["grace_s"] == 0.0
@@ -77,7 +79,10 @@ def test_requests_that_cannot_be_answered_are_counted(spotwise: CommandLine, dat
     said = " ".join(ended.stdout.split())
     assert "requests unanswered: no configuration of GPT-20B fits the 2 instances that are left" in said
     assert "zero-notice, A_S, as published: SpotServe, 30 s leaves " in said
-    run = orjson.loads(document.read_bytes())["studies"][0]["points"][0]["runs"][0]
+    point = orjson.loads(document.read_bytes())["studies"][0]["points"][0]
+    assert not point["steady_state"]
+    assert "points reach no steady state" in said
+    (run,) = point["runs"]
     assert 0 < run["unanswered"] < run["requests"] and run["why_unanswered"]
 
 

@@ -146,6 +146,24 @@ class TestLoss:
         assert [each.id for each in (*plan.recomputed, *mapped.waiting)] == ["r"]
         assert plan.kept_bytes == 200
 
+    def test_two_newcomers_share_one_read_from_storage(self) -> None:
+        """Each reads two of the four layers in 40 s, and gets the others over the network meanwhile, the last in 4 s more; each
+        for itself reads 400 bytes in 80 s. A restart shares nothing."""
+        instances = (Instance("a", 1), Instance("b", 1), Instance("c", 1))
+        mapped = change("1,1,1,1", "2,1,1,1", instances, lost=(0,))
+        mapped = replace(
+            mapped,
+            positions={Device("b", 0): Position(0, 0, 0), Device("c", 0): Position(1, 0, 0)},
+        )
+        shared, each = planned(mapped), planned(mapped, shares_reads=False)
+        assert (shared.storage_bytes, shared.moved_bytes, shared.done_s) == (400, 400, 44.0)
+        assert (each.storage_bytes, each.moved_bytes, each.done_s) == (800, 0, 80.0)
+        assert {read.target.instance: read.part.layer for read in shared.transfers if read.source is None} == {
+            "b": 2,
+            "c": 3,
+        }
+        assert planned(mapped, restart=True).storage_bytes == 800
+
     def test_a_lost_shard_without_a_byte_of_kv_costs_nothing(self) -> None:
         """One byte is not cut in two: the second shard has all of it."""
         model = replace(MODEL, kv_layer_token_bytes=1)

@@ -97,3 +97,34 @@ def test_what_leaving_instances_send_is_in_front_and_the_rest_of_the_layer_is_no
     loads, urgent = weight_loads(SourceChoice(devices, LINKS), [(piece((1,), (2,)),), (half, other)], devices)
     assert urgent == 1
     assert [(load.pieces[0].part.layer, load.moves[0].source) for load in loads] == [(1, 0), (0, 1), (1, 1)]
+
+
+def test_newcomers_share_the_reading_of_what_nobody_holds() -> None:
+    """Each instance reads in turn, and passes on what it has read, within and beyond; alone each instance reads all of it."""
+    shared = SourceChoice(devices_of(1, 2, 1), LINKS, shares_reads=True)
+    assert sources(shared, piece((), (0, 1, 2, 3))) == [(None, 0, False), (0, 1, True), (1, 2, True), (1, 3, True)]
+    assert [sources(shared, piece((), (0, 1, 2, 3)))[0] for _ in range(3)] == [
+        (None, 1, False),
+        (None, 3, False),
+        (None, 0, False),
+    ]
+    each = SourceChoice(devices_of(1, 2, 1), LINKS)
+    assert sources(each, piece((), (0, 1, 2, 3))) == [
+        (None, 0, False),
+        (None, 1, False),
+        (1, 2, True),
+        (None, 3, False),
+    ]
+
+
+def test_reads_are_not_shared_over_a_network_slower_than_storage() -> None:
+    """Each instance reads sooner than it receives."""
+    choice = SourceChoice(devices_of(1, 1), Links(100.0, 10.0, 11.0), shares_reads=True)
+    assert sources(choice, piece((), (0, 1))) == [(None, 0, False), (None, 1, False)]
+
+
+def test_what_comes_from_storage_in_place_of_a_leaving_instance_is_shared_too() -> None:
+    """The only holder cannot send 1000 bytes in 10 s."""
+    for shares, second in ((True, (1, 2, True)), (False, (None, 2, False))):
+        choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 10.0}), LINKS, shares_reads=shares)
+        assert sources(choice, piece((0,), (1, 2), 1000)) == [(None, 1, False), second]

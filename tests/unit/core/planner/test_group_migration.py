@@ -136,3 +136,14 @@ def test_what_the_plan_relays_comes_from_the_device_that_has_it() -> None:
     weights = migration_of(found, MODEL, COST, now=50.0).weights
     assert {each.source_id for each in weights} == {"d0"}
     assert {each.device_id for each in weights} == {"d1", "d2", "d3"}
+
+
+def test_what_no_device_can_give_in_time_each_newcomer_reads_by_itself() -> None:
+    """The only holder is gone in a moment: two newcomers read all of it each, and none waits for the other."""
+    before, after = [group("mixed-0", "d0")], [group("mixed-1", "d1"), group("mixed-2", "d2")]
+    device_map = same_shape_map(before, after, ("d0", "d1", "d2"), {"d0": 100.000001})
+    assert device_map is not None
+    migration = migration_of(device_map, MODEL, COST, now=100.0)
+    whole = MODEL.group_bytes(1)
+    assert (migration.storage_bytes, migration.moved_bytes) == (2 * whole, 2 * whole)
+    assert migration.weights == ()

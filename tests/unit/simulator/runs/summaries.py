@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.workload import ClusterWorkload
 
 

@@ -9,9 +9,10 @@ import pytest
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives

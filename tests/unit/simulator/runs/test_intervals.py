@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.experiment import RunSummary
 from spotwise.simulator.runs.intervals import MeanInterval, SeedMeans, mean_interval
+from spotwise.simulator.runs.run_summary import RunSummary
 from tests.unit.simulator.runs.summaries import case, summary
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from spotwise.core.cluster.policy import DecodeQueue
 from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
@@ -16,16 +17,18 @@ from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
 from spotwise.simulator.fastserve.studies import CHATS
 from spotwise.simulator.runs import kept_runs
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import BASELINE_A100, SPLITWISE_HA
-from spotwise.simulator.runs.experiment import Case, RunSummary, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.kept_runs import KeptRuns
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import LatencyBound, Objectives
-from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
+from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
@@ -38,6 +41,14 @@ OWN = ClusterScenario(
     (PriorityShare(0, 0.5), PriorityShare(1, 0.5)),
     (MachineChange(1.0, MachineChangeKind.JOIN, 1), MachineChange(2.0, MachineChangeKind.NOTICE, 1, "slow", 1.0)),
 )
+#: Machines whose profiles say how far they measured.
+MEASURED = ClusterScenario(
+    cluster(
+        (replace(FAST, profile=replace(FAST.profile, measured=MeasuredRange(64, 32.0, 2, 80.0))), 1, Pool.PROMPT),
+        (SLOW, 1, Pool.TOKEN),
+    )
+)
+CHAT = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
 
 
 class Counting:
@@ -73,6 +84,7 @@ def forget() -> None:
         replace(CODE, cluster=BASELINE_A100.cluster(Split(2)), verdict_only=True, rate=30.0),
         replace(CODE, cluster=Design("own", OwnMachine("own", BUILT_IN, 3.5)).cluster(Split(2))),
         OWN.case(ClusterWorkload("code"), 2.0, 5.0),
+        MEASURED.case(ClusterWorkload("code"), 2.0, 5.0),
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
@@ -119,6 +131,28 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
     monkeypatch.setattr(kept_runs, "_code", lambda: b"other code")
     KeptRuns(path, run, RunSummary)(case)
     assert len(run.runs) == 3
+
+
+def test_all_that_a_run_depends_on_is_a_case_of_its_own(tmp_path: Path) -> None:
+    """Prefix caches, the size of a trace's blocks, and how far a profile measured; and what came of them is kept."""
+    run, path, trace = Counting(), tmp_path / "runs", tmp_path / "chats.jsonl"
+    trace.write_text("\n".join(CHAT.format(second, 100 + second) for second in range(4)))
+    case = MEASURED.case(ClusterWorkload("chats", trace, ArrivalKind.TRACE, block_tokens=16), None, None)
+    kinds = MEASURED.cluster.own_kinds
+    further = replace(kinds[0], profile=replace(kinds[0].profile, measured=MeasuredRange(640, 320.0, 20, 800.0)))
+    cases = [
+        case,
+        replace(case, prefix_caching=False),
+        replace(case, workload=replace(case.workload, block_tokens=17)),
+        replace(case, cluster=cluster((further, 1, Pool.PROMPT), (kinds[1], 1, Pool.TOKEN))),
+    ]
+    first = [KeptRuns(path, run, RunSummary)(each) for each in cases]
+    assert first[0].cached_share == pytest.approx(0.75 * 48 / 64)
+    assert first[0].beyond_profile is not None
+    assert first[0].beyond_profile != first[3].beyond_profile
+    forget()
+    assert [KeptRuns(path, run, RunSummary)(each) for each in cases] == first
+    assert run.runs == cases
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

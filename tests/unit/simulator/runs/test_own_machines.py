@@ -11,10 +11,11 @@ from spotwise.core.kv_swap import WhenFull
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.costs.hardware import LLAMA2_70B
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DGX_A100, DGX_H100, SPLITWISE_HA
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS

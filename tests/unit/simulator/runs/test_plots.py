@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.experiment import PoolSummary, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.plots import (
     plot_bars,
@@ -19,6 +18,7 @@ from spotwise.simulator.runs.plots import (
     plot_sizes,
     save,
 )
+from spotwise.simulator.runs.run_summary import PoolSummary, RunSummary
 from tests.unit.simulator.runs.summaries import case, summary
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'spotwise[bench]'")

@@ -14,9 +14,10 @@ from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_H100
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.workload import ClusterWorkload
 

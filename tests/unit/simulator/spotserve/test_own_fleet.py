@@ -12,8 +12,9 @@ from spotwise.core.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError
+from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.spotserve.fleet_plot import plot_fleet

@@ -67,3 +67,13 @@ def test_a_worker_may_have_a_policy_of_its_own() -> None:
         for id_ in ("m0", "m1")
     }
     assert prompts == {"m0": 64, "m1": 300}
+
+
+def test_a_prefix_cache_of_one_machine_alone_is_refused() -> None:
+    """Without one in the world prompts have no contents, and all would be alike."""
+    cluster = [
+        SimulatedMachine(machine_type(), Pool.MIXED, WorkerPolicy(prefix_caching=True)),
+        SimulatedMachine(machine_type(), Pool.MIXED),
+    ]
+    with pytest.raises(ValueError, match="prefix caching is a world's"):
+        serve(cluster, ARRIVALS)

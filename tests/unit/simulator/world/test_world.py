@@ -201,11 +201,6 @@ class TestManyRequests:
         with pytest.raises(ValueError, match="machine"):
             World([], settings(), Diary())
 
-    def test_a_policy_with_a_prefix_cache_is_refused(self) -> None:
-        """There is nothing to find in it."""
-        with pytest.raises(ValueError, match="prefix_caching"):
-            replace(settings(), policy=WorkerPolicy())
-
 
 @pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
 def test_a_machine_that_has_computed_a_prompt_reports_it_at_once(news_interval_s: float, machine: str) -> None:

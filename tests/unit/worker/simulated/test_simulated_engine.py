@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.cost_model import BatchShape, LinkCost
+from spotwise.core.measured_range import MeasuredRange
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs
@@ -80,6 +82,17 @@ async def test_tokens_are_words_and_the_same_wherever_they_are_drawn() -> None:
     rest = await Results(engine()).answer(record(epoch=2, output_token_ids=tuple(tokens[:3])), 5)
     assert rest == tokens[3:]
     assert await Results(engine()).answer(record(sampling=SamplingParams(seed=10)), 8) != tokens
+
+
+async def test_the_first_iteration_beyond_the_profile_is_logged() -> None:
+    """Once for each figure of its range, and nothing of an engine whose profile has none."""
+    measured = MeasuredRange(prompt_tokens=2, prompt_context=9.0, decodes=1, decode_context=5.0)
+    limited = SimulatedEngine(NoCost(), WORDS, 8, 16, 4, "nothing", measured=measured)
+    with capture_logs() as logs:
+        await Results(limited).answer(record(), 6)
+        await Results(engine()).answer(record(), 6)
+    found = [(log["by"], log["measured"]) for log in logs if log["event"] == "cost_profile_exceeded"]
+    assert found == [("prompt_tokens", 2), ("decode_context", 5.0)]
 
 
 async def test_a_token_of_another_worker_counts() -> None:

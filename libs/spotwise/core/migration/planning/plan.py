@@ -27,12 +27,15 @@ class PlanPolicy:
         buffer_bytes: U_max, limit of an instance's transient receive buffer; `None` for no limit.
         restart: load everything from storage, and recompute all requests.
         stage_s: of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
+        shares_reads: weights that no device holds are read from storage once, by the receivers in turn, and passed on, where
+            the network is no slower than storage; else each instance reads its own. A restart shares nothing.
     """
 
     progressive: bool = True
     buffer_bytes: int | None = None
     restart: bool = False
     stage_s: float = 0.0
+    shares_reads: bool = True
 
     def __post_init__(self) -> None:
         if self.buffer_bytes is not None and self.buffer_bytes < 1:

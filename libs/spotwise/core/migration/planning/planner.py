@@ -57,7 +57,7 @@ class _Planning:
     ) -> None:
         self._map, self._model, self._links, self._policy = device_map, model, links, policy
         self._devices = devices = NumberedDevices(device_map, now_s)
-        choice = SourceChoice(devices, links)
+        choice = SourceChoice(devices, links, shares_reads=policy.shares_reads and not policy.restart)
         self._moving_kv, self._lost = kv_parts(device_map, model, devices)
         self._parts = weight_parts(device_map, model, devices)
         kv, urgent_kv = kv_loads(choice, self._moving_kv, devices)

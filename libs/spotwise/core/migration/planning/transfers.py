@@ -2,7 +2,8 @@
 
 Law: each receiver gets a piece once: from a device of its instance that holds it; else from one of its instance that receives
 it (one crossing of the network); else over the uplink with least to send, a holder's or a relay's; else, weights only, from
-storage.
+storage. What one instance read from storage is passed on to others only if reads are shared: then the instance that has read
+least reads next.
 Pieces with few holders choose first, KV before weights. A leaving instance is the last choice among equals, and is skipped for
 what it cannot send in time.
 A load is a part of the weights or all KV of a request; what leaving instances send of a part is a separate, urgent load.
@@ -65,10 +66,12 @@ class _Way(NamedTuple):
 class SourceChoice:
     """Chooses sources, and tracks what each instance has to send."""
 
-    def __init__(self, devices: NumberedDevices, links: Links) -> None:
+    def __init__(self, devices: NumberedDevices, links: Links, *, shares_reads: bool = False) -> None:
         self._devices = devices
         self._links = links
+        self._shares_reads = shares_reads and links.between_bytes_per_s >= links.storage_bytes_per_s
         self._up_s = [0.0] * len(devices.instances)
+        self._read_bytes = [0] * len(devices.instances)
         self._out_s = [0.0] * len(devices.devices)
 
     def choose(self, piece: Piece) -> tuple[Move, ...]:
@@ -80,7 +83,7 @@ class SourceChoice:
             near.setdefault(instance_of[holder], []).append(holder)
         arrives: dict[int, int] = {}  # by instance: at which device
         afar: list[_Way] = []  # a heap: as many instances may hold a piece as receive it
-        for target in piece.receivers:
+        for target in piece.receivers if near else self._readers_first(piece):
             instance = instance_of[target]
             if instance in near:
                 source = min(near[instance], key=lambda holder: (self._out_s[holder], holder))
@@ -94,11 +97,19 @@ class SourceChoice:
                 moves.append(self._from_afar(piece, target, near, arrives, afar))
                 arrives[instance] = target
             self._count(moves[-1])
-            if afar and arrives.get(instance) == target:
+            if arrives.get(instance) == target:
                 if moves[-1].source is not None:
                     heapq.heapreplace(afar, self._way(piece, afar[0].instance, is_relayed=afar[0].is_relayed))
-                heapq.heappush(afar, self._way(piece, instance, is_relayed=True))
+                if moves[-1].source is not None or self._shares_reads:
+                    heapq.heappush(afar, self._way(piece, instance, is_relayed=True))
         return tuple(moves)
+
+    def _readers_first(self, piece: Piece) -> Sequence[int]:
+        """Return the receivers of a piece that no device holds, first the one whose instance is to read it."""
+        if not self._shares_reads:
+            return piece.receivers
+        reader = min(piece.receivers, key=lambda target: self._read_bytes[self._devices.instance_of[target]])
+        return [reader, *(target for target in piece.receivers if target != reader)]
 
     def _from_afar(
         self,
@@ -124,6 +135,7 @@ class SourceChoice:
 
     def _count(self, move: Move) -> None:
         if move.source is None:
+            self._read_bytes[self._devices.instance_of[move.target]] += move.piece.byte_count
             return
         here, there = self._devices.instance_of[move.source], self._devices.instance_of[move.target]
         if here == there:
