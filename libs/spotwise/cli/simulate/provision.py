@@ -38,11 +38,13 @@ from spotwise.cli.simulate.provision_table import (
     served_row,
     split_document,
 )
+from spotwise.cli.simulate.run_marks import beyond_marks
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.plots import plot_bars, save
 from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, splits_within
+from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.search import Grid
 from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.runs.workload import ArrivalKind
@@ -113,6 +115,7 @@ def provision(
             key: [split_document(split) | {"rates": limit.rates} for split, limit in best.tried]
             for key, best in found.items()
         }
+        best_runs: dict[str, Sequence[RunSummary]] = {key: best.limit.runs_there for key, best in found.items()}
     else:
         if rate is None:
             raise OptionError("--rate: missing; give the requests per second that must be served")
@@ -136,8 +139,13 @@ def provision(
             key: [split_document(split) | {"holds": holds} for split, holds in answer.tried]
             for key, answer in needed.items()
         }
+        best_runs = {key: answer.runs for key, answer in needed.items()}
     console.print(provision_table(rows, objective))
-    document = {"environment": environment(simulation="provision"), "designs": rows, "tried": tried}
+    lines, beyond = beyond_marks(best_runs)
+    for line in lines:
+        console.print(line, style="yellow", highlight=False)
+    about = environment(simulation="provision")
+    document = {"environment": about, "designs": rows, "tried": tried, "beyond_profile": beyond}
     write_document(document, json, console)
     if plot is not None:
         shown = {key: row for key, row in rows.items() if row is not None}

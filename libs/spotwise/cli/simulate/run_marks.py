@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,15 @@ def mark_lines(run: RunSummary) -> list[str]:
     found = [] if run.cached_share is None else [_found(f"{run.cached_share:.1%}")]
     steady = [f"No steady state: {words}" for words in _why_unsteady(run)]
     return [*steady, *found, *_no_prefix_lines(run), *_beyond_lines(run), *_unknown_lines(run)]
+
+
+def beyond_marks(runs: Mapping[str, Sequence[RunSummary]]) -> tuple[list[str], dict[str, Any]]:
+    """Return, of designs by their names, in words and for JSON, what part of the time their profiles did not measure in the run
+    that goes farthest; and in words which profiles do not say how far they were measured."""
+    farthest = {name: max(own, key=_beyond) for name, own in runs.items() if own}
+    lines = [f"{name}: {line}" for name, run in farthest.items() for line in _beyond_lines(run)]
+    unknown = dict.fromkeys(line for run in farthest.values() for line in _unknown_lines(run, is_one_of_several=True))
+    return [*lines, *unknown], {name: beyond_document(run.beyond_profile) for name, run in farthest.items()}
 
 
 def mean_mark_lines(means: SeedMeans) -> list[str]:
@@ -51,10 +61,10 @@ def _beyond_lines(run: RunSummary) -> list[str]:
     return kinds_line([(each.kind, each.beyond) for each in beyond.kinds], beyond.share)
 
 
-def _unknown_lines(run: RunSummary) -> list[str]:
+def _unknown_lines(run: RunSummary, *, is_one_of_several: bool = False) -> list[str]:
     kinds = run.case.cluster.own_kinds
     return [
-        unknown_range_line("" if len(kinds) == 1 else f" of {kind.name}")
+        unknown_range_line(f" of {kind.name}" if is_one_of_several or len(kinds) > 1 else "")
         for kind in kinds
         if not (kind.has_paper_costs or says_its_range(kind.profile))
     ]

@@ -16,7 +16,7 @@ from enum import StrEnum
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Grid, Limit, Search, holds_for_all, limit_of
+from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of, runs_that_hold
 
 
 class Objective(StrEnum):
@@ -40,10 +40,12 @@ class Provisioned:
     Attributes:
         split: `None` where none holds within the bounds.
         tried: every simulated split, and whether its SLOs held for all seeds.
+        runs: of the split.
     """
 
     split: Split | None
     tried: tuple[tuple[Split, bool], ...]
+    runs: tuple[RunSummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def cheapest_split(
     """Search the split of a design that serves a case's rate with the least of an objective; the case's cluster and seed are
     ignored. `most` bounds the machines of each kind; the runs of all seeds must hold."""
     case = replace(case, verdict_only=True)
-    tried: dict[Split, bool] = {}
+    tried: dict[Split, list[RunSummary]] = {}
     best: Split | None = None
     stride = max(1, most.token // 4)
     counts = [0] if design.token is None else list(range(stride, most.token + 1, stride))
@@ -77,7 +79,9 @@ def cheapest_split(
         while not counts and stride > 1:
             stride //= 2
             counts = _nearby(best.token, stride, most.token, visited)
-    return Provisioned(best, tuple(sorted(tried.items(), key=lambda item: (item[0].token, item[0].prompt))))
+    splits = sorted(tried, key=lambda split: (split.token, split.prompt))
+    runs = () if best is None else tuple(tried[best])
+    return Provisioned(best, tuple((split, bool(tried[split])) for split in splits), runs)
 
 
 def _nearby(token: int, stride: int, most: int, visited: Container[int]) -> list[int]:
@@ -92,9 +96,9 @@ def _fewest_prompts(
     token: int,
     most_prompt: int,
     best: Split | None,
-    tried: dict[Split, bool],
+    tried: dict[Split, list[RunSummary]],
 ) -> Search[Split | None]:
-    """`None` where the fewest prompt machines do not beat `best`."""
+    """`None` where the fewest prompt machines do not beat `best`; `tried` has no runs of splits that do not hold."""
     rank = functools.partial(_rank, objective, design)
     high = most_prompt
     while best is not None and high > 0 and rank(Split(high, token)) >= rank(best):
@@ -105,7 +109,7 @@ def _fewest_prompts(
     while True:
         split = Split(candidate, token)
         if split not in tried:
-            tried[split] = yield from holds_for_all(_seeded(case, design, split, seeds))
+            tried[split] = yield from runs_that_hold(_seeded(case, design, split, seeds))
         if tried[split]:
             high = candidate
         elif candidate == high:

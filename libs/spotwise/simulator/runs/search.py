@@ -40,8 +40,12 @@ class Limit:
     @property
     def is_steady(self) -> bool:
         """Whether every run at a limit that holds reached a steady state."""
-        at_limit = [run for run in self.runs if run.case.rate in self.rates and run.verdict.holds]
-        return all(run.is_steady for run in at_limit)
+        return all(run.is_steady for run in self.runs_there)
+
+    @property
+    def runs_there(self) -> list[RunSummary]:
+        """The runs at a seed's limit that hold."""
+        return [run for run in self.runs if run.case.rate in self.rates and run.verdict.holds]
 
     @property
     def half_width(self) -> float | None:
@@ -93,10 +97,12 @@ def limit_of(case: Case, grid: Grid, seeds: Sequence[int]) -> Search[Limit]:
     return Limit(tuple(rates), tuple(runs))
 
 
-def holds_for_all(cases: Sequence[Case]) -> Search[bool]:
-    """Return whether the SLOs hold in all cases, up to the first that breaks."""
+def runs_that_hold(cases: Sequence[Case]) -> Search[list[RunSummary]]:
+    """Return the runs of all cases if the SLOs hold in all of them; none otherwise, after the first that breaks."""
+    runs = []
     for case in cases:
         (run,) = yield [case]
         if not run.verdict.holds:
-            return False
-    return True
+            return []
+        runs.append(run)
+    return runs

@@ -209,3 +209,22 @@ def test_machines_are_provisioned_for_prompts_that_begin_alike(spotwise: Command
     )
     assert ended.status == 0, ended.stderr
     assert "measured+described" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "options", ["--objective machines --rate 2 --most 3,3", "--objective throughput --max-machines 2 --step 1"]
+)
+def test_what_is_provisioned_beyond_a_profile_is_marked(spotwise: CommandLine, tmp_path: Path, options: str) -> None:
+    """By the design and its kinds of machine."""
+    quick = {"prompt_tokens": 64, "prompt_context": 32.0, "decodes": 2, "decode_context": 80.0}
+    bounds = "[objectives]\nseconds = { ttft = { p90 = 9 } }\n"
+    cluster, file = write_cluster(tmp_path, measured=quick, more=bounds), tmp_path / "found.json"
+    load = "--workload code --seconds 4 --jobs 1"
+    ended = spotwise(*f"simulate provision --cluster {cluster} {options} {load} --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    beyond = orjson.loads(file.read_bytes())["beyond_profile"]["measured+described"]
+    assert [each["kind"] for each in beyond["machines"]] == ["measured"]
+    assert beyond["share"] > 0.5
+    report = " ".join(ended.stdout.split())
+    assert f"measured+described: {beyond['share']:.1%} of the iterations' time of measured lies beyond" in report
+    assert "The profile of described does not say how far it was measured" in report

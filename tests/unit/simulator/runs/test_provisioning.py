@@ -34,6 +34,7 @@ def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objec
     assert objective.of(design, found.split) == pytest.approx(least)
     assert len(oracle.cases) < len(every) / 4
     assert dict(found.tried) == {each.split: needs(each.split, prompts, tokens) for each in oracle.cases}
+    assert [run.case.split for run in found.runs] == [found.split]
 
 
 def test_a_baseline_has_one_kind_of_machine() -> None:
@@ -48,6 +49,7 @@ def test_a_rate_that_no_split_serves_has_no_answer() -> None:
     oracle = Oracle(lambda each: False)
     found = drive({"": cheapest_split(case(), SPLITWISE_HH, Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
     assert found.split is None
+    assert found.runs == ()
     assert not any(holds for _, holds in found.tried)
 
 

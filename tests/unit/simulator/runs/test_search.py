@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.search import Grid, Limit, highest_rate, holds_for_all, limit_of
+from spotwise.simulator.runs.search import Grid, Limit, highest_rate, limit_of, runs_that_hold
 from tests.unit.simulator.runs.summaries import Oracle, case
 
 
@@ -45,9 +45,9 @@ def test_the_first_seed_that_fails_spares_the_rest() -> None:
     """Further seeds could not change the answer."""
     oracle = Oracle(lambda of: of.seed != 2)
     cases = [case(rate=float(rate)) for rate in (1, 2, 3)]
-    assert drive({"": holds_for_all(cases)}, 1, run=oracle.run) == {"": True}
+    assert [run.case for run in drive({"": runs_that_hold(cases)}, 1, run=oracle.run)[""]] == cases
     failing = Oracle(lambda of: of.rate != 2.0)
-    assert drive({"": holds_for_all(cases)}, 1, run=failing.run) == {"": False}
+    assert drive({"": runs_that_hold(cases)}, 1, run=failing.run) == {"": []}
     assert [each.rate for each in failing.cases] == [1.0, 2.0]
 
 
