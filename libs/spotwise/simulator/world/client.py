@@ -9,20 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import KvHandoff, RequestRecord
-from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.request import FinishReason
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.live_request import LiveRequest, equal_tokens
+from spotwise.simulator.world.live_request import LiveRequest, equal_tokens, first_record, spans_of
 from spotwise.simulator.world.observation import Arrival, CompletedRequest, Observer
-from spotwise.simulator.world.prompt_blocks import NO_BLOCKS
 from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import TOKEN_ID, Progress
-
-_FIRST_EPOCH = 1
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class SimulationError(RuntimeError):
@@ -87,22 +81,7 @@ class Client:
         number, settings = self._next_attempt(), self._settings
         prompt_tokens, later = prompts[0], prompts[1:]
         output_tokens = 1 if later else arrival.output_tokens
-        blocks = (arrival.blocks or NO_BLOCKS) if settings.policy.prefix_caching else None
-        prompt = equal_tokens(prompt_tokens) if blocks is None else blocks.token_ids(prompt_tokens, number)
-        stop = StopCriteria(max_new_tokens=output_tokens)
-        record = RequestRecord(
-            str(number),
-            _FIRST_EPOCH,
-            self.id,
-            number,
-            settings.model.name,
-            prompt,
-            (),
-            _GREEDY,
-            stop,
-            arrival.at_s,
-            arrival.priority,
-        )
+        record = first_record(arrival, number, self.id, settings, prompt_tokens, output_tokens)
         self._live[number] = LiveRequest(arrival, record, Progress(prompt_tokens), output_tokens, later)
         self._choice_of[number] = number
         self._send_attempt(self._live[number])
@@ -117,17 +96,11 @@ class Client:
         stream = m.StreamRef(self.id, record.attempt_id)
         known_tokens = len(record.prompt_token_ids) + outputs
         max_new_tokens = self._settings.requested_tokens(live.output_tokens) - outputs
-        spans = self._spans_of(record)
+        spans = spans_of(record, self._settings)
         order = m.SubmitRequest(
             record.choice_id, record.epoch, stream, known_tokens, max_new_tokens, spans, priority=record.priority
         )
         self._control.send(self._scheduler_id, order)
-
-    def _spans_of(self, record: RequestRecord) -> tuple[int, ...]:
-        """Name a prompt's prefixes, as a gateway does, where workers may have them."""
-        if not (self._settings.policy.prefix_caching and self._settings.pools.prefix_spans):
-            return ()
-        return prefix_spans(record.model, (*record.prompt_token_ids, *record.output_token_ids))
 
     def end_attempt(self, number: int, output_tokens: int) -> None:
         """End a request's attempt; the next one starts from so many output tokens."""
