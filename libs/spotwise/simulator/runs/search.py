@@ -1,6 +1,6 @@
 """Searches the highest rate at which all SLOs hold (throughput under SLOs: Splitwise, section 6.2; its published simulator has
 a grid of 10 requests/s). A search yields cases and receives their summaries, so that many share the processors
-(`parallel.py`). The verdict is taken as monotonic in the rate: double or halve from a guess, then bisect."""
+(`parallel.py`). The verdict is taken as monotonic in the rate: stride away from a guess, further each time, then bisect."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ class Grid:
             raise ValueError("a grid has 0 < step <= guess <= highest")
 
 
-def highest_rate(case: Case, grid: Grid) -> Search[tuple[float, list[RunSummary]]]:
-    """Search one seed's highest rate and its runs; 0 where not even one step holds."""
+def highest_rate(case: Case, grid: Grid, stride: int | None = None) -> Search[tuple[float, list[RunSummary]]]:
+    """Search one seed's highest rate and its runs; 0 where not even one step holds. `stride`: steps from the guess to the
+    second rate, fewer where the guess is good; by default as many as the guess has."""
     runs: list[RunSummary] = []
     last = math.floor(grid.highest / grid.step)
     low, high = 0, last + 1  # holds at `low`, does not at `high`; both in steps
     step = max(1, round(grid.guess / grid.step))
+    stride = step if stride is None else stride
     while high - low > 1:
         (run,) = yield [replace(case, rate=step * grid.step)]
         runs.append(run)
@@ -79,18 +81,25 @@ def highest_rate(case: Case, grid: Grid) -> Search[tuple[float, list[RunSummary]
             low = step
         else:
             high = step
-        # Double or halve until there is a bound on both sides, then go to the middle.
-        step = min(2 * low, last) if high > last else (low + high) // 2
+        if high > last:
+            step = min(low + stride, last)
+        elif low == 0:
+            step = max(high - stride, high // 2)
+        else:
+            step = (low + high) // 2
+        stride *= 2
     return low * grid.step, runs
 
 
 def limit_of(case: Case, grid: Grid, seeds: Sequence[int]) -> Search[Limit]:
-    """Search the highest rate for each seed; a later one begins where the first ended."""
+    """Search the highest rate for each seed; a later one begins where the first ended, and near it."""
     rates: list[float] = []
     runs: list[RunSummary] = []
     for seed in seeds:
         guess = grid.guess if not rates else max(rates[0], grid.step)
-        rate, own_runs = yield from highest_rate(replace(case, seed=seed), replace(grid, guess=guess))
+        rate, own_runs = yield from highest_rate(
+            replace(case, seed=seed), replace(grid, guess=guess), stride=1 if rates else None
+        )
         rates.append(rate)
         runs += own_runs
     runs.sort(key=lambda run: (run.case.rate or 0.0, run.case.seed))

@@ -77,6 +77,7 @@ class AggregateWorker:
         self._used = self._peak = 0
         self._run = IterationRun(self._queue, cost, self._run_over)
         self._computed: list[HeldRequest] = []  #: prompts in the running iteration
+        self._newest_decode = -1  #: the highest number of any so far
         self._fresh: list[HeldRequest] = []  #: decodes that have had no token in an iteration of theirs
         self._last_token_s = 0.0  #: of the decodes in the last iteration
         self._is_noted = False  #: the budget knows of the running iteration
@@ -213,6 +214,8 @@ class AggregateWorker:
                 break
             if not self._policy.grows and entering + held.blocks > free_blocks:
                 break  # it waits, and all behind it: nobody is preempted
+            if rows + taken >= self._max_rows and held.number > self._newest_decode:
+                break  # the same, behind all that have rows
             taken += 1
             tokens += held.prompt_tokens
             entering += held.blocks
@@ -298,7 +301,11 @@ class AggregateWorker:
 
     def _decode(self, held: HeldRequest) -> None:
         self._enter(held, HeldStage.DECODING)
-        self._group.join(held, runs=self._run.steps > 0)
+        self._join(held, runs=self._run.steps > 0)
+
+    def _join(self, held: HeldRequest, *, runs: bool) -> None:
+        self._group.join(held, runs=runs)
+        self._newest_decode = max(self._newest_decode, held.number)
 
     def _enter(self, held: HeldRequest, stage: HeldStage) -> None:
         self._counts.remove(held)
@@ -486,11 +493,11 @@ class AggregateWorker:
         running = [request for request in decodes if request.has_joined]
         joining = [request for request in decodes if not request.has_joined]
         for request in running:
-            self._group.join(request, runs=False)
+            self._join(request, runs=False)
         self._fresh = self._group.begin()
         self._run.begin_until(order.shape, order.next_end_s)
         for request in joining:
-            self._group.join(request, runs=True)
+            self._join(request, runs=True)
 
 
 def _number(held: HeldRequest) -> int:

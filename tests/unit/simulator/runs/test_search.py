@@ -13,12 +13,12 @@ from spotwise.simulator.runs.search import Grid, Limit, highest_rate, limit_of, 
 from tests.unit.simulator.runs.summaries import Oracle, case
 
 
-@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 40))
-def test_the_last_rate_that_holds_is_found(last_step: int, guess: int, highest: int) -> None:
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 40), st.none() | st.integers(1, 8))
+def test_the_last_rate_that_holds_is_found(last_step: int, guess: int, highest: int, stride: int | None) -> None:
     """Wherever it is, wherever the search begins, and never beyond the highest that may be looked at."""
     grid = Grid(10.0, 10.0 * max(guess, highest), 10.0 * guess)
     oracle = Oracle(lambda of: of.rate is not None and of.rate <= 10.0 * last_step)
-    rate, runs = drive({"": highest_rate(case(), grid)}, 1, run=oracle.run)[""]
+    rate, runs = drive({"": highest_rate(case(), grid, stride)}, 1, run=oracle.run)[""]
     assert rate == min(10.0 * last_step, grid.highest)
     assert [run.case for run in runs] == oracle.cases
     assert len(set(oracle.cases)) == len(oracle.cases)
@@ -35,6 +35,15 @@ def test_each_seed_has_a_limit_of_its_own() -> None:
     assert limit.half_width == pytest.approx(4.303 * 10 / math.sqrt(3))
     rates = [run.case.rate for run in limit.runs]
     assert rates == sorted(rates, key=lambda rate: rate or 0.0)
+
+
+def test_a_later_seed_is_searched_near_the_first() -> None:
+    """Seeds differ by a step or two: rates far above the limit cost most, and say nothing."""
+    limits = {1: 110.0, 2: 110.0, 3: 100.0, 4: 130.0}
+    oracle = Oracle(lambda of: of.rate is not None and of.rate <= limits[of.seed])
+    assert drive({"": limit_of(case(), Grid(), (1, 2, 3, 4))}, 1, run=oracle.run)[""].rates == tuple(limits.values())
+    tried = {seed: [each.rate for each in oracle.cases if each.seed == seed] for seed in (2, 3, 4)}
+    assert tried == {2: [110.0, 120.0], 3: [110.0, 100.0], 4: [110.0, 120.0, 140.0, 130.0]}
 
 
 def test_a_single_seed_has_no_confidence_interval() -> None:
