@@ -55,7 +55,7 @@ def test_a_stuck_worker_ends_itself_and_its_requests_go_on(
         log = (mesh.home / f"{worker_id}.log").read_text()
         assert worker.returncode == EXIT_STUCK, log
         assert f"{worker_id}: {part}" in log
-        assert "Current thread" in log
+        assert "thread MainThread:" in log
         mesh.wait_until_idle()
     finally:
         worker.kill()
