@@ -155,6 +155,8 @@ class PlannerRole:
     def _member_changed(self, change: MembershipEvent, now: float) -> None:
         if isinstance(change, MemberJoined):
             self._targets.joined(change.member)
+            if self._tenure is not None and change.member.pool is not None:
+                self._tenure.feed(f.InstanceReturned(name_of(change.member)), now)
             return
         name = name_of(change.member)
         self._watch.worker_lost(change.member, has_left=change.drained)

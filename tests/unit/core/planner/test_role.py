@@ -72,6 +72,21 @@ def test_each_sign_of_a_notice_is_enough(by: str) -> None:
     assert deadline_s - 4.0 < at_s < deadline_s - 1.0
 
 
+@pytest.mark.parametrize("silent_s", [3.0, 10.0], ids=["as its loss is told", "long after"])
+def test_a_worker_that_was_silent_and_is_back_leaves_as_any_other(silent_s: float) -> None:
+    """It was taken for lost, in the same incarnation: its requests would stay until its end."""
+    bench = PlannerBench()
+    bench.held["a"] = [sequence()]
+    worker = bench.workers.pop("a")
+    bench.pass_time(silent_s)
+    assert [change.workers for change in bench.changes][:1] == [("a",)]
+    bench.workers["a"] = worker
+    bench.pass_time(1.0)
+    bench.drain()
+    bench.pass_time(NOTICE_S)
+    assert [(choice_id, target_id) for _, choice_id, target_id in bench.moves][:1] == [("r", "b")]
+
+
 def test_a_withdrawn_notice_counts_unless_the_worker_drains() -> None:
     """A draining worker leaves in any case."""
     for drains, moves in ((False, 0), (True, 1)):

@@ -63,6 +63,7 @@ class FleetChanges:
             e.InstanceNoticed: self._noticed,
             e.NoticeWithdrawn: self._withdrawn,
             e.InstanceLost: lambda event, now_s: self._lost(event.instance, now_s, confirmed=True),
+            e.InstanceReturned: self._returned,
             e.InstanceAcquired: lambda event, now_s: self._acquired(event.instance, event.ready_s, now_s),
             e.LoadChanged: self._load_changed,
             e.ChangeExpected: self._expected,
@@ -148,6 +149,14 @@ class FleetChanges:
             self._newcomers.pop(name, None)  # as one whose notice had been withdrawn
         else:
             self._abandon()
+
+    def _returned(self, event: e.InstanceReturned, now_s: float) -> None:
+        """Count a loss no more, settled or not, so that a later notice does."""
+        name = event.instance
+        self._finished.pop(name, None)
+        old = self._interruptions.get(name)
+        if old is not None and _is_lost(old):
+            del self._interruptions[name]
 
     def _acquired(self, name: str, ready_s: float, now_s: float) -> None:
         if name in self._interruptions or self._finished.get(name) is not None or self._is_in_current(name):

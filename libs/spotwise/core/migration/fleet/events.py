@@ -28,6 +28,13 @@ class InstanceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceReturned:
+    """An instance that was lost is there after all: it had fallen silent."""
+
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceAcquired:
     """An instance was acquired; it will have started at `ready_s`."""
 
@@ -65,6 +72,7 @@ FleetChangeEvent = (
     InstanceNoticed
     | NoticeWithdrawn
     | InstanceLost
+    | InstanceReturned
     | InstanceAcquired
     | LoadChanged
     | ChangeExpected
