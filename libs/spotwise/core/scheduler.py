@@ -175,7 +175,7 @@ class SchedulerRole:
         if not self._commands:
             return []
         commands, self._commands = self._commands, []
-        return commands if self._activity.is_alone or self._activity.acts(now) else []
+        return commands if self._activity.acts(now) else []
 
     @property
     def term(self) -> int:
