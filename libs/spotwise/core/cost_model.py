@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 from spotwise.core.batching import Batch
 from spotwise.core.values import value
@@ -59,13 +59,17 @@ class IterationCost(Protocol):
         """Return the seconds of one iteration."""
 
 
-@runtime_checkable
 class DecodesCost(IterationCost, Protocol):
     """A cost of iterations that is linear in the context of decodes."""
 
     def decodes_s(self, decodes: int) -> tuple[float, float]:
         """Return the seconds of an iteration of so many decodes and nothing else, at least one, and more for each token of
         context."""
+
+
+def prices_decodes(cost: IterationCost) -> TypeGuard[DecodesCost]:
+    """Tell whether a cost is linear in the context of decodes."""
+    return hasattr(cost, "decodes_s")
 
 
 @dataclass(frozen=True, slots=True)

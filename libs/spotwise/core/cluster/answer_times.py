@@ -44,7 +44,11 @@ class AnswerTimes:
 
     def ended(self, max_new_tokens: int, seconds: float) -> None:
         """Note an answer that ended in order, so many seconds after its assignment."""
-        self._classes.setdefault(max_new_tokens.bit_length(), _Ended()).add(max(0.0, seconds))
+        length = max_new_tokens.bit_length()
+        known = self._classes.get(length)
+        if known is None:
+            known = self._classes[length] = _Ended()
+        known.add(max(0.0, seconds))
 
     def lengths(self, max_new_tokens: int) -> AnswerLengths:
         """Return equally likely seconds of an answer, summed up."""

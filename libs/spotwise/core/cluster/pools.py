@@ -88,7 +88,7 @@ class Pools:
     @property
     def ready(self) -> int:
         """Number of workers that take requests."""
-        return self._home_pools.total()
+        return len(self._places)
 
     def ready_at(self, *home_pools: Pool) -> int:
         """Number of workers of these home pools that take requests, on or off their pool."""

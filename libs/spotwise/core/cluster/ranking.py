@@ -10,7 +10,6 @@ A move costs O(log n) comparisons and a copy of one run; a search reads all n / 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ RUN_LENGTH = 48
 _Key = tuple[int, int, str]
 #: Stands behind all classes of life (`worker_life.py`): workers that stay, or of which nothing is known.
 _UNCLASSED = 1
-_NO_MEMBERS: tuple[float, float, float, float, float] = (-math.inf, -math.inf, math.inf, math.inf, math.inf)
+#: More tokens than any worker has.
+_NO_BOUND = 2**62
+_NO_MEMBERS = (-_NO_BOUND, -_NO_BOUND, _NO_BOUND, _NO_BOUND, _NO_BOUND)
 
 
 @dataclass(slots=True)
@@ -67,9 +68,9 @@ class Need:
         return view.could_ever_hold(self.prompt_tokens)
 
 
-def _bound(most: int | None) -> float:
+def _bound(most: int | None) -> int:
     if most is None:
-        return math.inf
+        return _NO_BOUND
     return most if most > 0 else 0
 
 
@@ -233,7 +234,7 @@ class Ranking:
             or bool(need.without)
             or need.below_kv_tokens is not None
         )
-        least: float = -math.inf
+        least = -_NO_BOUND
         found: list[WorkerView] = []
         found_class: int | None = None
         for run in self._runs:

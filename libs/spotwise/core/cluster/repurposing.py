@@ -37,7 +37,8 @@ class Repurposing:
     def placed(self, short: Iterable[Pool]) -> None:
         """Count a placed request, and the pools that had no worker within its threshold."""
         self._placed += 1
-        self._short.update(short)
+        for pool in short:
+            self._short[pool] += 1
 
     def observe(self, pools: Pools, now: float) -> ChangeHomePool | None:
         """Account off-pool time; at the end of a window return the change of a home pool that is due, if any."""

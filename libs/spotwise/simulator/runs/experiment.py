@@ -75,10 +75,14 @@ def _setup(case: Case) -> ClusterSetup:
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Collect garbage rarely: a run makes hardly any cycles."""
-    before = gc.get_threshold()
+    """Collect garbage rarely, and not among what is there before: a run makes hardly any cycles."""
+    before, freezes = gc.get_threshold(), not gc.get_freeze_count()
     gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    if freezes:
+        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*before)
+        if freezes:
+            gc.unfreeze()

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -22,6 +21,7 @@ EXACT_ENTRIES = 20_000
 _COUNTED_AT_ONCE = 4_096
 
 _LOG_FACTOR = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+_INFINITE: Final = math.inf
 _LEAST = 1e-9  # smaller values, 0 among them, share a cell
 
 _Entry = TypeVar("_Entry", float, int)
@@ -37,7 +37,7 @@ class Percentiles:
         self._total = 0.0
         self._range: tuple[float, float] | None = None
         self._kept: dict[float, int] | None = {}
-        self._cells: Counter[int] = Counter()
+        self._cells: dict[int, int] = {}
 
     def add(self, value: float, count: int = 1) -> None:
         """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
@@ -45,11 +45,11 @@ class Percentiles:
 
     def add_all(self, values: Sequence[float], count: int = 1) -> None:
         """Add values, each `count` times; raises as `add` does."""
-        new, known = self._new, self._new.get
+        new = self._new
         for value in values:
-            if not 0 <= value < math.inf:
+            if not 0 <= value < _INFINITE:
                 raise ValueError(f"{value} is not a finite value of at least 0")
-            new[value] = known(value, 0) + count
+            new[value] = new.get(value, 0) + count
         self.count += count * len(values)
         if len(new) >= _COUNTED_AT_ONCE:
             self._count_new()
@@ -96,9 +96,10 @@ class Percentiles:
             if len(self._kept) <= self._exact_entries:
                 return
             new, self._kept = self._kept, None
+        cells = self._cells
         logs = np.log(np.maximum(np.fromiter(new, float, len(new)), _LEAST))
         for cell, count in zip(np.ceil(logs / _LOG_FACTOR).astype(int).tolist(), new.values(), strict=True):
-            self._cells[cell] += count
+            cells[cell] = cells.get(cell, 0) + count
 
 
 def _ranked(entries: Sequence[tuple[_Entry, int]], rank: int) -> _Entry:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.cost_model import BatchShape, DecodesCost, pairs
+from spotwise.core.cost_model import BatchShape, pairs, prices_decodes
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
@@ -44,18 +44,17 @@ def can_aggregate(site: Site) -> bool:
         and policy.limits.max_num_batched_tokens is None
         and policy.max_stall_s is None
         and policy.kv_push is ConfiguredPushMode.SERIAL
-        and isinstance(site.machine_type.cost, DecodesCost)
+        and prices_decodes(site.machine_type.cost)
     )
 
 
 class AggregateWorker:
     """A worker without a role of its own; `site.host.go_stepwise` replaces it where a decision is to be made."""
 
-    state = m.MemberState.READY
-
     def __init__(self, site: Site) -> None:
         cost = site.machine_type.cost
-        assert isinstance(cost, DecodesCost)
+        assert prices_decodes(cost)
+        self.state = m.MemberState.READY
         self._site = site
         self._around = around = site.around
         self._queue = around.queue

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -26,13 +26,13 @@ class EventQueue:
         if not time_s >= self.now:
             raise ValueError(f"it is {self.now} s already, nothing can happen at {time_s} s")
         self._scheduled += 1
-        heapq.heappush(self._heap, (time_s, self._scheduled, action, argument))
+        heappush(self._heap, (time_s, self._scheduled, action, argument))
 
     def run(self, until_s: float = inf) -> None:
         """Run until no event is left, or none up to `until_s`; the clock then is there, and later events stay scheduled."""
-        heap, pop = self._heap, heapq.heappop
+        heap = self._heap
         while heap and heap[0][0] <= until_s:
-            self.now, _, action, argument = pop(heap)
+            self.now, _, action, argument = heappop(heap)
             action(argument)
         if heap:
             self.now = until_s
