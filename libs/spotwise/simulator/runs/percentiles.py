@@ -87,8 +87,9 @@ class Percentiles:
         new, self._new = self._new, {}
         if not new:
             return
-        self._total += sum([value * count for value, count in new.items()])
-        least, most = min(new), max(new)
+        values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
+        self._total += float((values * counts).sum())
+        least, most = float(values.min()), float(values.max())
         self._range = (least, most) if self._range is None else (min(self._range[0], least), max(self._range[1], most))
         if self._kept is not None:
             for value, count in new.items():
@@ -96,10 +97,13 @@ class Percentiles:
             if len(self._kept) <= self._exact_entries:
                 return
             new, self._kept = self._kept, None
-        cells = self._cells
-        logs = np.log(np.maximum(np.fromiter(new, float, len(new)), _LEAST))
-        for cell, count in zip(np.ceil(logs / _LOG_FACTOR).astype(int).tolist(), new.values(), strict=True):
-            cells[cell] = cells.get(cell, 0) + count
+            values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
+        known = self._cells
+        cells = np.ceil(np.log(np.maximum(values, _LEAST)) / _LOG_FACTOR).astype(int)
+        first = int(cells.min())
+        in_cells = np.bincount(cells - first, counts)
+        for cell in np.flatnonzero(in_cells).tolist():
+            known[first + cell] = known.get(first + cell, 0) + int(in_cells[cell])
 
 
 def _ranked(entries: Sequence[tuple[_Entry, int]], rank: int) -> _Entry:

@@ -34,4 +34,4 @@ class ControlPlane:
         """Send a message; raises KeyError if the recipient never was a member."""
         ignored = self._ignored.get(recipient_id)
         if ignored is None or type(message) not in ignored:
-            self._queue.at(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)
+            self._queue.in_turn(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spotwise.simulator.world.events import EventQueue
 
@@ -44,3 +46,30 @@ class TestEventQueue:
         queue.run()
         with pytest.raises(ValueError, match="nothing can happen"):
             queue.at(time_s, lambda _: None)
+        with pytest.raises(ValueError, match="nothing can happen"):
+            queue.in_turn(time_s, lambda _: None, None)
+
+    @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3))))
+    def test_what_is_scheduled_in_turn_happens_when_it_would_otherwise(self, plan: list[tuple[bool, int, int]]) -> None:
+        """Whatever is scheduled in turn, and what that schedules later: the order is that of time and of scheduling."""
+
+        def run(*, with_turns: bool) -> list[tuple[float, int]]:
+            queue = EventQueue()
+            happened: list[tuple[float, int]] = []
+
+            def happen(number: int) -> None:
+                happened.append((queue.now, number))
+                if number < len(plan):
+                    in_turn, _, delay_s = plan[number]
+                    schedule = queue.in_turn if in_turn and with_turns else queue.at
+                    schedule(queue.now + delay_s, happen, number + len(plan))
+
+            for number, (in_turn, time_s, _) in enumerate(plan):
+                (queue.in_turn if in_turn and with_turns else queue.at)(time_s, happen, number)
+            queue.run(3.0)
+            happened.append((queue.now, -1))
+            queue.run()
+            assert queue.is_empty
+            return happened
+
+        assert run(with_turns=True) == run(with_turns=False)

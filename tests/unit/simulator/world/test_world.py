@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -160,13 +160,16 @@ class TestManyRequests:
     def test_a_machine_to_which_nothing_happens_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A hundred idle machines beat once each, at the start."""
         planned: list[float] = []
-        at = EventQueue.at
 
-        def counted(queue: EventQueue, time_s: float, *what: Any) -> None:
-            planned.append(time_s)
-            at(queue, time_s, *what)
+        def counted(schedule: Callable[..., None]) -> Callable[..., None]:
+            def count(queue: EventQueue, time_s: float, *what: Any) -> None:
+                planned.append(time_s)
+                schedule(queue, time_s, *what)
 
-        monkeypatch.setattr(EventQueue, "at", counted)
+            return count
+
+        for schedule in (EventQueue.at, EventQueue.in_turn):
+            monkeypatch.setattr(EventQueue, schedule.__name__, counted(schedule))
         serve(machines(mixed=1), [Arrival(10.0, 10, 1)])
         few = len(planned)
         serve(machines(mixed=101), [Arrival(10.0, 10, 1)])
