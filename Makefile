@@ -19,7 +19,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
-COMPILED := .venv/.compiled
+KERNELS := .venv/.kernels
+SIMULATOR := libs/spotwise/simulator/compiled
 CLIENTS := build/clients
 CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed \
   $(patsubst tests/clients/environments/%.lock,$(CLIENTS)/%/.installed,$(wildcard tests/clients/environments/*.lock))
@@ -29,7 +30,7 @@ CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed \
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) $(COMPILED) ## Make .venv and install everything; fast when nothing changed
+setup: $(INSTALLED) $(KERNELS) $(SIMULATOR)/_build ## Make .venv and install everything; fast when nothing changed
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -48,11 +49,16 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 # Without a compiler everything works, on torch alone; the next `make` looks for one again.
-$(COMPILED): $(INSTALLED) $(NATIVE)/build.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
+$(KERNELS): $(INSTALLED) $(NATIVE)/build.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
 	@echo "compiling kernels ..."
 	@if $(BIN)/python -m spotwise.engine.native.build >/dev/null; then touch $@; fi
 
-up: setup ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
+# Once, and not after each change of its sources: then it is interpreted, or compiled again by `spotwise simulate compile`.
+$(SIMULATOR)/_build: | $(INSTALLED)
+	@echo "compiling the simulator ..."
+	@$(BIN)/spotwise simulate compile >/dev/null || { rm -rf $@; echo "it works without, and takes three times as long"; }
+
+up: $(INSTALLED) $(KERNELS) ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
 	@$(BIN)/spotwise up $(ARGS)
 
 down: ## Stop what `make up ARGS=--detach` started
@@ -167,7 +173,7 @@ bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is i
 	@$(BIN)/spotwise bench peer --json bench-results/peer.json $(ARGS)
 
 clean: ## Remove caches and build outputs
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist build $(NATIVE)/_build $(COMPILED)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist build $(NATIVE)/_build $(KERNELS) $(SIMULATOR)/_build
 	find libs services benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 # Before testcontainers is imported, which reads it then. Its reaper is one more image; what is started here is removed here.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+# Tests look into the sources, and change them; `test_compiled_simulator.py` compares what is compiled from them.
+os.environ.setdefault("SPOTWISE_COMPILED", "0")
 
 import docker
 import pytest

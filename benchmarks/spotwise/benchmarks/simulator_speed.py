@@ -21,6 +21,7 @@ import typer
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
+from spotwise.simulator.compiled.loading import is_compiled
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
@@ -94,7 +95,7 @@ def simulator_speed(
         row_of_rounds("slowest case, requests/s", slowest, [_REQUESTS_PER_S] * rounds, Target(at_least=1.0)),
         row_of_rounds("start of `spotwise simulate run`, CPU s", [start_s()], [_START_S], Target(at_most=1.0)),
     ]
-    about = environment(seconds=seconds, rounds=rounds)
+    about = environment(seconds=seconds, rounds=rounds, compiled=is_compiled())
     write_report(rows, about, json, console, lambda figure: f"{figure:,.2f}" if figure < 10 else f"{figure:,.0f}")
 
 

@@ -14,13 +14,16 @@ from typer.main import get_command
 class _Commands(MutableMapping[str, Any]):
     """Commands by name, imported when they are looked up; those that typer adds stay as they are."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
+    def __init__(self, places: Mapping[str, str], before: Callable[[str], object]) -> None:
         self._places = dict(places)
+        self._before = before
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            self._loaded[name] = _load(name, self._places[name])
+            place = self._places[name]
+            self._before(name)
+            self._loaded[name] = _load(name, place)
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -49,17 +52,18 @@ def _load(name: str, place: str) -> Any:
     return command
 
 
-def lazy_group(places: Mapping[str, str]) -> type[TyperGroup]:
+def lazy_group(places: Mapping[str, str], before: Callable[[str], object] = lambda name: None) -> type[TyperGroup]:
     """Return a group class for `typer.Typer(cls=...)`.
 
     Args:
         places: by name of a command, in the order of `--help`, its function or `typer.Typer` as `module:attribute`.
+        before: called with a command's name before its module is imported.
     """
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
-            self.commands = _Commands(places)
+            self.commands = _Commands(places, before)
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(self.commands)

@@ -45,3 +45,17 @@ def test_an_unknown_command_is_answered_with_the_nearest() -> None:
     answer = CliRunner().invoke(app_of({"status": "spotwise.cli.status:status"}), ["statsu"])
     assert answer.exit_code == 2
     assert "Did you mean 'status'?" in answer.output
+
+
+def test_a_command_is_announced_before_its_module_is_imported() -> None:
+    announced: list[tuple[str, bool]] = []
+    module = "spotwise.cli.status"
+    sys.modules.pop(module, None)
+    group = lazy_group(
+        {"status": f"{module}:status", "drain": "spotwise.cli.drain:drain"},
+        before=lambda name: announced.append((name, module in sys.modules)),
+    )
+    app = typer.Typer(cls=group, add_completion=False)
+    app.callback()(lambda: None)
+    assert CliRunner().invoke(app, ["status", "--help"]).exit_code == 0
+    assert announced == [("status", False)]

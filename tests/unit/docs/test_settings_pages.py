@@ -76,6 +76,7 @@ def test_variables_exist(page: Path) -> None:
     readers = [
         *(ROOT / "benchmarks").rglob("*.py"),
         *(ROOT / "libs" / "spotwise" / "cli").rglob("*.py"),
+        ROOT / "libs" / "spotwise" / "simulator" / "compiled" / "loading.py",
         ROOT / "docker-compose.yml",
         ROOT / "tests" / "example_budget.py",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from spotwise.cli.lazy_group import lazy_group
+from spotwise.simulator.compiled.loading import use_compiled
 
 simulate = typer.Typer(
     help="Simulate a cluster with the mesh's own scheduler and workers; every command takes --json FILE.",
@@ -16,7 +17,9 @@ simulate = typer.Typer(
             "spot": "spotwise.cli.simulate.spot:spot",
             "provision": "spotwise.cli.simulate.provision:provision",
             "paper": "spotwise.cli.simulate.paper:paper",
-        }
+            "compile": "spotwise.cli.simulate.compiling:compile_simulator",
+        },
+        before=lambda name: use_compiled(),
     ),
 )
 

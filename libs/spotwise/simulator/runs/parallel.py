@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Generic, Self, TypeVar
 
+from spotwise.simulator.compiled.loading import is_compiled, use_compiled
+
 _Key = TypeVar("_Key", bound=Hashable)
 _Case = TypeVar("_Case", bound=Hashable)
 _Run = TypeVar("_Run")
@@ -77,7 +79,11 @@ class _Processes:
     def submit(self, run: Callable[[_Case], _Run], case: _Case) -> Future[_Run]:
         """Run a case in one of them."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._jobs, mp_context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self._jobs,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=use_compiled if is_compiled() else None,
+            )
         return self._pool.submit(run, case)
 
 
