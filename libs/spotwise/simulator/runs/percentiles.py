@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ _LOG_FACTOR = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _INFINITE: Final = math.inf
 _LEAST = 1e-9  # smaller values, 0 among them, share a cell
 
-_Entry = TypeVar("_Entry", float, int)
+_Entry = TypeVar("_Entry", bound=float)
 
 
 class Percentiles:
@@ -38,6 +39,9 @@ class Percentiles:
         self._range: tuple[float, float] | None = None
         self._kept: dict[float, int] | None = {}
         self._cells: dict[int, int] = {}
+        # what was counted in order, until more is
+        self._ranked_values: _Ranked[float] | None = None
+        self._ranked_cells: _Ranked[int] | None = None
 
     def add(self, value: float, count: int = 1) -> None:
         """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
@@ -79,14 +83,19 @@ class Percentiles:
             return None
         rank = nearest_rank(self.count, percent)
         if self._kept is not None:
-            return _ranked(sorted(self._kept.items()), rank)
-        middle = math.exp((_ranked(sorted(self._cells.items()), rank) - 0.5) * _LOG_FACTOR)
+            if self._ranked_values is None:
+                self._ranked_values = _Ranked(self._kept)
+            return self._ranked_values.at(rank)
+        if self._ranked_cells is None:
+            self._ranked_cells = _Ranked(self._cells)
+        middle = math.exp((self._ranked_cells.at(rank) - 0.5) * _LOG_FACTOR)
         return min(max(middle, self._range[0]), self._range[1])
 
     def _count_new(self) -> None:
         new, self._new = self._new, {}
         if not new:
             return
+        self._ranked_values = self._ranked_cells = None
         values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
         self._total += float((values * counts).sum())
         least, most = float(values.min()), float(values.max())
@@ -106,6 +115,13 @@ class Percentiles:
             known[first + cell] = known.get(first + cell, 0) + int(in_cells[cell])
 
 
-def _ranked(entries: Sequence[tuple[_Entry, int]], rank: int) -> _Entry:
-    passed = itertools.accumulate(times for _, times in entries)
-    return next(entry for (entry, _), so_far in zip(entries, passed, strict=True) if so_far >= rank)
+class _Ranked(Generic[_Entry]):
+    """Entries in ascending order, with how many values there are up to each."""
+
+    def __init__(self, counted: Mapping[_Entry, int]) -> None:
+        self._entries = sorted(counted)
+        self._passed = list(itertools.accumulate([counted[entry] for entry in self._entries]))
+
+    def at(self, rank: int) -> _Entry:
+        """Return the entry of a rank, 1 that of the smallest value."""
+        return self._entries[bisect_left(self._passed, rank)]
