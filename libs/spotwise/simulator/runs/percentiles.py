@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -25,8 +25,6 @@ _LOG_FACTOR = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _INFINITE: Final = math.inf
 _LEAST = 1e-9  # smaller values, 0 among them, share a cell
 
-_Entry = TypeVar("_Entry", bound=float)
-
 
 class Percentiles:
     """A multiset of values of at least 0; `count` of them."""
@@ -39,9 +37,7 @@ class Percentiles:
         self._range: tuple[float, float] | None = None
         self._kept: dict[float, int] | None = {}
         self._cells: dict[int, int] = {}
-        # what was counted in order, until more is
-        self._ranked_values: _Ranked[float] | None = None
-        self._ranked_cells: _Ranked[int] | None = None
+        self._ranked: _Ranked | None = None  #: what is kept, or the cells, until more is counted
 
     def add(self, value: float, count: int = 1) -> None:
         """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
@@ -82,20 +78,18 @@ class Percentiles:
         if self._range is None:
             return None
         rank = nearest_rank(self.count, percent)
+        if self._ranked is None:
+            self._ranked = _Ranked(self._cells if self._kept is None else self._kept)
         if self._kept is not None:
-            if self._ranked_values is None:
-                self._ranked_values = _Ranked(self._kept)
-            return self._ranked_values.at(rank)
-        if self._ranked_cells is None:
-            self._ranked_cells = _Ranked(self._cells)
-        middle = math.exp((self._ranked_cells.at(rank) - 0.5) * _LOG_FACTOR)
+            return self._ranked.at(rank)
+        middle = math.exp((self._ranked.at(rank) - 0.5) * _LOG_FACTOR)
         return min(max(middle, self._range[0]), self._range[1])
 
     def _count_new(self) -> None:
         new, self._new = self._new, {}
         if not new:
             return
-        self._ranked_values = self._ranked_cells = None
+        self._ranked = None
         values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
         self._total += float((values * counts).sum())
         least, most = float(values.min()), float(values.max())
@@ -115,13 +109,14 @@ class Percentiles:
             known[first + cell] = known.get(first + cell, 0) + int(in_cells[cell])
 
 
-class _Ranked(Generic[_Entry]):
-    """Entries in ascending order, with how many values there are up to each."""
+class _Ranked:
+    """Values, or numbers of cells, in ascending order, with how many there are up to each."""
 
-    def __init__(self, counted: Mapping[_Entry, int]) -> None:
-        self._entries = sorted(counted)
-        self._passed = list(itertools.accumulate([counted[entry] for entry in self._entries]))
+    def __init__(self, counted: dict[float, int] | dict[int, int]) -> None:
+        in_order = sorted(counted.items())
+        self._entries = [float(entry) for entry, _ in in_order]
+        self._passed = list(itertools.accumulate([count for _, count in in_order]))
 
-    def at(self, rank: int) -> _Entry:
+    def at(self, rank: int) -> float:
         """Return the entry of a rank, 1 that of the smallest value."""
         return self._entries[bisect_left(self._passed, rank)]
