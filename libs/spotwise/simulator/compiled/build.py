@@ -90,7 +90,15 @@ def _compiler() -> list[str]:
     compiler = shlex.split(os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or "")
     if not compiler:
         raise CannotCompileError("there is no C compiler; on Debian and Ubuntu: apt-get install gcc")
+    if not (_headers() / "Python.h").exists():
+        raise CannotCompileError(
+            f"there is no Python.h in {_headers()}; on Debian and Ubuntu: apt-get install python3-dev"
+        )
     return compiler
+
+
+def _headers() -> Path:
+    return Path(sysconfig.get_paths()["include"])
 
 
 def _writable_folder() -> Path:
@@ -130,13 +138,13 @@ def _compile(
     made: Path,
     progress: Progress,
 ) -> None:
-    include = [f"-I{sysconfig.get_paths()['include']}"]
     total = sum(len(sources) for _, sources, _ in extensions)
     done = 0
 
     def compile_file(source: str, headers: list[str]) -> str:
         target = f"{source.removesuffix('.c')}.o"
-        _run([*compiler, *_FLAGS, *include, *(f"-I{each}" for each in headers), "-c", source, "-o", target], work)
+        folders_of_headers = [f"-I{each}" for each in (_headers(), *headers)]
+        _run([*compiler, *_FLAGS, *folders_of_headers, "-c", source, "-o", target], work)
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -58,6 +58,12 @@ def test_without_a_compiler_it_says_what_to_install(
         ensure_compiled()
 
 
+def test_without_headers_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "_headers", lambda: tmp_path)
+    with pytest.raises(CannotCompileError, match="apt-get install python3-dev"):
+        ensure_compiled()
+
+
 def test_without_mypyc_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda name: None)
     with pytest.raises(CannotCompileError, match=r"spotwise\[compiled\]"):
