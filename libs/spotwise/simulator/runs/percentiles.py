@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from spotwise.core.percentile import nearest_rank
 
@@ -90,7 +91,7 @@ class Percentiles:
         if not new:
             return
         self._ranked = None
-        values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
+        values, counts = _as_arrays(new)
         self._total += float((values * counts).sum())
         least, most = float(values.min()), float(values.max())
         self._range = (least, most) if self._range is None else (min(self._range[0], least), max(self._range[1], most))
@@ -99,14 +100,19 @@ class Percentiles:
                 self._kept[value] = self._kept.get(value, 0) + count
             if len(self._kept) <= self._exact_entries:
                 return
-            new, self._kept = self._kept, None
-            values, counts = np.fromiter(new, float, len(new)), np.fromiter(new.values(), np.int64, len(new))
+            values, counts = _as_arrays(self._kept)
+            self._kept = None
         known = self._cells
         cells = np.ceil(np.log(np.maximum(values, _LEAST)) / _LOG_FACTOR).astype(int)
         first = int(cells.min())
         in_cells = np.bincount(cells - first, counts)
         for cell in np.flatnonzero(in_cells).tolist():
             known[first + cell] = known.get(first + cell, 0) + int(in_cells[cell])
+
+
+def _as_arrays(counted: dict[float, int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    size = len(counted)
+    return np.fromiter(counted, np.float64, size), np.fromiter(counted.values(), np.int64, size)
 
 
 class _Ranked:
