@@ -55,7 +55,9 @@ class WorkerLoad:
     """A worker's count of what it holds, at the moment of a heartbeat.
 
     Attributes:
-        pending_prompt_tokens: tokens of prompts and preempted sequences still to be computed.
+        pending_prompt_tokens: tokens of prompts and preempted sequences still to be computed, and those of ended sequences that
+            an iteration computes all the same.
+        computing_prompt_tokens: those of them in iterations that run: nothing that arrives comes before these.
         remaining_tokens: new tokens that sequences with their token phase here may still produce at most.
         kv_blocks_free: with swapping, blocks that it would free count as free.
         kv_blocks_kept: free ones that a new reservation must leave to waiting and growing sequences.
@@ -72,6 +74,7 @@ class WorkerLoad:
     """
 
     pending_prompt_tokens: int = 0
+    computing_prompt_tokens: int = 0
     remaining_tokens: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0

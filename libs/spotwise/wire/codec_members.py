@@ -12,6 +12,7 @@ _LOAD = codec_of(
     m.WorkerLoad,
     cluster.WorkerLoad,
     "pending_prompt_tokens",
+    "computing_prompt_tokens",
     "remaining_tokens",
     "kv_blocks_total",
     "kv_blocks_free",

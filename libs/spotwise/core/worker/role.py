@@ -183,7 +183,8 @@ class WorkerRole:
         """Count what the worker holds now."""
         pool, host, swaps = self._table.pool, self._table.host, self._swaps
         states = [sequence.state for sequence in self._table]
-        pending = remaining = decoding = in_place = to_hand_off = swapped = 0
+        computing, pending = self._table.prompt_tokens_in_flight()
+        remaining = decoding = in_place = to_hand_off = swapped = 0
         # One pass without properties: hundreds of sequences with every heartbeat.
         for sequence in self._table:
             if sequence.kv_place is not KvPlace.DEVICE:
@@ -203,6 +204,7 @@ class WorkerRole:
                 pending += sequence.uncomputed_tokens
         return m.WorkerLoad(
             pending_prompt_tokens=pending,
+            computing_prompt_tokens=computing,
             remaining_tokens=remaining,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=self._allocator.blocks_for_newcomers(),

@@ -110,6 +110,17 @@ class SequenceTable:
         """Iterations ordered and not ended."""
         return len(self._iterations)
 
+    def prompt_tokens_in_flight(self) -> tuple[int, int]:
+        """Return the prompt tokens that iterations in flight compute, and how many of them are of ended sequences."""
+        computing = abandoned = 0
+        for members in self._iterations:
+            for sequence, tokens in members:
+                if tokens > 1 or not sequence.computed_tokens:
+                    computing += tokens
+                    if sequence.pending_free:
+                        abandoned += tokens
+        return computing, abandoned
+
     def begin_iteration(self, members: list[tuple[Sequence, int]]) -> None:
         """Note the sequences, with their tokens, of an iteration that is about to be ordered."""
         for sequence, _ in members:

@@ -138,6 +138,7 @@ class AggregateWorker:
         decodes, counts = self._group.size, self._counts
         return m.WorkerLoad(
             pending_prompt_tokens=counts.pending_prompt_tokens,
+            computing_prompt_tokens=sum([held.prompt_tokens for held in self._computed]),
             remaining_tokens=counts.remaining_tokens,
             kv_blocks_total=self._blocks,
             kv_blocks_free=self._blocks - self._used,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
 from tests.unit.core.worker.bench import WorkerBench
 
 
@@ -56,3 +57,43 @@ class TestPhases:
         bench.prefill("h")
         bench.reserve("w")
         assert phases(bench.role.load()) == {"in place": 1, "to hand off": 1, "decoding": 1, "reserved": 1}
+
+
+class TestPromptsInProgress:
+    """Prompt tokens count for as long as the engine computes them, whatever became of their request."""
+
+    def test_what_an_iteration_computes_is_a_part_of_what_is_pending(self) -> None:
+        """A prompt that waits is not computed yet."""
+        bench = WorkerBench()
+        bench.prefill("r", prompt=30)
+        bench.prefill("s", prompt=40)
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (70, 30)
+
+    def test_a_cancelled_prompt_counts_until_its_iteration_ends(self) -> None:
+        """Its tokens hold back whatever arrives: the scheduler must see them."""
+        bench = WorkerBench()
+        bench.prefill("r", prompt=30)
+        bench.feed(m.CancelRequest("r", 1))
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (30, 30)
+        bench.iterate()
+        bench.assert_empty()
+
+    def test_of_a_cancelled_prompt_only_the_part_that_is_computed_counts(self) -> None:
+        """The rest will never be computed."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=8))
+        bench.prefill("r", prompt=30)
+        bench.feed(m.CancelRequest("r", 1))
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (8, 8)
+
+    def test_decodes_do_not_count(self) -> None:
+        """Neither a running nor a cancelled one."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        bench.iterate(r=50)
+        assert bench.role.load().computing_prompt_tokens == 0
+        bench.feed(m.CancelRequest("r", 1))
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (0, 0)
