@@ -35,7 +35,7 @@ class PlannerLoad:
     async def now(cls, mesh: str, metrics_url: str) -> Self:
         """Sample the planner of a mesh, whose metrics are at a URL; raises `CommandError` where they are not."""
         with http_errors_as_command_errors(metrics_url):
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(trust_env=False) as client:
                 text = (await client.get(metrics_url)).raise_for_status().text
         return cls(time.perf_counter(), ProcessUsage.of_mesh(mesh).cpu_s[_PLANNER], *counts_of(text))
 

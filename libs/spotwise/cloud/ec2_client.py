@@ -7,10 +7,12 @@ for the Amazon EC2 API".
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from spotwise.cloud.instances import (
     OWN_TAGS,
@@ -30,6 +32,8 @@ SpotStrategy = Literal[
 
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 60.0
+#: EC2's guide, "Access instance metadata".
+_METADATA_HOSTS = ("169.254.169.254", "[fd00:ec2::254]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +256,18 @@ class Ec2Connection:
         await asyncio.to_thread(self._client.close)
 
 
+def _reach_metadata_directly() -> None:
+    """Except this machine's metadata from the proxies that the environment names.
+
+    EC2 itself may be behind a proxy only; but a proxy would ask for its own role. boto3 has no option for it.
+    """
+    endpoint = urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", ""))
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if known.strip() != "*":
+        hosts = filter(None, [*known.split(","), *_METADATA_HOSTS, endpoint.hostname])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
+
+
 def _open(options: Ec2Options) -> Ec2Client:
     try:
         import boto3
@@ -259,6 +275,7 @@ def _open(options: Ec2Options) -> Ec2Client:
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise ProviderRefused("EC2 needs boto3: pip install 'spotwise[aws]'") from error
+    _reach_metadata_directly()
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,

@@ -31,6 +31,9 @@ _ALTERNATIVE_NAMES = "x509_subject_alternative_name"
 
 Options = Sequence[tuple[str, Any]]
 
+#: gRPC would send what is meant for a member to the proxy that `http_proxy` names, and that one cannot reach members.
+_DIRECT = ("grpc.enable_http_proxy", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class ControlAccess:
@@ -46,14 +49,15 @@ class ControlAccess:
 
     def channel(self, address: str, role: MeshRole | None = None, options: Options = ()) -> grpc.aio.Channel:
         """Connect to an endpoint, of a member of that role; raises `MeshError` where the certificates cannot be read."""
-        if self.tls is None:
-            return grpc.aio.insecure_channel(address, options=list(options))
-        name = MEMBER_NAME if role is None else role_name(role)
-        named = [*options, ("grpc.ssl_target_name_override", name)]
-        return grpc.aio.secure_channel(address, self.channel_credentials(), options=named)
+        credentials = self.channel_credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=[*options, _DIRECT])
+        return grpc.aio.secure_channel(address, credentials, options=[*options, _DIRECT, _expecting(role)])
 
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return the credentials of a caller with certificates; raises `MeshError` where they cannot be read."""
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """Return a caller's credentials, `None` without certificates; raises `MeshError` where they cannot be read."""
+        if self.tls is None:
+            return None
         key, certificate, ca = self._pem()
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
@@ -109,6 +113,17 @@ class ControlAccess:
             return self.tls.pem()
         except OSError as error:
             raise MeshError(f"the certificates in {self.tls.folder} cannot be read: {error.strerror}") from error
+
+
+def blocking_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    """Connect a thread to a member's endpoint, of any role, with the credentials that `ControlAccess` returned."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=[_DIRECT])
+    return grpc.secure_channel(address, credentials, options=[_DIRECT, _expecting(None)])
+
+
+def _expecting(role: MeshRole | None) -> tuple[str, Any]:
+    return ("grpc.ssl_target_name_override", MEMBER_NAME if role is None else role_name(role))
 
 
 #: Without certificates and secret.

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from spotwise.cli.errors import CommandError
 from spotwise.cli.options import server_addresses
 from spotwise.core.members import MemberState
-from spotwise.mesh.control_access import ControlAccess
-from spotwise.mesh.plane_tls import MEMBER_NAME, PlaneTls
+from spotwise.mesh.control_access import ControlAccess, blocking_channel
+from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.redis_servers import open_blocking
 from spotwise.wire import subjects
 
@@ -32,7 +32,7 @@ class Readiness:
 
     def __init__(self, redis_url: str, tls: PlaneTls | None = None) -> None:
         self._store = open_blocking(redis_url, _TIMEOUT_S, tls)
-        self._credentials = None if tls is None else ControlAccess(tls).channel_credentials()
+        self._credentials = ControlAccess(tls).channel_credentials()
         self._addresses: dict[int, tuple[str, ...]] = {}
         self._store_away_s = -math.inf
 
@@ -69,7 +69,7 @@ class Readiness:
         return True if answers else registered
 
     def _health_of(self, grpc_address: str) -> object:
-        with self._channel(grpc_address) as channel:
+        with blocking_channel(grpc_address, self._credentials) as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(service=""), timeout=_TIMEOUT_S
@@ -77,13 +77,6 @@ class Readiness:
             except grpc.RpcError:
                 return None
         return answer.status
-
-    def _channel(self, grpc_address: str) -> grpc.Channel:
-        options = [("grpc.enable_http_proxy", 0)]
-        if self._credentials is None:
-            return grpc.insecure_channel(grpc_address, options=options)
-        named = [*options, ("grpc.ssl_target_name_override", MEMBER_NAME)]
-        return grpc.secure_channel(grpc_address, self._credentials, options=named)
 
     def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
         """Whether the process is registered as one of these members; None where the store does not answer."""
