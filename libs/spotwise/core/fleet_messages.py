@@ -68,6 +68,7 @@ class InstanceOffer:
         zone: empty: the provider chooses.
         price_per_h: dollars an hour, now.
         most: instances of it that the mesh may have at once.
+        failed_starts: instances of its type in a row that were not ready in time, or ended before.
         refused_until_s: Unix time until which it is not asked for again; `refusal`: the provider's last words.
     """
 
@@ -78,6 +79,7 @@ class InstanceOffer:
     zone: str = ""
     refused_until_s: float = 0.0
     refusal: str = ""
+    failed_starts: int = 0
 
 
 @value

@@ -5,21 +5,22 @@ renames one raises the format's number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = "spotwise-journal/2"
+FORMAT = "spotwise-journal/3"
 
 
 @dataclass(frozen=True, slots=True)
 class OldNames:
     """Names of an earlier format, each with today's; `fields_of`, by a type's old name, has precedence over `fields`. `phrases`
-    are parts of reasons and messages."""
+    are parts of reasons and messages. `beside`: new fields with their values of then, by a field that stands beside them."""
 
     types: Mapping[str, str]
     fields: Mapping[str, str]
     fields_of: Mapping[str, Mapping[str, str]]
     phrases: Mapping[str, str]
+    beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def event(self, name: str, fields: Any) -> tuple[str, Any]:
         """Return an event's type and fields by today's names."""
@@ -45,14 +46,22 @@ class OldNames:
         if not isinstance(value, dict):
             return value
         names = {**self.fields, **self.fields_of.get(type_name, {})}
+        for known, new in self.beside.items():
+            value = {**new, **value} if known in value else value
         return {names.get(name, name): self._renamed(item) for name, item in value.items()}
 
 
+#: Failed starts of instances came with format 3.
+_NO_FAILED_STARTS: Mapping[str, Mapping[str, Any]] = {
+    "refused_until_s": {"failed_starts": 0},
+    "settled": {"failed_starts": []},
+}
 _MAX_NEW_TOKENS = {"owed_tokens": "max_new_tokens"}
 
 #: The formats that can be read; today's needs no names.
 FORMATS: Mapping[str, OldNames | None] = {
     FORMAT: None,
+    "spotwise-journal/2": OldNames(types={}, fields={}, fields_of={}, phrases={}, beside=_NO_FAILED_STARTS),
     "spotwise-journal/1": OldNames(
         types={"ChangeHome": "ChangeHomePool", "TakeHome": "TakeHomePool"},
         fields={"request_id": "choice_id", "stream_id": "attempt_id", "owed_tokens": "remaining_tokens"},
@@ -61,5 +70,6 @@ FORMATS: Mapping[str, OldNames | None] = {
             "ended without a word": "ended without notice",
             "no room came free within": "no worker had free capacity within",
         },
+        beside=_NO_FAILED_STARTS,
     ),
 }

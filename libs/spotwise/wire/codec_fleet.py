@@ -23,7 +23,7 @@ _INSTANCE = codec_of(
 _OFFER = codec_of(
     m.InstanceOffer,
     fleet.InstanceOffer,
-    *("type_name", "price_per_h", "most", "zone", "refused_until_s", "refusal"),
+    *("type_name", "price_per_h", "most", "zone", "refused_until_s", "refusal", "failed_starts"),
     market=_MARKET,
 )
 _HAZARD = codec_of(PiecewiseHazard, fleet.Hazard, from_s=(same, tuple), per_s=(same, tuple))

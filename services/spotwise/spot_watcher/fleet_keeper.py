@@ -229,6 +229,8 @@ class FleetKeeper:
         self._host.post(subjects.FLEET, report)
         self._metrics.spent.set(report.spent)
         self._metrics.instances.clear()
+        for offer in report.offers:
+            self._metrics.failed_starts.labels(offer.type_name).set(offer.failed_starts)
         for each in report.instances:
             self._metrics.instances.labels(each.type_name, each.market.value, each.state.value).inc()
 

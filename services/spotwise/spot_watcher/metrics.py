@@ -33,6 +33,12 @@ class WatcherMetrics:
             registry=self.registry,
         )
         self.spent = Gauge("spotwise_fleet_spent_dollars", "Dollars for all instances so far.", registry=self.registry)
+        self.failed_starts = Gauge(
+            "spotwise_fleet_failed_starts",
+            "Instances in a row that did not become ready, by type; 0 once one does.",
+            ("type",),
+            registry=self.registry,
+        )
         self.purchases = Counter(
             "spotwise_fleet_purchases_total", "Answers to purchases.", ("outcome",), registry=self.registry
         )

@@ -28,6 +28,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.journal import SUFFIX, Journal, make_role
+from spotwise.mesh.journal_formats import FORMAT
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
@@ -274,7 +275,7 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"format": "other"}\n'))
     with pytest.raises(JournalError, match="format"):
         find_journals(tmp_path)
-    header = {"format": "spotwise-journal/2", "role": "Poet", "member_id": "x", "incarnation": 1, "parameters": {}}
+    header = {"format": FORMAT, "role": "Poet", "member_id": "x", "incarnation": 1, "parameters": {}}
     path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\nnot json\n"))
     (source,) = find_journals(tmp_path)
     with pytest.raises(JournalError, match="line 2"):

@@ -110,6 +110,13 @@ class Accounts:
             for account in self.by_id.values()
         )
 
+    def is_starting(self, type_name: str) -> bool:
+        """Return whether an instance of a type is there that was not ready yet, and stays."""
+        return any(
+            each.kept.type_name == type_name and not (each.is_gone or each.kept.was_ready) and each.kept.leave is None
+            for each in self.by_id.values()
+        )
+
     def price_of(self, kept: KeptInstance, now: float) -> float:
         """Return an instance's dollars an hour; 0 where it has no price."""
         series = self._series_of(kept)

@@ -4,8 +4,9 @@ Law: the configuration is the cheapest that is fast enough for the load with hea
 it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
 too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
 Of the on-demand floor and the spares there is as much as the budget has room for (`budget_room`).
-Without a choice, or without a fleet that can be listed, nothing is bought or given back. While the load is not known, what the
-mesh had and has lost is bought again, and nothing is given back.
+Without a fleet that can be listed nothing is bought or given back. Without a choice, and while the load is not known, only
+what is late is given back (`late_starts`): it serves nothing, whatever the mesh needs. While the load is not known, what the
+mesh had and has lost is bought again. Of a type whose instances do not start, one is tried where the demand is not met.
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
 """
 
@@ -15,15 +16,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.budget_room import BudgetRoom
-from spotwise.core.fleet.fleet_delta import WantedPurchase, ZonePurchase, is_shifting, wanted_purchases, within_budget
+from spotwise.core.fleet.failed_starts import BREAKER
+from spotwise.core.fleet.fleet_delta import (
+    Urgency,
+    WantedPurchase,
+    ZonePurchase,
+    is_shifting,
+    wanted_purchases,
+    within_budget,
+)
 from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen
+from spotwise.core.fleet.fleet_reasons import FleetReasons, why_chosen, why_failing
 from spotwise.core.fleet.fleet_search import FleetSearch
 from spotwise.core.fleet.fleet_state import FleetState, fleet_state
 from spotwise.core.fleet.fleet_targets import TypeTarget, first_targets
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
 from spotwise.core.fleet.lasting import Lasting
+from spotwise.core.fleet.late_starts import LateStarts
 from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
 from spotwise.core.fleet.surplus import Surpluses, first_given_back
@@ -34,8 +44,6 @@ from spotwise.core.parallel.policy import ServiceDemand
 
 #: A report older than this tells too little of the fleet to change it.
 REPORT_LASTS_S = 15.0
-#: A market with a late instance is not asked for so many times `hold_s` after the instance was last seen.
-_AVOIDED_HOLDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class FleetDecision:
         self._releases = OpenReleases(policy.release_notice_s)
         self._shifts = Lasting()
         self._surpluses = Surpluses([each.name for each in types], policy)
-        self._avoided_s: dict[tuple[str, Market], float] = {}
+        self._late = LateStarts(types, policy)
         self._report: FleetReported | None = None
         self._state = FleetState({}, 0.0)
         self._decided_s: float | None = None
@@ -119,6 +127,8 @@ class FleetDecision:
         targets = self._room.targets(choice)
         meets_demand = choice is not None and self._search.running_meet(demand, state)
         bought, lacking_per_h = self._buy(targets, meets_demand=meets_demand, now=now)
+        if not meets_demand:
+            bought += self._try_failed(now)
         surplus_s = self._give_back(targets, bought, lacking_per_h, now, serving)
         budget_per_h, target_s = self._policy.budget_per_h, self._search.latency_target_s
         why = why_chosen(choice, demand, budget_per_h, target_s, is_blocked=lacking_per_h > 0)
@@ -183,16 +193,20 @@ class FleetDecision:
         if report.problem or age_s > REPORT_LASTS_S:
             why = report.problem or f"the last report is {age_s:.0f} s old"
             return f"the fleet cannot be listed ({why})"
-        self._state = self._room.state = self._listed(now)
+        self._state = self._listed(now)
+        for each in (late := self._late.overdue(report, self._state, now)):
+            self._releases.release(each.id, f"late: not ready after {now - each.launched_s:.0f} s", now)
+        if late:
+            self._state = self._listed(now)
+        self._room.state = self._state
         return None
 
     def _listed(self, now: float) -> FleetState:
         assert self._report is not None
         coming = self._purchases.coming(self._report)
         state = fleet_state(self._report, self._types, coming, self._releases.ids, self._policy.late_factor, now)
-        until_s = now + _AVOIDED_HOLDS * self._policy.hold_s
-        self._avoided_s |= {key: until_s for key, market in state.markets.items() if market.late}
-        return state.without_offers([key for key, avoided_s in self._avoided_s.items() if avoided_s > now])
+        # A release that is still on its way to the watcher has not made its offer rest yet.
+        return state.without_offers(self._late.avoided(state, now))
 
     def _choose(self, demand: ServiceDemand, now: float) -> ConfigChoice | None:
         state, budget, search = self._state, self._policy.budget_per_h, self._search
@@ -217,6 +231,20 @@ class FleetDecision:
             gain = self._policy.gain if shifted_s is not None and shifted_s >= self._policy.hold_s else None
             wanted += wanted_purchases(each, self._state, meets_demand=meets_demand, shift_gain=gain)
         return self._order(wanted, now)
+
+    def _try_failed(self, now: float) -> list[ZonePurchase]:
+        """Buy an instance of each type whose instances do not start, if one is offered now and none is coming."""
+        assert self._report is not None
+        failing = {each.type_name for each in self._report.offers if each.failed_starts >= BREAKER}
+        coming = {purchase.type_names[0] for purchase in self._purchases.open}
+        trials = []
+        for name in (each.name for each in self._types if each.name in failing - coming):
+            markets = [
+                (zones[0].price_per_h, each) for each in Market if (zones := self._state.market(name, each).zones)
+            ]
+            if markets and not any(self._state.market(name, each).starting for each in Market):
+                trials.append(WantedPurchase(name, min(markets)[1], 1, Urgency.SPARE))
+        return self._order(trials, now)[0]
 
     def _order(self, wanted: Sequence[WantedPurchase], now: float) -> tuple[list[ZonePurchase], float]:
         """Buy what is within the budget; return that, and the dollars an hour that what serves lacks."""
@@ -282,7 +310,7 @@ class FleetDecision:
             self._purchases.open,
             self._releases.open,
             reasons,
-            why,
+            "; ".join((why, *why_failing(self._report))),
             self._listed(now).price_per_h,
         )
         return self._last

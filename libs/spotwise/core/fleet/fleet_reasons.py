@@ -25,7 +25,7 @@ def why_chosen(
     """Return what a choice follows from."""
     budget = "" if budget_per_h is None else f" within {budget_per_h:g} $/h"
     if choice is None:
-        return f"no instances that can be had{budget} hold the model: all that there are stay"
+        return f"no instances that can be had{budget} hold the model: those that are ready stay"
     taken = " and ".join(f"{share.instances} {share.type.name}" for share in choice.shares)
     load = f"{demand.arrival_rate:.3g} requests/s"
     if not choice.meets_demand:
@@ -38,6 +38,12 @@ def why_chosen(
             f"{choice.config} on {taken}{budget} is the cheapest for {load}: {choice.request_s:.3g} s a request{enough}"
         )
     return f"{why}; the budget leaves no room to buy it beside what is held" if is_blocked else why
+
+
+def why_failing(report: FleetReported) -> list[str]:
+    """Return for each type whose instances do not start how many have not, in a row."""
+    failed = {each.type_name: each.failed_starts for each in report.offers if each.failed_starts}
+    return [f"late: the last {count} of {name} did not become ready" for name, count in failed.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The fleet of a report by type and market: what is held, what is late, and what can be bought where at which price.
 
 Law: held are running instances and starting ones that are not late, none under notice or being given back, and those that are
-bought but not listed yet. A market with a late instance sells nothing; neither does a zone that refuses.
+bought but not listed yet. A market with a late instance sells nothing until that is given back; nor does an offer that rests.
 All that is listed and not gone counts for the most that the mesh may have at once.
 """
 
@@ -97,15 +97,14 @@ class FleetState:
 
         Args:
             in_all: an instance too many of one market counts only as far as the other market has those that it lacks;
-                none does while instances of the type start.
+                none does while instances of the type start. Late ones do not count: they go by themselves (`late_starts`).
         """
         markets = [(self.market(type_name, market), wanted.get(market, 0)) for market in Market]
-        late = sum(len(found.late) for found, _ in markets)
         excess = [len(found.running) - count for found, count in markets]
         if not in_all:
-            return late + sum(max(0, each) for each in excess)
+            return sum(len(found.late) + max(0, each) for (found, _), each in zip(markets, excess, strict=True))
         is_complete = all(not found.starting and not found.coming for found, _ in markets)
-        return late + (max(0, sum(excess)) if is_complete else 0)
+        return max(0, sum(excess)) if is_complete else 0
 
     def supplies(self, types: Sequence[InstanceType]) -> list[Supply]:
         """Return what the optimizer may choose from, in the order of types."""

@@ -4,6 +4,7 @@ Law: an order of an earlier term, or an earlier one of its term, is ignored. Not
 An instance is STARTING until one of its devices was ready, then RUNNING; LEAVING from its release or notice on; GONE for good.
 An instance that leaves is given back once it is empty (`departures.py`), and at its deadline in any case. One whose devices are
 silent for `SILENT_S`, while other members are heard, is given back as well: it is paid, and serves nothing.
+The offer of an instance that never became ready rests (`failed_starts.py`), whoever ended it.
 A keeper that learns of a newer one for its fleet does nothing any more.
 """
 
@@ -18,11 +19,12 @@ from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.accounts import Account, Accounts
 from spotwise.core.fleet.departures import Departures
 from spotwise.core.fleet.devices import instance_of
+from spotwise.core.fleet.failed_starts import FailedStarts
 from spotwise.core.fleet.give_backs import GiveBacks
 from spotwise.core.fleet.kept import InstanceLeave, KeptFleet
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet.purchases import LONG_S, Purchases, key_of
-from spotwise.core.fleet.refusals import SHORTEST_S
+from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey
 from spotwise.core.spot.policy import COMPUTING
 
 REPORT_S = 1.0
@@ -99,6 +101,7 @@ class FleetKeeperRole:
         self._term = (0, 0) if kept is None else (kept.term, kept.number)
         self._accounts = Accounts(kept)
         self._purchases = Purchases(() if kept is None else kept.purchases, now, self._refused_s)
+        self._failed = FailedStarts(self._refused_s, () if kept is None else kept.failed_starts)
         self._departures = Departures(self.watcher_id, now)
         self._give_backs = GiveBacks()
         self._is_restored = True
@@ -127,6 +130,8 @@ class FleetKeeperRole:
             self._silent_s.pop(instance.kept.id, None)
         if member.state in _READY and not instance.kept.was_ready:
             instance.kept = replace(instance.kept, was_ready=True)
+            if instance.kept.leave is None:  # one that was given up came too late
+                self._failed.started(instance.kept.type_name, instance.kept.market, instance.kept.zone)
             self._has_news(now)
         self._commands += self._departures.observe(instance.kept.id, member, now)
 
@@ -194,6 +199,7 @@ class FleetKeeperRole:
         before = len(self._accounts.by_id)
         gone = self._accounts.take(instances, now, is_all=is_all)
         for instance_id in gone:
+            self._note_failed(self._accounts.by_id[instance_id], now)
             self._departures.forget(instance_id)
             self._give_backs.forget(instance_id)
         if gone or len(self._accounts.by_id) > before:
@@ -208,6 +214,8 @@ class FleetKeeperRole:
             before = account.kept.leave
             if before is not None and before.deadline_s <= leave.deadline_s:
                 continue
+            if not leave.is_reclaim:
+                self._note_failed(account, now)
             account.kept = replace(account.kept, leave=leave)
             begun.append((instance_id, leave))
         if begun:  # a successor must know of it: its devices go
@@ -215,13 +223,31 @@ class FleetKeeperRole:
             self._commands += self._departures.begin(begun, now)
             self._has_news(now)
 
+    def _note_failed(self, account: Account, now: float) -> None:
+        """An instance ends, or is given back: it has failed to start where it was not ready, and nothing ended it before."""
+        kept = account.kept
+        if not kept.was_ready and kept.leave is None:
+            self._failed.failed(kept.type_name, kept.market, kept.zone, kept.launched_s, now)
+
+    def _taken(self, offer: k.PricedOffer) -> int:
+        """Return the places of an offer that are taken; all but one where one instance of its type is tried at a time."""
+        count = self._accounts.count(offer)
+        if not self._failed.is_open(offer.type_name):
+            return count
+        is_trying = self._accounts.is_starting(offer.type_name) or self._purchases.is_asking(offer.type_name)
+        return max(count, offer.most - (0 if is_trying else 1))
+
+    def _rests(self, key: OfferKey, now: float) -> tuple[float, str]:
+        """Return until when an offer rests, refused or because its instances do not start, and why."""
+        return max(self._purchases.refusals.until(key, now), self._failed.until(key, now))
+
     def _advance(self, now: float) -> None:
         if self._listing_s is None and now >= self._list_at_s:
             self._listing_s = now
             self._list_at_s = now + self._list_s
             self._commands.append(k.ListInstances())
         if self._is_listed:
-            asking = self._purchases.due(self._accounts.count, self._accounts.here(), now)
+            asking = self._purchases.due(self._taken, self._rests, self._accounts.here(), now)
             if asking:  # what is asked for is written first: a successor must not ask for another count with its token
                 self._keep(now, at_once=True)
             self._commands += [k.Buy(each) for each in asking]
@@ -254,6 +280,7 @@ class FleetKeeperRole:
             tuple(account.kept for account in self._accounts.by_id.values()),
             tuple(self._accounts.lives),
             self._purchases.kept(self._accounts.here()),
+            self._failed.kept(),
         )
         if record == self._kept or (at_once and record == self._keeping):
             return
@@ -300,9 +327,10 @@ class FleetKeeperRole:
         )
 
     def _offer(self, offer: k.PricedOffer, now: float) -> m.InstanceOffer:
-        until_s, words = self._purchases.refusals.until(key_of(offer), now)
-        price = offer.prices.at(now)
-        return m.InstanceOffer(offer.type_name, offer.market, price, offer.most, offer.zone, until_s, words)
+        until_s, words = self._rests(key_of(offer), now)
+        price, failed = offer.prices.at(now), self._failed.in_a_row(offer.type_name)
+        most = offer.most - self._taken(offer) + self._accounts.count(offer)
+        return m.InstanceOffer(offer.type_name, offer.market, price, most, offer.zone, until_s, words, failed)
 
     def _has_news(self, now: float) -> None:
         self._report_at_s = min(self._report_at_s, max(now, self._reported_s + _NEWS_S))

@@ -1,7 +1,7 @@
 """What a keeper leaves to its successor: the record in the mesh's store.
 
 Law: the record is written by the newest keeper only (its incarnation decides). It has all that a provider's listing does not
-tell: the bill, the lives, the purchases that were answered and the instances that have to leave.
+tell: the bill, the lives, the purchases that were answered, the instances that have to leave and those that did not start.
 """
 
 from __future__ import annotations
@@ -73,6 +73,23 @@ class KeptPurchase:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFailedStart:
+    """Failures to start: of a type `in_a_row`, or `rounds` of an offer (without `market`: of all of a type's).
+
+    The last round rests from `began_s` until `until_s`, after instances that were `age_s` old.
+    """
+
+    type_name: str
+    market: Market | None = None
+    zone: str = ""
+    in_a_row: int = 0
+    rounds: int = 0
+    began_s: float = 0.0
+    until_s: float = 0.0
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class KeptFleet:
     """The record; `term` and `number` are those of the last order, `settled` the dollars of what is paid for good."""
 
@@ -83,3 +100,4 @@ class KeptFleet:
     instances: tuple[KeptInstance, ...] = ()
     lives: tuple[KeptLife, ...] = ()
     purchases: tuple[KeptPurchase, ...] = ()
+    failed_starts: tuple[KeptFailedStart, ...] = ()

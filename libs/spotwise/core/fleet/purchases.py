@@ -2,8 +2,8 @@
 
 Law: a purchase is asked for while the last order has it, one call at a time; again, with the same token and the same request,
 only where it is unknown whether it was filled (`UNAVAILABLE`). No capacity, a refusal and a partial answer are final: what is
-missing takes another purchase. So is that no order has had it for `ORDERED_S`: its planner is gone. Offers that were refused
-lately, and instances beyond `most`, are not asked for.
+missing takes another purchase. So is that no order has had it for `ORDERED_S`: its planner is gone. Offers that rest,
+and instances beyond `most`, are not asked for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ ORDERED_S = 10.0
 LONG_S = 60.0
 _RETRY_S = 2.0
 _LONGEST_RETRY_S = 60.0
-#: Instances of an offer that are there now.
+#: Places of an offer that are taken.
 CountOf = Callable[[PricedOffer], int]
+#: Unix time until which an offer rests, and why; (0, "") where it does not.
+RestOf = Callable[[OfferKey, float], tuple[float, str]]
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class Purchases:
         for purchase in purchases:
             self._bought.setdefault(purchase.token, _Bought(purchase, now)).ordered_s = now
 
-    def due(self, count_of: CountOf, here: Mapping[str, int], now: float) -> list[Purchase]:
+    def due(self, count_of: CountOf, rest_of: RestOf, here: Mapping[str, int], now: float) -> list[Purchase]:
         """Return what to ask the provider for now; `here`: instances by the token of their purchase."""
         asking = []
         for token, each in self._bought.items():
@@ -82,7 +84,7 @@ class Purchases:
                 each.problem = "an earlier watcher bought it, and left no record of it"
                 continue
             if each.asked is None:
-                asked, each.problem = self._allowed(each.purchase, count_of, here, now)
+                asked, each.problem = self._allowed(each.purchase, count_of, rest_of, here, now)
                 if asked is None:
                     each.is_answered = True
                     continue
@@ -125,6 +127,13 @@ class Purchases:
             if each.asked is not None and not each.is_answered and matches(offer, each.asked)
         )
 
+    def is_asking(self, type_name: str) -> bool:
+        """Return whether instances of a type may still come from a purchase without an answer."""
+        return any(
+            each.asked is not None and not each.is_answered and type_name in each.asked.type_names
+            for each in self._bought.values()
+        )
+
     def statuses(self, here: Mapping[str, int], now: float) -> tuple[PurchaseStatus, ...]:
         """Return the purchases of the last minutes, and forget older ones that no order has."""
         for token, each in list(self._bought.items()):
@@ -153,7 +162,7 @@ class Purchases:
         return PurchaseStatus(each.purchase, each.since_s, each.is_answered, got, problem)
 
     def _allowed(
-        self, purchase: Purchase, count_of: CountOf, here: Mapping[str, int], now: float
+        self, purchase: Purchase, count_of: CountOf, rest_of: RestOf, here: Mapping[str, int], now: float
     ) -> tuple[Purchase | None, str]:
         """Return the part of a purchase that may be asked for, or `None`, and why it is not all."""
         matching = [offer for offer in self.offers if offer.most and matches(offer, purchase)]
@@ -163,7 +172,7 @@ class Purchases:
         rooms: dict[str, int] = {}
         refused = ""
         for offer in matching:
-            until_s, words = self.refusals.until(key_of(offer), now)
+            until_s, words = rest_of(key_of(offer), now)
             if until_s:
                 refused = words
                 continue

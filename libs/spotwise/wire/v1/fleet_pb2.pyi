@@ -118,6 +118,7 @@ class InstanceOffer(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     REFUSED_UNTIL_S_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    FAILED_STARTS_FIELD_NUMBER: _builtins.int
     type_name: _builtins.str
     market: _builtins.str
     price_per_h: _builtins.float
@@ -125,6 +126,7 @@ class InstanceOffer(_message.Message):
     zone: _builtins.str
     refused_until_s: _builtins.float
     refusal: _builtins.str
+    failed_starts: _builtins.int
     def __init__(
         self,
         *,
@@ -135,10 +137,11 @@ class InstanceOffer(_message.Message):
         zone: _builtins.str = ...,
         refused_until_s: _builtins.float = ...,
         refusal: _builtins.str = ...,
+        failed_starts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["market", b"market", "most", b"most", "price_per_h", b"price_per_h", "refusal", b"refusal", "refused_until_s", b"refused_until_s", "type_name", b"type_name", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_starts", b"failed_starts", "market", b"market", "most", b"most", "price_per_h", b"price_per_h", "refusal", b"refusal", "refused_until_s", b"refused_until_s", "type_name", b"type_name", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

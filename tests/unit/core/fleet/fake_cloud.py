@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.fleet.decision import Decided, FleetDecision
+from spotwise.core.fleet.failed_starts import FailedStarts
 from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet_messages import (
@@ -57,6 +58,7 @@ class FakeCloud:
     bought: Counter[str] = field(default_factory=Counter)
     releases: list[str] = field(default_factory=list)
     problem: str = ""
+    failed: FailedStarts = field(default_factory=FailedStarts)
 
     @classmethod
     def selling(cls, types: list[FleetType], prices: dict[tuple[str, Market], float], most: int = 8) -> FakeCloud:
@@ -67,9 +69,11 @@ class FakeCloud:
         """Return the fleet as it is."""
         offers = tuple(
             InstanceOffer(
-                name, market, sold.price_per_h, sold.most, zone, self.refused_until_s.get((name, market, zone), 0)
+                *(*key[:2], sold.price_per_h, min(sold.most, self._room(key)), key[2]),
+                refused_until_s=max(self.refused_until_s.get(key, 0.0), self.failed.until(key, self.now)[0]),
+                failed_starts=self.failed.in_a_row(key[0]),
             )
-            for (name, market, zone), sold in self.sold.items()
+            for key, sold in self.sold.items()
         )
         instances = tuple(
             replace(each, price_per_h=self.sold[each.type_name, each.market, each.zone].price_per_h)
@@ -91,6 +95,7 @@ class FakeCloud:
                 and self.now - each.launched_s >= start_s[each.type_name]
             ):
                 self.instances[each.id] = replace(each, state=InstanceState.RUNNING)
+                self.failed.started(each.type_name, each.market, each.zone)
             if each.leaves_at_s is not None and self.now >= each.leaves_at_s:
                 self.instances[each.id] = replace(each, state=InstanceState.GONE)
 
@@ -103,6 +108,10 @@ class FakeCloud:
             instance = self.instances[release.instance_id]
             if instance.leaves_at_s is None:
                 self.releases.append(instance.id)
+                if instance.state is InstanceState.STARTING:
+                    self.failed.failed(
+                        instance.type_name, instance.market, instance.zone, instance.launched_s, self.now
+                    )
                 self.instances[instance.id] = replace(
                     instance, state=InstanceState.LEAVING, leaves_at_s=self.now + 2.0, why_leaving=release.reason
                 )
@@ -140,10 +149,21 @@ class FakeCloud:
             for each in self.instances.values()
         )
 
+    def _room(self, key: tuple[str, Market, str]) -> int:
+        """Return the instances of an offer that there may be: as the keeper does, one more where its type is only tried."""
+        if not self.failed.is_open(key[0]):
+            return self.sold[key].most
+        is_trying = any(
+            each.type_name == key[0] and each.state is InstanceState.STARTING and each.leaves_at_s is None
+            for each in self.instances.values()
+        )
+        return self.present(key) + (not is_trying)
+
     def _buy(self, purchase: Purchase) -> None:
         key = purchase.type_names[0], purchase.market, purchase.zone
         sold = self.sold[key]
-        got = 0 if sold.refuses else purchase.count
+        rests = self.failed.until(key, self.now)[0] > self.now
+        got = 0 if sold.refuses or rests else min(purchase.count, max(0, self._room(key) - self.present(key)))
         if sold.refuses:
             self.refused_until_s[key] = self.now + REFUSED_S
         for _ in range(got):
@@ -159,7 +179,7 @@ class FakeCloud:
                 purchase.zone,
             )
         self.statuses[purchase.token] = PurchaseStatus(
-            purchase, self.now, is_answered=True, got=got, problem="no capacity" if sold.refuses else ""
+            purchase, self.now, is_answered=True, got=got, problem="" if got == purchase.count else "no capacity"
         )
 
 
@@ -169,11 +189,12 @@ def live(
     seconds: int,
     demand: ServiceDemand = LOAD,
     model: ModelShape | None = SHAPE,
+    step_s: int = 1,
 ) -> Decided:
-    """Let a fleet live for some seconds with a decision each second; return the last one."""
+    """Let a fleet live for some seconds with a decision every `step_s`; return the last one."""
     decided = Decided()
-    for _ in range(seconds):
+    for _ in range(seconds // step_s):
         decided = decision.decide(demand, cloud.report(), model, cloud.now)
         cloud.carry_out(decided)
-        cloud.step()
+        cloud.step(step_s)
     return decided

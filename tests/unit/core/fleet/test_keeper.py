@@ -150,6 +150,7 @@ def test_no_more_is_bought_than_the_file_allows() -> None:
         "c": f"the fleet file allows no more spot {TYPE}",
         "d": f"the fleet file offers no spot {TYPE} in elsewhere",
     }
+    keeping.feed(device("i1"))
     keeping.release("i1")
     keeping.order(purchase("e"))
     assert bought(keeping)[-1].token == "e"
