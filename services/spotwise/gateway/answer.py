@@ -22,6 +22,7 @@ from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.parameters import WARNING_HEADER, warning_of
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.replay import ReplayedChoice
@@ -78,6 +79,8 @@ class GenerationResponse(Response):
         self._ended = ended
         self._keep = keep
         self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
+        if warning := warning_of(plan.ignored):
+            self._answer_headers[WARNING_HEADER] = warning
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._error: BaseException | None = None

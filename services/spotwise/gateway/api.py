@@ -31,6 +31,7 @@ from spotwise.gateway.late_answers import LateAnswer, LateAnswers
 from spotwise.gateway.message_routes import add_message_routes
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
+from spotwise.gateway.parameters import WARNING_HEADER
 from spotwise.gateway.plan import require_model
 from spotwise.gateway.planning import CHAT, COMPLETIONS, RESPONSES, Planning
 from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
@@ -78,7 +79,7 @@ def create_app(
             allow_origins=options.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Retry-After", *RATE_LIMIT_HEADERS),
+            expose_headers=("X-Request-Id", "Retry-After", WARNING_HEADER, *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIds)
     options = replace(options, stores_responses=stored is not None)

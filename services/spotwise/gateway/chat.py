@@ -12,6 +12,7 @@ from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.message_reader import MessagePart, calls_of
+from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
 from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
 from spotwise.gateway.response_format import ResponseFormat, WholeChoice
@@ -19,6 +20,7 @@ from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
 from spotwise.gateway.schema_tools import Tool
 from spotwise.gateway.sse import event
+from spotwise.gateway.template_wishes import wished_variables
 from spotwise.gateway.text import ChatText, PromptTooLongError
 from spotwise.gateway.truncation import Truncation
 
@@ -29,13 +31,29 @@ def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
     """
-    return plan_chat_request(parse_request(ChatRequest, body), text, options, key_name, "chatcmpl-")
+    plan = plan_chat_request(parse_request(ChatRequest, body), text, options, key_name, "chatcmpl-")
+    return plan.ignoring(ignored_in(Endpoint.CHAT, body, ChatRequest.model_fields))
 
 
 def plan_chat_request(
-    request: ChatRequest, text: ChatText, options: ApiOptions, key_name: str, id_prefix: str
+    request: ChatRequest,
+    text: ChatText,
+    options: ApiOptions,
+    key_name: str,
+    id_prefix: str,
+    *,
+    may_fill_context: bool = False,
 ) -> GenerationPlan:
-    """Plan a chat whose body is right by itself; `id_prefix`: of the answer's id. Raises as `plan_chat`."""
+    """Plan a chat whose body is right by itself; raises as `plan_chat`.
+
+    Args:
+        request: the chat.
+        text: the model's facts.
+        options: the server's limits.
+        key_name: of the key that the request came with.
+        id_prefix: of the answer's id.
+        may_fill_context: a bound that the context has no room for is the context's.
+    """
     require_model(request.model, options)
     logprobs = _logprobs(request, options)
     max_tokens, max_tokens_param = request.max_tokens, "max_tokens"
@@ -50,7 +68,14 @@ def plan_chat_request(
     tools = tool_use(request, text)
     token_ids = chat_token_ids(request, text, truncation=truncation, tools=tools.tools)
     reading = tools.reading(token_ids, text)
-    return plan_generation(
+    _, ignored = wished_of(request, text)
+    if (
+        may_fill_context
+        and max_tokens is not None
+        and len(token_ids) < text.context_length < len(token_ids) + max_tokens
+    ):
+        max_tokens = None
+    plan = plan_generation(
         request,
         [PromptTokens(token_ids)],
         text,
@@ -59,11 +84,12 @@ def plan_chat_request(
         key_name=key_name,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        default_max_tokens=options.default_max_tokens,
+        default_max_tokens=None if may_fill_context else options.default_max_tokens,
         logprobs=logprobs,
         message=tools.grammar(reading),
         reading=reading,
     )
+    return plan.ignoring(ignored)
 
 
 def chat_token_ids(
@@ -96,7 +122,8 @@ def chat_token_ids(
         )
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
-    template_kwargs = prompt.chat_template_kwargs or {}
+    wished, _ = wished_of(prompt, text)
+    template_kwargs = wished | (prompt.chat_template_kwargs or {})
     if reserved := sorted(RESERVED_TEMPLATE_VARIABLES.intersection(template_kwargs)):
         param = f"chat_template_kwargs.{reserved[0]}"
         raise bad_request(f"'{param}' is no variable of a chat template.", param, "invalid_value")
@@ -118,6 +145,12 @@ def chat_token_ids(
     if not token_ids:
         raise bad_request("Invalid value for 'messages': they render to nothing.", "messages", "invalid_value")
     return token_ids
+
+
+def wished_of(prompt: ChatPrompt, text: ChatText) -> tuple[dict[str, Any], list[str]]:
+    """Return the variables of the template that a chat's wishes set, and the names of those that it has none for."""
+    is_thinker = text.form is not None and text.form.reads_reasoning
+    return wished_variables(prompt.reasoning_effort, prompt.verbosity, text.template, is_thinker=is_thinker)
 
 
 def _logprobs(request: ChatRequest, options: ApiOptions) -> int | None:

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
+from spotwise.gateway.template_variables import variables_of
+from spotwise.gateway.template_wishes import EFFORTS
 from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, render_with_calls
 from spotwise.gateway.tool_text import with_tools_as_text
 
@@ -35,6 +37,8 @@ class ChatTemplate:
         source: the template; empty where the model has none.
         renders_tools: it writes tools; else they are a text of the system's.
         header: what begins the model's messages in it, up to their reasoning; empty where that is not known.
+        variables: names that it reads from outside.
+        efforts: values of its `reasoning_effort` that it takes, the least first; none where it does not read that.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -42,6 +46,8 @@ class ChatTemplate:
         self.source = str(tokenizer.chat_template or "")
         self.renders_tools = self._renders_tools()
         self.header = self._header()
+        self.variables = variables_of(self.source)
+        self.efforts = tuple(filter(self._takes_effort, EFFORTS)) if "reasoning_effort" in self.variables else ()
 
     def render(
         self,
@@ -81,6 +87,11 @@ class ChatTemplate:
         function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
         with contextlib.suppress(*TEMPLATE_ERRORS):
             return _PROBE in self._applied(_SOME_MESSAGE, tools=[{"type": "function", "function": function}])
+        return False
+
+    def _takes_effort(self, effort: str) -> bool:
+        with contextlib.suppress(*TEMPLATE_ERRORS):
+            return bool(self._applied(_SOME_MESSAGE, add_generation_prompt=True, reasoning_effort=effort))
         return False
 
     def _header(self) -> str:

@@ -9,6 +9,7 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
+from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import (
     GenerationPlan,
     PromptTokens,
@@ -50,7 +51,7 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
     most_new_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     truncation = truncation_of(request, most_new_tokens, text.context_length)
     prompts = [_prompt(prompt, param, text, echo, truncation) for param, prompt in given]
-    return plan_generation(
+    plan = plan_generation(
         request,
         prompts,
         text,
@@ -61,6 +62,7 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=logprobs,
     )
+    return plan.ignoring(ignored_in(Endpoint.COMPLETIONS, body, CompletionRequest.model_fields))
 
 
 def _prompt(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: Truncation | None) -> PromptTokens:

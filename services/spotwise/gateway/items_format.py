@@ -19,9 +19,18 @@ from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.response_tools import CalledTool, action_of_call, input_of_call
 from spotwise.gateway.sse import named_event
 
 _Fields = dict[str, Any]
+#: Of items' ids.
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "local_shell_call": "lsh",
+}
 
 
 class ItemsFormat(AnswerFormat):
@@ -46,6 +55,8 @@ class ItemsFormat(AnswerFormat):
             "model": plan.model,
             **plan.repeated.fields,
         }
+        self._tools = plan.repeated.called
+        self._called = CalledTool()  # of the last call
         self._items: list[_Fields] = []
         self._pieces: list[str] = []  # of the text of the last item, which is being written
         self._is_open = False
@@ -116,10 +127,10 @@ class ItemsFormat(AnswerFormat):
             self._write("reasoning", part.text)
         elif part.kind == "call":
             self._scored = []
-            self._begin("function_call", call_id=part.call_id, name=part.text, arguments="")
+            self._begin_call(part.call_id, part.text)
         else:
             self._scored = []
-            self._write("function_call", part.text)
+            self._write(self._called.item, part.text)
 
     def _write(self, kind: str, text: str) -> None:
         if not self._is_open or self._items[-1]["type"] != kind:
@@ -130,7 +141,7 @@ class ItemsFormat(AnswerFormat):
         elif kind == "reasoning":
             self._scored = []
             self._item_event("response.reasoning_text.delta", delta=text, content_index=0)
-        else:
+        elif kind == "function_call":
             self._item_event("response.function_call_arguments.delta", delta=text)
 
     def _taken_logprobs(self) -> list[_Fields]:
@@ -139,11 +150,21 @@ class ItemsFormat(AnswerFormat):
         self._items[-1]["content"][0]["logprobs"] += taken
         return taken
 
+    def _begin_call(self, call_id: str, name: str) -> None:
+        self._called = tool = self._tools.get(name, CalledTool(name=name))
+        if tool.item == "local_shell_call":
+            self._begin(tool.item, call_id=call_id, action=action_of_call(""))
+            return
+        fields = {"call_id": call_id, "name": tool.name}
+        if tool.namespace:
+            fields["namespace"] = tool.namespace
+        self._begin(tool.item, **fields, **{"input" if tool.item == "custom_tool_call" else "arguments": ""})
+
     def _begin(self, kind: str, **fields: Any) -> None:
         if self._is_open:
             self._end("completed")
         self._is_open, self._pieces = True, []
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        prefix = _PREFIXES[kind]
         item = {
             "id": item_id(prefix, self._request_id, len(self._items)),
             "type": kind,
@@ -156,7 +177,7 @@ class ItemsFormat(AnswerFormat):
             item |= {"summary": [], "content": []}
         self._items.append(item)
         self._output_event("response.output_item.added", item=item)
-        if kind == "function_call":
+        if kind not in ("message", "reasoning"):
             return
         part: _Fields = {"type": "reasoning_text", "text": ""}
         if kind == "message":
@@ -173,6 +194,12 @@ class ItemsFormat(AnswerFormat):
         if item["type"] == "function_call":
             item["arguments"] = text
             self._item_event("response.function_call_arguments.done", arguments=text, name=item["name"])
+        elif item["type"] == "custom_tool_call":
+            item["input"] = given = input_of_call(text)
+            self._item_event("response.custom_tool_call_input.delta", delta=given)
+            self._item_event("response.custom_tool_call_input.done", input=given)
+        elif item["type"] == "local_shell_call":
+            item["action"] = action_of_call(text)
         else:
             (part,) = item["content"]
             part["text"] = text

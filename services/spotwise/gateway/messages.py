@@ -6,6 +6,7 @@ Turns in a row of one role are one turn, as Anthropic has it: templates want rol
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -13,25 +14,31 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import chat_token_ids, plan_chat_request
 from spotwise.gateway.chat_tools import tool_use
 from spotwise.gateway.errors import bad_request
-from spotwise.gateway.parameters import refuse
+from spotwise.gateway.parameters import Endpoint, ignored_in, refuse_unsupported
 from spotwise.gateway.plan import GenerationPlan, require_model
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_messages import (
-    REFUSED,
-    REFUSED_OF_OUTPUT,
+    AnthropicsTool,
     Block,
+    InputTool,
     MessagesPrompt,
     MessagesRequest,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UnreadBlock,
 )
 from spotwise.gateway.strict_body import parse_body
+from spotwise.gateway.template_wishes import takes_effort, thinking_variables
 from spotwise.gateway.text import ChatText
 
 Parsed = TypeVar("Parsed", bound=MessagesPrompt)
 
+#: What chats call a wish, and messages.
+_NAMES = {"reasoning_effort": "output_config.effort"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -52,7 +59,11 @@ def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, k
         "stream": request.stream,
         "user": None if request.metadata is None else request.metadata.user_id,
     }
-    return plan_chat_request(parse_body(ChatRequest, chat), text, options, key_name, "msg_")
+    parsed = parse_body(ChatRequest, chat)
+    plan = plan_chat_request(parsed, text, options, key_name, "msg_", may_fill_context=True)
+    of_chat = [_NAMES.get(name, name) for name in plan.ignored]
+    own = [*ignored_in(Endpoint.MESSAGES, body, MessagesRequest.model_fields), *_ignored(request, text)]
+    return replace(plan, ignored=(*of_chat, *own))
 
 
 def count_tokens(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -> int:
@@ -63,9 +74,7 @@ def count_tokens(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -
 
 
 def _parsed(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
-    refuse(REFUSED, body)
-    if isinstance(output := body.get("output_config"), dict):
-        refuse(REFUSED_OF_OUTPUT, output, "output_config.")
+    refuse_unsupported(Endpoint.MESSAGES, body)
     return parse_body(kind, body)
 
 
@@ -81,6 +90,7 @@ def _chat(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
         continues = False
     chat: dict[str, Any] = {"model": request.model, "messages": messages, "continue_final_message": continues}
     if request.tools is not None:
+        _require_own_choice(request)
         chat["tools"] = [
             {
                 "type": "function",
@@ -92,13 +102,36 @@ def _chat(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
                 },
             }
             for tool in request.tools
+            if isinstance(tool, InputTool)
         ]
     if (choice := request.tool_choice) is not None:
         chat["tool_choice"] = _TOOL_CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
         chat["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
     if request.output_config is not None and (output := request.output_config.format) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": output.schema_}}
-    return chat | _thinking(request, text)
+    if request.output_config is not None and _follows_effort(request, text):
+        chat["reasoning_effort"] = request.output_config.effort
+    return chat | {"chat_template_kwargs": _thinking(request, text)}
+
+
+def _require_own_choice(request: MessagesPrompt) -> None:
+    """Refuse a choice that leaves the model nothing but a tool that is left out."""
+    choice = request.tool_choice
+    left_out = [tool for tool in request.tools or () if isinstance(tool, AnthropicsTool)]
+    if choice is None or choice.type in ("auto", "none") or not left_out:
+        return
+    demanded = [tool for tool in left_out if choice.type == "any" or tool.name == choice.name]
+    if demanded and not (choice.type == "any" and len(left_out) < len(request.tools or ())):
+        kind = demanded[0].type
+        message = (
+            f"'tool_choice' asks for a tool of type '{kind}', which this server does not have; it has the client's own."
+        )
+        raise bad_request(message, "tool_choice", "unsupported_parameter")
+
+
+def _follows_effort(request: MessagesPrompt, text: ChatText) -> bool:
+    """Whether the effort reaches the template: alone it starts no thinking, as with Anthropic."""
+    return request.thinking is not None or takes_effort(text.template)
 
 
 def _thinking(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
@@ -106,10 +139,20 @@ def _thinking(request: MessagesPrompt, text: ChatText) -> dict[str, Any]:
     if config is None or config.type == "adaptive":
         return {}
     enabled = config.type == "enabled"
-    if enabled and (text.form is None or not text.form.reads_reasoning):
-        message = "'thinking' cannot be enabled: this model does not think before it answers."
-        raise bad_request(message, "thinking", "unsupported_parameter")
-    return {"chat_template_kwargs": {"enable_thinking": enabled}}
+    return dict(thinking_variables(text.template, enabled=enabled, budget_tokens=config.budget_tokens))
+
+
+def _ignored(request: MessagesPrompt, text: ChatText) -> Iterator[str]:
+    """Give the names of what the chat does not say of a request."""
+    if request.output_config is not None and request.output_config.effort and not _follows_effort(request, text):
+        yield "output_config.effort"
+    if request.thinking is not None and request.thinking.type != "adaptive" and not _thinking(request, text):
+        is_thinker = text.form is not None and text.form.reads_reasoning
+        if is_thinker != (request.thinking.type == "enabled"):
+            yield "thinking"
+    yield from (f"tools.{tool.type}" for tool in request.tools or () if isinstance(tool, AnthropicsTool))
+    for message in request.messages:
+        yield from (f"messages.{block.type}" for block in message.content if isinstance(block, UnreadBlock))
 
 
 def _messages(request: MessagesPrompt) -> Iterator[dict[str, Any]]:
@@ -141,11 +184,21 @@ def _user(blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    content = _texts(block.content or ())
+    content = [{"type": "text", "text": _result_text(each)} for each in block.content or ()]
     if block.is_error:
         # Templates have no other way to say it.
         content = [{"type": "text", "text": "Error:"}, *content]
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _result_text(block: TextBlock | ToolReferenceBlock | SearchResultBlock) -> str:
+    match block:
+        case ToolReferenceBlock():
+            return f"The tool {block.tool_name} can be called."
+        case SearchResultBlock():
+            return "\n".join([f"{block.title} ({block.source})", *(each.text for each in block.content)])
+        case _:
+            return block.text
 
 
 def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:

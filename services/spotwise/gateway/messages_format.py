@@ -185,7 +185,8 @@ class MessagesFormat(AnswerFormat):
 
     def _end(self, piece: ChoiceText) -> None:
         if piece.finish_reason == "length":
-            self._stop_reason = "max_tokens"
+            filled = self._plan.sequences[0].spec.unbounded
+            self._stop_reason = "model_context_window_exceeded" if filled else "max_tokens"
         elif isinstance(piece.stop_reason, str):
             self._stop_reason, self._stop_sequence = "stop_sequence", piece.stop_reason
         else:

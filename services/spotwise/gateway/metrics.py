@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.members import Member
 from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.parameters import counted_name
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
 
 _TTFT_BUCKETS = (
@@ -101,6 +102,12 @@ class GatewayMetrics:
         self._errors = Counter(
             "spotwise_request_errors", "Error answers by code.", ("model_name", "code"), registry=registry
         )
+        self._ignored = Counter(
+            "spotwise_ignored_parameters",
+            "Requests with a parameter that was ignored.",
+            ("model_name", "parameter"),
+            registry=registry,
+        )
         # Without the names of keys: whoever reads metrics need not know the tenants.
         self._limited = Counter(
             "spotwise_rate_limited",
@@ -108,6 +115,11 @@ class GatewayMetrics:
             ("model_name", "limit"),
             registry=registry,
         )
+
+    def count_ignored(self, names: Iterable[str]) -> None:
+        """Count what a request wished for in vain, by parameters' names."""
+        for name in sorted({counted_name(name) for name in names}):
+            self._ignored.labels(self._model_name, name).inc()
 
     def count_limited(self, limit: KeyLimit) -> None:
         """Count a refusal by a key's limit."""

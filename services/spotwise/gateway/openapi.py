@@ -45,12 +45,11 @@ from spotwise.gateway.openapi_parts import (
     path_part,
     ref,
 )
-from spotwise.gateway.parameters import REFUSED, Refused
+from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
 from spotwise.gateway.schema import GenerationRequest, SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 from spotwise.gateway.schema_embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
-from spotwise.gateway.schema_messages import REFUSED as REFUSED_OF_MESSAGES
 from spotwise.gateway.schema_messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
@@ -83,10 +82,8 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
         _limit(schemas[request.__name__]["properties"], request, options)
     _limit_embeddings(schemas[EmbeddingRequest.__name__]["properties"], options)
     for body in _MESSAGE_BODIES:
-        schemas[body.__name__]["properties"] |= {
-            "model": {"enum": list(options.names)},
-            **{refused.name: _refused(refused) for refused in REFUSED_OF_MESSAGES},
-        }
+        properties = schemas[body.__name__]["properties"]
+        properties |= {"model": {"enum": list(options.names)}, **_refused_at(Endpoint.MESSAGES)}
     _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
     headers = [TIMEOUT, *(KEEPING if keeps_requests else ())]
     schemas |= {"Error": ERROR, "MessagesError": MESSAGES_ERROR, "ModelCard": MODEL_CARD}
@@ -142,9 +139,7 @@ def _limit(properties: Schema, request: type[SharedRequest], options: ApiOptions
     properties["priority"]["anyOf"][0]["minimum"] = options.least_priority
     if request is CompletionRequest:
         properties["logprobs"]["anyOf"][0]["maximum"] = options.max_logprobs
-    for refused in REFUSED:
-        if request.endpoint in refused.at:
-            properties[refused.name] = _refused(refused)
+    properties |= _refused_at(request.endpoint)
 
 
 def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
@@ -163,6 +158,11 @@ def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
     for refused in REFUSED:
         if refused.name in TEMPLATE_PARAMETERS:
             properties["TokenizeChat"][refused.name] = _refused(refused)
+
+
+def _refused_at(endpoint: Endpoint) -> Schema:
+    """Return the parameters that an endpoint refuses; members of others are their own schemas' concern."""
+    return {rule.name: _refused(rule) for rule in REFUSED if endpoint in rule.at and "." not in rule.name}
 
 
 def _refused(refused: Refused) -> Schema:

@@ -1,18 +1,23 @@
-"""Parameters of vLLM's and OpenAI's APIs that are refused or ignored: the one table.
+"""Parameters of the APIs that are refused or ignored: the one table of chats, completions, responses and messages.
 
-A parameter that would change the answer, or what is promised about it, is refused by name unless its value switches it off; one
-that changes neither is ignored. An empty object or list counts as a request where vLLM takes it for one (`guided_json: {}` is a
-schema). Honoured parameters are the fields of the request models. docs/api.md shows this table, and a test compares the two.
+A wish that cannot change what the answer means is ignored, and the answer names it in `X-Spotwise-Warning`; only what would
+make the answer wrong is refused, by name, unless its value switches it off. An empty object or list counts as a request where
+vLLM takes it for one (`guided_json: {}` is a schema). Honoured parameters are the fields of the request models. docs/api.md
+shows this table, and a test compares the two. A dot separates a parameter and its member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from spotwise.gateway.errors import bad_request
+
+#: Names what was ignored of a request, separated by commas.
+WARNING_HEADER = "X-Spotwise-Warning"
 
 
 class Endpoint(Enum):
@@ -21,6 +26,7 @@ class Endpoint(Enum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 _ALL = tuple(Endpoint)
@@ -28,42 +34,53 @@ _CHAT = (Endpoint.CHAT,)
 _COMPLETIONS = (Endpoint.COMPLETIONS,)
 _BOTH = (*_CHAT, *_COMPLETIONS)
 _RESPONSES = (Endpoint.RESPONSES,)
+_MESSAGES = (Endpoint.MESSAGES,)
+_OPENAIS = (*_BOTH, *_RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A parameter that would change the answer.
+class _Rule:
+    """What is done with a parameter that is not honoured.
 
     Attributes:
         name: the parameter.
-        off: values beside null that switch it off.
-        at: the endpoints that refuse it.
-        hint: what a client can do instead.
+        off: values beside null that ask for nothing.
+        at: the endpoints where it is so.
     """
 
     name: str
     off: tuple[Any, ...] = ()
     at: tuple[Endpoint, ...] = _ALL
-    hint: str = "leave it out"
 
-    def refuses(self, value: Any) -> bool:
-        """Whether a value requests what is not supported."""
+    def is_requested(self, value: Any) -> bool:
+        """Whether a value asks for something."""
         if isinstance(value, dict):
             value = {key: member for key, member in value.items() if member is not None}
         return value is not None and value not in self.off
 
+    def requested_in(self, body: Mapping[str, Any]) -> bool:
+        """Whether a body asks for it."""
+        parameter, _, member = self.name.partition(".")
+        value = body.get(parameter)
+        if member:
+            value = value.get(member) if isinstance(value, dict) else None
+        return self.is_requested(value)
+
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
-    """A parameter that changes nothing here.
+class Refused(_Rule):
+    """A parameter without which the answer would be wrong.
 
     Attributes:
-        name: the parameter.
-        at: the endpoints that ignore it.
+        hint: what a client can do instead.
     """
 
-    name: str
-    at: tuple[Endpoint, ...] = _ALL
+    hint: str = "leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored(_Rule):
+    """A parameter whose absence leaves the answer right."""
 
 
 _ONLY_TEXT = "only text is generated"
@@ -87,14 +104,11 @@ REFUSED = (
     Refused("function_call", ("none", "auto"), hint="use 'tool_choice'"),
     Refused("audio", hint=_ONLY_TEXT),
     Refused("modalities", ([], ["text"]), hint=_ONLY_TEXT),
-    Refused("web_search_options"),
     Refused("moderation"),
     # How the prompt is made.
     Refused("chat_template"),
     Refused("chat_template_kwargs", ({},), _COMPLETIONS, _USE_CHAT),
     Refused("documents", ([],)),
-    Refused("reasoning_effort"),
-    Refused("verbosity", ("medium",)),
     Refused("add_special_tokens", (False,), (*_CHAT, *_RESPONSES)),
     Refused("add_special_tokens", (True,), _COMPLETIONS),
     Refused("suffix", ("",)),
@@ -102,8 +116,6 @@ REFUSED = (
     # How tokens are drawn, and when that ends.
     Refused("logits_processors", ([],)),
     Refused("use_beam_search", (False,)),
-    Refused("repetition_detection"),
-    Refused("thinking_token_budget", (-1,)),
     Refused("watermarking", (False,)),
     Refused("vllm_xargs", ({},)),
     # What the answer holds besides its text.
@@ -111,7 +123,6 @@ REFUSED = (
     Refused("return_tokens_as_token_ids", (False,), hint="'return_token_ids' gives the ids beside the text"),
     Refused("return_prompt_text", (False,)),
     Refused("include_reasoning", (True,)),
-    Refused("spaces_between_special_tokens", (True,)),
     # What is kept of the request, and where.
     Refused("kv_transfer_params", ({},)),
     Refused("ec_transfer_params", ({},)),
@@ -139,62 +150,105 @@ REFUSED = (
         "leave it out; 'X-Spotwise-Resumable: true' lets an answer go on without you",
     ),
     Refused("conversation", (), _RESPONSES, "use 'previous_response_id'"),
-    Refused("context_management", ([],), _RESPONSES),
     Refused("access_programs", ({},), _RESPONSES),
     Refused("image", ({},), _RESPONSES, _ONLY_TEXT),
+    Refused("container", at=_MESSAGES, hint="this server runs no code"),
+    Refused("inference_geo", at=_MESSAGES),
+    Refused("output_format", at=_MESSAGES, hint="use 'output_config'"),
+    # Members of honoured parameters.
+    Refused("structured_outputs.structural_tag", at=_OPENAIS),
+    Refused("structured_outputs.disable_additional_properties", (False,), _OPENAIS, "say so in the schema"),
+    Refused("stream_options.continuous_usage_stats", (False,), _BOTH, "'include_usage' ends the stream with the usage"),
 )
 
 IGNORED = (
     # Labels, bookkeeping and hints about caches and speed.
-    *(Ignored(name, _BOTH) for name in ("metadata", "store")),
-    *map(Ignored, ("service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
-    *map(Ignored, ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval")),
+    *(Ignored(name, at=_BOTH) for name in ("metadata", "store")),
+    *(Ignored(name, at=_OPENAIS) for name in ("safety_identifier", "request_id", "session_id", "prediction")),
+    *(Ignored(name, at=_OPENAIS) for name in ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")),
+    Ignored("stream_interval", (1,), _OPENAIS),
+    Ignored("service_tier", ("auto", "default", "standard_only")),
+    Ignored("client_metadata", at=_RESPONSES),
+    *(Ignored(name, at=_MESSAGES) for name in ("cache_control", "speed", "diagnostics")),
+    *(Ignored(name, at=_MESSAGES) for name in ("user_profile_id", "workspace_id")),
+    # Of how the model thinks, searches and ends, beyond what it does anyway.
+    *(Ignored(name, at=(*_COMPLETIONS, *_RESPONSES)) for name in ("reasoning_effort", "verbosity")),
+    *(Ignored(name, at=_RESPONSES) for name in ("reasoning.summary", "reasoning.generate_summary")),
+    Ignored("thinking_token_budget", (-1,), _OPENAIS),
+    Ignored("repetition_detection", at=_OPENAIS),
+    Ignored("context_management", ([],), (*_RESPONSES, *_MESSAGES)),
+    Ignored("max_tool_calls", at=_RESPONSES),
+    # Tools of servers, which this one does not call.
+    Ignored("web_search_options", at=_OPENAIS),
+    Ignored("mcp_servers", ([],), _MESSAGES),
     # Details of what is refused, or of what no model here has.
-    *map(Ignored, ("guided_decoding_backend", "guided_whitespace_pattern")),
-    *map(Ignored, ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
-    *map(Ignored, ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "return_token_offsets")),
-    Ignored("add_generation_prompt", (*_COMPLETIONS, *_RESPONSES)),
-    Ignored("parallel_tool_calls", _COMPLETIONS),
-    *(Ignored(name, _RESPONSES) for name in ("max_tool_calls", "stream_options")),
+    *(Ignored(name, at=_OPENAIS) for name in ("guided_decoding_backend", "guided_whitespace_pattern")),
+    *(Ignored(name, at=_OPENAIS) for name in ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
+    *(Ignored(name, at=_OPENAIS) for name in ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs")),
+    Ignored("return_token_offsets", (False,), _OPENAIS),
+    Ignored("spaces_between_special_tokens", (True,), _OPENAIS),
+    Ignored("add_generation_prompt", (True,), (*_COMPLETIONS, *_RESPONSES)),
+    Ignored("parallel_tool_calls", (True,), _COMPLETIONS),
+    Ignored("stream_options", ({},), _RESPONSES),
 )
 
-#: Members of honoured parameters that would change the answer; others that are not honoured are ignored.
-REFUSED_MEMBERS = {
-    "stream_options": (
-        Refused("continuous_usage_stats", (False,), _BOTH, hint="'include_usage' ends the stream with the usage"),
-    ),
-    "text": (Refused("verbosity", ("medium",), _RESPONSES),),
-    "reasoning": tuple(Refused(name, (), _RESPONSES) for name in ("effort", "summary", "generate_summary")),
-    "structured_outputs": (
-        Refused("structural_tag"),
-        Refused("disable_additional_properties", (False,), hint="say so in the schema"),
-    ),
-}
+#: Honoured by some models, or in some forms, and ignored with others.
+HONOURED_WHERE_POSSIBLE = (
+    *("reasoning_effort", "verbosity", "reasoning.effort", "text.verbosity"),
+    *("thinking", "output_config.effort", "tools", "input", "messages"),
+)
+
+#: Counts what no row names.
+OTHER = "other"
+#: Of parameters' names that a header may hold; a client can write anything.
+_SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+#: Names in a header.
+_MAX_SHOWN = 24
 
 _REFUSED_AT = {endpoint: tuple(rule for rule in REFUSED if endpoint in rule.at) for endpoint in Endpoint}
+_IGNORED_AT = {endpoint: tuple(rule for rule in IGNORED if endpoint in rule.at) for endpoint in Endpoint}
+_COUNTED = frozenset({*(rule.name for rule in IGNORED), *HONOURED_WHERE_POSSIBLE})
 
 
 def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    """Refuse a body that requests what is not supported.
+    """Refuse a body without whose parameters the answer would be wrong.
 
     Raises:
         ApiError: 400, naming the parameter.
     """
     refuse(_REFUSED_AT[endpoint], body)
-    for name, rules in REFUSED_MEMBERS.items():
-        if isinstance(given := body.get(name), dict):
-            refuse((rule for rule in rules if endpoint in rule.at), given, f"{name}.")
 
 
-def refuse(rules: Iterable[Refused], given: Mapping[str, Any], of: str = "") -> None:
-    """Refuse an object that requests what one of the rules does not support; `of` begins its members' paths.
+def refuse(rules: Iterable[Refused], body: Mapping[str, Any]) -> None:
+    """Refuse a body that asks for what one of the rules refuses.
 
     Raises:
         ApiError: 400, naming the parameter.
     """
     for rule in rules:
-        if rule.refuses(given.get(rule.name)):
-            path = f"{of}{rule.name}"
-            raise bad_request(
-                f"The parameter '{path}' is not supported by this server; {rule.hint}.", path, "unsupported_parameter"
-            )
+        if rule.requested_in(body):
+            message = f"The parameter '{rule.name}' is not supported by this server; {rule.hint}."
+            raise bad_request(message, rule.name, "unsupported_parameter")
+
+
+def ignored_in(endpoint: Endpoint, body: Mapping[str, Any], honoured: Collection[str]) -> Iterator[str]:
+    """Give the names of what a body asks for in vain, those included that no row knows; `honoured`: its parameters."""
+    known = set(honoured)
+    for rule in (*_REFUSED_AT[endpoint], *_IGNORED_AT[endpoint]):
+        known.add(rule.name.partition(".")[0])
+    yield from (rule.name for rule in _IGNORED_AT[endpoint] if rule.requested_in(body))
+    yield from (name for name, value in body.items() if name not in known and value is not None)
+
+
+def counted_name(ignored: str) -> str:
+    """Return the name under which something ignored is counted: a row's, its parameter's, or `OTHER`."""
+    parameter = ignored.partition(".")[0]
+    return next((name for name in (ignored, parameter) if name in _COUNTED), OTHER)
+
+
+def warning_of(ignored: Collection[str]) -> str:
+    """Return the header's value for what was ignored; empty where nothing was."""
+    shown = sorted({name for name in ignored if _SHOWN.fullmatch(name)})[:_MAX_SHOWN]
+    if (others := len(set(ignored)) - len(shown)) > 0:
+        shown.append(f"{others} more")
+    return f"ignored: {', '.join(shown)}" if shown else ""

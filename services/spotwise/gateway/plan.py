@@ -7,8 +7,8 @@ sequence gets a seed: the client's plus the index of the choice, or a random one
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotwise.core.prefix_salt import prefix_salt
@@ -20,6 +20,7 @@ from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
+from spotwise.gateway.response_tools import CalledTool
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
@@ -83,11 +84,13 @@ class RepeatedRequest:
         fields: of the answer's object.
         items: the conversation that the answer follows on; none where it is not stored.
         is_stored: the answer is found again by its id.
+        called: what the client calls functions that are not plain ones of its own, by the model's names.
     """
 
     fields: Mapping[str, Any]
     items: Sequence[Mapping[str, Any]]
     is_stored: bool
+    called: Mapping[str, CalledTool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class GenerationPlan:
         created_unix_s: time of the answer's objects; `None` is now.
         repeated: what the answer says of the request.
         scope: whose it is; see `caller_scope`.
+        ignored: names of what the request wished for in vain; see `parameters.py`.
     """
 
     request_id: str
@@ -119,6 +123,11 @@ class GenerationPlan:
     created_unix_s: int | None = None
     repeated: RepeatedRequest | None = None
     scope: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def ignoring(self, names: Iterable[str]) -> GenerationPlan:
+        """Return the plan with further wishes that are ignored."""
+        return replace(self, ignored=(*self.ignored, *names))
 
     def named(self, client_request_id: str) -> GenerationPlan:
         """Return the plan with the client's own request id; the same where that is empty."""

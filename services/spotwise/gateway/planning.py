@@ -44,10 +44,7 @@ PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPl
 #: From a plan and the model's tokens to what writes the answer.
 NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
 
-CHAT, COMPLETIONS, RESPONSES = (
-    endpoint.value for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
-)
-MESSAGES = "messages"
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (endpoint.value for endpoint in Endpoint)
 _ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
     CHAT: (plan_chat, ChatFormat),
     COMPLETIONS: (plan_completion, CompletionFormat),
@@ -106,6 +103,7 @@ class Planning:
         else:
             plan = read
         name_request(request, plan.request_id)
+        self._metrics.count_ignored(plan.ignored)
         plan = replace(plan.named(client_request_id(request)).due_by(deadline_unix_s), scope=scope)
         return PlannedBody(plan, endpoint, body, body_hash)
 

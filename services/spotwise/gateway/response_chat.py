@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.response_tools import LOCAL_SHELL, ResponseTools
 from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_responses import (
     LOGPROBS,
     CallItem,
     CallOutputItem,
-    FlatTool,
+    CustomCallItem,
     InputItem,
     ItemText,
     MessageItem,
     ReasoningItem,
     ResponsesRequest,
+    ShellCallItem,
+    ShellOutputItem,
 )
 from spotwise.gateway.strict_body import parse_body
 
@@ -30,8 +35,8 @@ _NAMES = (
 )
 
 
-def chat_of(request: ResponsesRequest) -> ChatRequest:
-    """Return the chat that asks for the same.
+def chat_of(request: ResponsesRequest, tools: ResponseTools) -> ChatRequest:
+    """Return the chat that asks for the same; `tools`: the request's.
 
     Raises:
         ApiError: 400, there is none.
@@ -43,19 +48,18 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
     if request.truncation == "auto":
         shared.setdefault("truncate_prompt_tokens", -1)
     system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-    choice = request.tool_choice
     body = shared | {
-        "messages": system + messages_of(request.input),
+        "messages": system + messages_of(request.input, tools),
         "max_completion_tokens": request.max_output_tokens,
-        "tools": None if request.tools is None else [_chat_tool(tool) for tool in request.tools],
-        "tool_choice": choice
-        if choice is None or isinstance(choice, str)
-        else {"type": "function", "function": {"name": choice.name}},
+        "tools": None if request.tools is None else tools.functions,
+        "tool_choice": tools.choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _response_format(request),
         "logprobs": wants_logprobs,
         "top_logprobs": request.top_logprobs if wants_logprobs else None,
         "chat_template_kwargs": request.chat_template_kwargs,
+        "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
+        "verbosity": None if request.text is None else request.text.verbosity,
     }
     return parse_body(ChatRequest, body)
 
@@ -72,7 +76,7 @@ def in_responses_words(error: ApiError) -> ApiError:
     return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
 
 
-def messages_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[InputItem], tools: ResponseTools) -> list[dict[str, Any]]:
     """Return items as messages: what the model thought, said and called in one turn is one of them."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
@@ -92,14 +96,18 @@ def messages_of(items: Sequence[InputItem]) -> list[dict[str, Any]]:
                     turn_without("reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
             case MessageItem(role="assistant"):
                 turn_without("content")["content"] = _text(item.content)
-            case CallItem():
-                turn_without().setdefault("tool_calls", []).append(_chat_call(item))
+            case CallItem() | CustomCallItem() | ShellCallItem():
+                turn_without().setdefault("tool_calls", []).append(_chat_call(item, tools))
             case MessageItem():
                 turn = None
                 messages.append({"role": item.role, "content": _text(item.content)})
             case CallOutputItem():
                 turn = None
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            case ShellOutputItem():
+                turn = None
+                call_id = item.call_id or item.id or ""
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.output)})
     return [_with_content(message) for message in messages]
 
 
@@ -111,13 +119,16 @@ def _text(parts: Sequence[ItemText]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _chat_call(item: CallItem) -> dict[str, Any]:
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-
-
-def _chat_tool(tool: FlatTool) -> dict[str, Any]:
-    function = tool.model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "function", "function": function}
+def _chat_call(item: CallItem | CustomCallItem | ShellCallItem, tools: ResponseTools) -> dict[str, Any]:
+    match item:
+        case CallItem():
+            name, arguments = tools.name_of(item.namespace, item.name), item.arguments
+        case CustomCallItem():
+            name, arguments = item.name, orjson.dumps({"input": item.input}).decode()
+        case ShellCallItem():
+            action = item.action.model_dump(exclude={"type"}, exclude_none=True)
+            name, arguments = LOCAL_SHELL, orjson.dumps(action).decode()
+    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _response_format(request: ResponsesRequest) -> Mapping[str, Any] | None:

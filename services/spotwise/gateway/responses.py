@@ -9,11 +9,17 @@ from typing import Any
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import plan_chat_request
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import GenerationPlan, RepeatedRequest
 from spotwise.gateway.response_chat import chat_of, in_responses_words
+from spotwise.gateway.response_tools import ResponseTools
 from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_responses import ResponsesRequest
+from spotwise.gateway.schema_response_tools import FlatTool
+from spotwise.gateway.schema_responses import ResponsesRequest, UnreadItem
 from spotwise.gateway.text import ChatText
+
+#: What chats call a wish, and responses.
+_NAMES = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
 
 def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
@@ -23,13 +29,21 @@ def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, 
         ApiError: 400 or 404, with the parameter at fault.
     """
     request = parse_request(ResponsesRequest, body)
+    tools = ResponseTools(request.tools or ())
     try:
-        plan = plan_chat_request(chat_of(request), text, options, key_name, "resp_")
+        plan = plan_chat_request(chat_of(request, tools), text, options, key_name, "resp_")
     except ApiError as error:
         raise in_responses_words(error) from error
     is_stored = options.stores_responses and request.store is not False
     items = [item.model_dump(exclude_none=True) for item in request.input] if is_stored else []
-    return replace(plan, repeated=RepeatedRequest(_repeated(request, plan, is_stored=is_stored), items, is_stored))
+    repeated = RepeatedRequest(_repeated(request, plan, is_stored=is_stored), items, is_stored, tools.called)
+    ignored = [
+        *(_NAMES.get(name, name) for name in plan.ignored),
+        *ignored_in(Endpoint.RESPONSES, body, ResponsesRequest.model_fields),
+        *tools.ignored(),
+        *(f"input.{item.type}" for item in request.input if isinstance(item, UnreadItem)),
+    ]
+    return replace(plan, repeated=repeated, ignored=tuple(ignored))
 
 
 def previous_response(body: Mapping[str, Any]) -> str | None:
@@ -41,7 +55,10 @@ def previous_response(body: Mapping[str, Any]) -> str | None:
 
 def _repeated(request: ResponsesRequest, plan: GenerationPlan, *, is_stored: bool) -> dict[str, Any]:
     sampling = plan.sequences[0].spec.sampling
-    tools = [{"strict": None, "parameters": {}, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()]
+    tools = [
+        ({"strict": None, "parameters": {}} if isinstance(tool, FlatTool) else {}) | tool.model_dump(exclude_none=True)
+        for tool in request.tools or ()
+    ]
     choice = request.tool_choice or "auto"
     given = None if request.text is None else request.text.format
     text_format = {"type": "text"} if given is None else given.model_dump(exclude_none=True, by_alias=True)
@@ -52,7 +69,7 @@ def _repeated(request: ResponsesRequest, plan: GenerationPlan, *, is_stored: boo
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
         "store": is_stored,
         "temperature": sampling.temperature,
         "text": {"format": text_format},

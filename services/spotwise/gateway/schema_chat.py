@@ -14,7 +14,7 @@ from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_jso
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.schema_tools import NamedTool, Tool, ToolChoice, Tools
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.strict_body import StrictBody, Wish
 
 #: Some templates look at every message again for each.
 MAX_MESSAGES = 16_384
@@ -115,6 +115,8 @@ class ChatPrompt(StrictBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)
     tools: Tools | None = None
+    reasoning_effort: Wish | None = None
+    verbosity: Wish | None = None
 
     @field_validator("tools")
     @classmethod

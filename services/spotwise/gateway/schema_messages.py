@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from spotwise.gateway.parameters import Refused
 from spotwise.gateway.schema import MAX_STOP_STRINGS, StopString
 from spotwise.gateway.schema_chat import MAX_MESSAGES
 from spotwise.gateway.schema_tools import MAX_TOOLS, FunctionName
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.strict_body import StrictBody, Wish
 
+#: What nobody can read here (another model's reasoning), and what a server's own tools did: left out of the prompt.
+_UNREAD = (
+    *("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result"),
+    *("web_fetch_tool_result", "tool_search_tool_result", "code_execution_tool_result"),
+    *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "compaction"),
+)
 _BLOCKS = {
     "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "assistant": ("text", "thinking", "tool_use", *_UNREAD),
     "system": ("text",),
 }
 _KNOWN_BLOCKS = frozenset(kind for kinds in _BLOCKS.values() for kind in kinds)
-
-#: Parameters that would change the answer, or what is promised about it.
-REFUSED = (
-    Refused("mcp_servers", ([],), hint="this server calls no other"),
-    Refused("container", hint="this server runs no code"),
-    Refused("inference_geo"),
-    Refused("output_format", hint="use 'output_config'"),
-)
-#: Members of `output_config`.
-REFUSED_OF_OUTPUT = (Refused("effort"),)
-#: Those that change nothing here, and those that say how Anthropic serves.
-IGNORED = (
-    "cache_control",
-    "service_tier",
-    "speed",
-    "context_management",
-    "diagnostics",
-    "user_profile_id",
-    "workspace_id",
-)
 
 
 def _as_blocks(value: Any) -> Any:
@@ -45,17 +31,23 @@ def _as_blocks(value: Any) -> Any:
 
 
 def _readable(value: Any) -> Any:
+    return _of_kind(value, _KNOWN_BLOCKS)
+
+
+def _readable_result(value: Any) -> Any:
+    return _of_kind(value, ("text", "tool_reference", "search_result"))
+
+
+def _of_kind(value: Any, kinds: Collection[str]) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in _KNOWN_BLOCKS:
+    if isinstance(kind, str) and kind not in kinds:
         raise ValueError(f"blocks of type '{kind}' are not supported; this server reads text only")
     return value
 
 
-def _own_tool(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "custom":
-        raise ValueError(f"tools of type '{kind}' are not supported; this server has none of its own")
-    return value
+def _tool_kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind in (None, "custom") else "anthropics"
 
 
 class TextBlock(StrictBody):
@@ -72,10 +64,10 @@ class ThinkingBlock(StrictBody):
     thinking: str
 
 
-class RedactedThinkingBlock(StrictBody):
-    """Another model's reasoning, which nobody can read here; it is left out of the prompt."""
+class UnreadBlock(StrictBody):
+    """What is left out of the prompt."""
 
-    type: Literal["redacted_thinking"]
+    type: Literal[_UNREAD]  # type: ignore[valid-type]
 
 
 class ToolUseBlock(StrictBody):
@@ -93,6 +85,30 @@ Texts = Annotated[
 ]
 
 
+class ToolReferenceBlock(StrictBody):
+    """A tool that the client's search has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class SearchResultBlock(StrictBody):
+    """A text that the client's search has found, and where."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Texts
+
+
+_AnyResult = Annotated[TextBlock | ToolReferenceBlock | SearchResultBlock, Field(discriminator="type")]
+Results = Annotated[
+    list[Annotated[_AnyResult, BeforeValidator(_readable_result)]],
+    Field(fail_fast=True),
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[_AnyResult]),
+]
+
+
 class ToolResultBlock(StrictBody):
     """What a tool returned.
 
@@ -102,12 +118,12 @@ class ToolResultBlock(StrictBody):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: Results | None = None
     is_error: bool | None = None
 
 
 _AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ThinkingBlock | UnreadBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
 Block = Annotated[_AnyBlock, BeforeValidator(_readable)]
 Blocks = Annotated[
@@ -142,6 +158,18 @@ class InputTool(StrictBody):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+
+
+class AnthropicsTool(StrictBody):
+    """A tool that Anthropic runs or defines; the model is not told of it."""
+
+    type: str
+    name: str | None = None
+
+
+_AnyTool = Annotated[
+    Annotated[InputTool, Tag("custom")] | Annotated[AnthropicsTool, Tag("anthropics")], Discriminator(_tool_kind)
+]
 
 
 class InputToolChoice(StrictBody):
@@ -183,8 +211,13 @@ class JsonOutput(StrictBody):
 
 
 class OutputConfig(StrictBody):
-    """`output_config`."""
+    """`output_config`.
 
+    Attributes:
+        effort: as a chat's `reasoning_effort`.
+    """
+
+    effort: Wish | None = None
     format: JsonOutput | None = None
 
 
@@ -194,7 +227,7 @@ class MessagesPrompt(StrictBody):
     model: str
     messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     system: Texts | None = None
-    tools: Annotated[list[Annotated[InputTool, BeforeValidator(_own_tool)]], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: InputToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

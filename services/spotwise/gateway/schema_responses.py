@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, text_of_parts
-from spotwise.gateway.schema_tools import MAX_TOOLS, FunctionName
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.schema_response_tools import ResponseTool, ResponseToolChoice
+from spotwise.gateway.schema_tools import MAX_TOOLS
+from spotwise.gateway.strict_body import StrictBody, Wish
 
 #: OpenAI's limits of `metadata`.
 MAX_LABELS, MAX_LABEL_CHARACTERS, MAX_LABEL_VALUE_CHARACTERS = 16, 64, 512
@@ -42,7 +43,7 @@ class ItemText(StrictBody):
 class ThoughtPart(StrictBody):
     """A part of the model's reasoning."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["reasoning_text", "text"]
     text: str
 
 
@@ -84,14 +85,49 @@ class CallItem(Item):
     type: Literal["function_call"]
     call_id: _Id
     name: str
+    namespace: str | None = None
     arguments: str
 
 
-class CallOutputItem(Item):
-    """What a function returned."""
+class CustomCallItem(Item):
+    """A custom tool that the model called."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
     call_id: _Id
+    name: str
+    input: str
+
+
+class ShellAction(StrictBody):
+    """What a shell of the client's runs."""
+
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+
+
+class ShellCallItem(Item):
+    """The client's shell that the model called."""
+
+    type: Literal["local_shell_call"]
+    call_id: _Id
+    action: ShellAction
+
+
+class CallOutputItem(Item):
+    """What a function or a custom tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: _Id
+    output: _Content
+
+
+class ShellOutputItem(Item):
+    """What the client's shell returned; its `id` may be the call's."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: _Id | None = None
     output: _Content
 
 
@@ -103,7 +139,27 @@ class ReasoningItem(Item):
     content: list[ThoughtPart] | None = None
 
 
-_KINDS = {"message", "function_call", "function_call_output", "reasoning"}
+#: What tools of a server did; left out of the prompt, which holds what the model said of it.
+_UNREAD = ("web_search_call", "file_search_call", "tool_search_call", "tool_search_output", "mcp_list_tools")
+
+
+class UnreadItem(Item):
+    """What is left out of the prompt."""
+
+    type: Literal[_UNREAD]  # type: ignore[valid-type]
+
+
+_KINDS = {
+    "message": "message",
+    "function_call": "function_call",
+    "custom_tool_call": "custom_call",
+    "local_shell_call": "shell_call",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+    "local_shell_call_output": "shell_output",
+    "reasoning": "reasoning",
+    **dict.fromkeys(_UNREAD, "unread"),
+}
 
 
 def _kind(item: Any) -> str | None:
@@ -111,10 +167,16 @@ def _kind(item: Any) -> str | None:
     return "message" if kind is None else kind
 
 
+def _tag(item: Any) -> str | None:
+    kind = _kind(item)
+    return _KINDS.get(kind) if isinstance(kind, str) else None
+
+
 def _known(item: Any) -> Any:
     if not isinstance(item, dict):
         raise ValueError("each item must be an object")
-    if (kind := _kind(item)) not in _KINDS:
+    if _tag(item) is None:
+        kind = _kind(item)
         raise ValueError(f"items of type '{kind}' are not supported")
     return item
 
@@ -122,9 +184,13 @@ def _known(item: Any) -> Any:
 _AnyItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind),
+    | Annotated[CustomCallItem, Tag("custom_call")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[CallOutputItem, Tag("output")]
+    | Annotated[ShellOutputItem, Tag("shell_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[UnreadItem, Tag("unread")],
+    Discriminator(_tag),
 ]
 InputItem = Annotated[_AnyItem, BeforeValidator(_known, json_schema_input_type=_AnyItem)]
 
@@ -132,30 +198,6 @@ InputItem = Annotated[_AnyItem, BeforeValidator(_known, json_schema_input_type=_
 def as_items(given: Any) -> Any:
     """Return an `input` as a list of items."""
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-
-
-class FlatTool(StrictBody):
-    """A function that the model may call, as responses have it."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-def _function(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise ValueError(f"tools of type '{kind}' are not supported; this server has functions only")
-    return tool
-
-
-class FlatNamedTool(StrictBody):
-    """A `tool_choice` of one function, which has to be called."""
-
-    type: Literal["function"]
-    name: FunctionName
 
 
 class TextFormat(StrictBody):
@@ -175,9 +217,24 @@ class TextFormat(StrictBody):
 
 
 class TextOptions(StrictBody):
-    """`text`."""
+    """`text`.
+
+    Attributes:
+        verbosity: as a chat's.
+    """
 
     format: TextFormat | None = None
+    verbosity: Wish | None = None
+
+
+class ReasoningOptions(StrictBody):
+    """`reasoning`.
+
+    Attributes:
+        effort: as a chat's `reasoning_effort`.
+    """
+
+    effort: Wish | None = None
 
 
 class ResponsesRequest(SharedRequest):
@@ -190,17 +247,11 @@ class ResponsesRequest(SharedRequest):
     ] = Field(max_length=MAX_MESSAGES)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: (
-        Annotated[
-            list[Annotated[FlatTool, BeforeValidator(_function, json_schema_input_type=FlatTool)]],
-            Field(max_length=MAX_TOOLS),
-        ]
-        | None
-    ) = None
-    tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     include: list[_INCLUDABLE] | None = None
     top_logprobs: int | None = Field(None, ge=0)
     store: bool | None = None

@@ -13,7 +13,7 @@ from spotwise.gateway.schema_chat import ChatPrompt
 from spotwise.gateway.strict_body import StrictBody, parse_body
 
 #: Parameters of chats that change how they are rendered.
-TEMPLATE_PARAMETERS = ("chat_template", "documents", "reasoning_effort")
+TEMPLATE_PARAMETERS = ("chat_template", "documents")
 
 
 class TokenizeRequest(StrictBody):

@@ -16,6 +16,17 @@ from spotwise.gateway.schema_responses import as_items
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.mesh.response_store import ResponseStore
 
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "reasoning": "rs",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -79,7 +90,7 @@ def unknown_response(response_id: str, param: str | None = None) -> ApiError:
 def _stored_item(response_id: str, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item as OpenAI lists it, with an id."""
     kind = item["type"]
-    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[kind]
+    prefix = _PREFIXES.get(kind, "item")
     written = {"id": item_id(prefix, response_id, "input", index), "status": "completed", **item}
     if kind == "message" and item["role"] == "assistant":
         written["content"] = [{"annotations": [], **part} for part in item["content"]]

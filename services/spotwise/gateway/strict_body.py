@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spotwise.gateway.errors import from_validation
+
+#: A word of how to answer, of which this server may not know what to make.
+Wish = Annotated[str, Field(max_length=64)]
 
 
 class StrictBody(BaseModel):

@@ -25,7 +25,8 @@ from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat, input_of
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.schema_messages import IGNORED, REFUSED, MessagesRequest
+from spotwise.gateway.parameters import IGNORED, REFUSED, Endpoint
+from spotwise.gateway.schema_messages import MessagesRequest
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
@@ -201,11 +202,26 @@ async def test_reasoning_is_a_block(
 
 
 async def test_a_model_that_does_not_think_is_not_told_to(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """`enabled` is refused by name; `disabled` is what it does anyway."""
+    """`enabled` is ignored with a warning; `disabled` is what it does anyway."""
     response = await client.post(MESSAGES, json=MESSAGE | {"thinking": {"type": "enabled", "budget_tokens": 1024}})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "thinking")
-    assert not mesh.specs
-    assert (await client.post(MESSAGES, json=MESSAGE | {"thinking": {"type": "disabled"}})).status_code == 200
+    assert (response.status_code, response.headers["x-spotwise-warning"]) == (200, "ignored: thinking")
+    prompt = mesh.spec.prompt_token_ids
+    mesh.specs.clear()
+    disabled = await client.post(MESSAGES, json=MESSAGE | {"thinking": {"type": "disabled"}})
+    assert (disabled.status_code, "x-spotwise-warning" in disabled.headers) == (200, False)
+    assert mesh.spec.prompt_token_ids == prompt
+
+
+async def test_a_bound_beyond_the_context_is_the_contexts(
+    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
+) -> None:
+    """As with Anthropic's models since Claude 4.5, and the answer says what ended it."""
+    mesh.reply = encode("a") * text.context_length
+    body = (await client.post(MESSAGES, json=MESSAGE | {"max_tokens": 32_000})).json()
+    assert body["stop_reason"] == "model_context_window_exceeded"
+    assert body["usage"]["input_tokens"] + body["usage"]["output_tokens"] == text.context_length
+    body = (await client.post(MESSAGES, json=MESSAGE | {"max_tokens": 8})).json()
+    assert (body["stop_reason"], body["usage"]["output_tokens"]) == ("max_tokens", 8)
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
@@ -232,7 +248,17 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [CALL]}]}, "continued"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
+        (
+            {
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}, TOOL],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
+            "'web_search_20250305'",
+        ),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+            "'web_search_20250305'",
+        ),
         ({"tools": [{"name": "f"}]}, "input_schema"),
         ({"tools": [TOOL, TOOL]}, "same name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "'name'"),
@@ -246,9 +272,8 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
-        *(({rule.name: {"a": 1}}, rule.name) for rule in REFUSED),
+        *(({rule.name: {"a": 1}}, rule.name) for rule in REFUSED if Endpoint.MESSAGES in rule.at),
     ],
 )
 async def test_what_cannot_be_done_is_refused_by_name(
@@ -264,18 +289,21 @@ async def test_what_cannot_be_done_is_refused_by_name(
 
 async def test_what_is_ignored_is_accepted(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
     """With any value; also within blocks and tools."""
-    body = MESSAGE | {name: {"a": [1]} for name in (*IGNORED, "anything")}
+    names = [rule.name for rule in IGNORED if Endpoint.MESSAGES in rule.at]
+    body = MESSAGE | {name: {"a": [1]} for name in (*names, "anything")}
     body |= {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"x": 1}}]}]}
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x"}
-    assert (await client.post(MESSAGES, json=body, headers=headers)).status_code == 200
+    response = await client.post(MESSAGES, json=body, headers=headers)
+    assert response.status_code == 200
+    assert response.headers["x-spotwise-warning"] == f"ignored: {', '.join(sorted([*names, 'anything']))}"
 
 
 def test_every_known_parameter_is_in_one_class() -> None:
     """Of the installed client: honoured, refused or ignored."""
     from anthropic.types import message_create_params as params
 
-    honoured, refused = list(MessagesRequest.model_fields), [rule.name for rule in REFUSED]
-    classified = [*honoured, *refused, *IGNORED]
+    rules = [rule.name for rule in (*REFUSED, *IGNORED) if Endpoint.MESSAGES in rule.at]
+    classified = [*MessagesRequest.model_fields, *rules]
     assert sorted(set(classified)) == sorted(classified)
     assert set(params.MessageCreateParamsBase.__annotations__) | {"stream"} <= set(classified)
 

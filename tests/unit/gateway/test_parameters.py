@@ -1,4 +1,7 @@
-"""Every parameter of vLLM's and OpenAI's APIs is honoured, refused or ignored, by its class."""
+"""Every parameter of vLLM's and OpenAI's APIs is honoured, refused or ignored, by its class.
+
+Of Anthropic's, test_http_messages.py shows it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import pytest
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
+from prometheus_client import CollectorRegistry
 
-from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_MEMBERS, Endpoint, Refused
+from spotwise.gateway.parameters import IGNORED, REFUSED, Endpoint, Ignored, Refused, counted_name, warning_of
 from spotwise.gateway.schema import SharedRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
@@ -60,12 +64,23 @@ VLLM = {
     Endpoint.RESPONSES: {*VLLM_BOTH.split(), *VLLM_CHAT.split()},
 }
 
-each_endpoint = pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.value)
+each_endpoint = pytest.mark.parametrize("endpoint", MODELS, ids=lambda endpoint: endpoint.value)
 refusals = pytest.mark.parametrize(
     ("endpoint", "rule"),
-    [(endpoint, rule) for rule in REFUSED for endpoint in rule.at],
+    [(endpoint, rule) for rule in REFUSED for endpoint in rule.at if endpoint in MODELS],
     ids=lambda part: part.name if isinstance(part, Refused) else part.value,
 )
+
+
+def asking(rule: Refused | Ignored, value: Any) -> dict[str, Any]:
+    """A body's part with a value of the rule's parameter or member."""
+    parameter, _, member = rule.name.partition(".")
+    asked: dict[str, Any] = {parameter: {member: value} if member else value}
+    if parameter == "stream_options":
+        asked["stream"] = True
+    if parameter == "structured_outputs":
+        asked[parameter]["regex"] = "a*"
+    return asked
 
 
 def something(rule: Refused) -> Any:
@@ -99,7 +114,7 @@ def test_every_known_parameter_is_in_one_class(endpoint: Endpoint) -> None:
 @each_endpoint
 def test_the_other_endpoints_parameters_are_in_one_class(endpoint: Endpoint) -> None:
     """A parameter that the other endpoint honours is not ignored here without a word in the table."""
-    other = next(each for each in Endpoint if each is not endpoint)
+    other = next(each for each in MODELS if each is not endpoint)
     here = set(MODELS[endpoint].model_fields)
     rules: list[Any] = [*REFUSED, *IGNORED]
     here |= {rule.name for rule in rules if endpoint in rule.at}
@@ -111,7 +126,7 @@ async def test_what_is_refused_is_named(
     client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint, rule: Refused
 ) -> None:
     """400 before anything reaches the mesh."""
-    response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | {rule.name: something(rule)})
+    response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, something(rule)))
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", rule.name), error
     assert rule.hint in error["message"]
@@ -126,7 +141,7 @@ async def test_parameters_without_effect_are_accepted(
     for value in (None, *rule.off):
         if value is None and rule.name in BODIES[endpoint]:
             continue
-        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | {rule.name: value})
+        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, value))
         assert response.status_code == 200, (value, response.text)
 
 
@@ -139,12 +154,51 @@ async def test_empty_values_of_constraints_are_requests(client: httpx.AsyncClien
 
 
 @each_endpoint
-async def test_what_is_ignored_is_accepted(client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint) -> None:
-    """An ignored or unknown parameter is accepted with any value."""
-    names = [rule.name for rule in IGNORED if endpoint in rule.at]
-    body = BODIES[endpoint] | {name: {"a": [1]} for name in [*names, "anything"]}
-    assert (await client.post(PATHS[endpoint], json=body)).status_code == 200
+async def test_what_is_ignored_is_accepted_and_named(
+    client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, endpoint: Endpoint
+) -> None:
+    """With any value. The answer names it, and it is counted; an unknown parameter is `other` to the counter."""
+    body, names = dict(BODIES[endpoint]), ["anything"]
+    for rule in IGNORED:
+        if endpoint in rule.at:
+            given: Any = "x" if "." in rule.name else {"a": [1]}
+            for name, value in asking(rule, given).items():
+                body[name] = {**body[name], **value} if name in body and isinstance(value, dict) else value
+            names.append(rule.name)
+    response = await client.post(PATHS[endpoint], json=body | {"anything": 1, "Evil\r\nX: y": 1})
+    assert response.status_code == 200, response.text
     assert mesh.specs
+    assert response.headers["x-spotwise-warning"] == warning_of([*names, "\n"])
+    assert "Evil" not in str(response.headers)
+    counted = {
+        sample.labels["parameter"]
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "spotwise_ignored_parameters_total" and sample.value == 1
+    }
+    assert counted == {*names, "other"} - {"anything"}
+
+
+@each_endpoint
+async def test_what_asks_for_nothing_is_no_warning(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+    """Null, the values that the table names, and a body of honoured parameters."""
+    body = dict(BODIES[endpoint]) | {"temperature": 0.5, "user": "u", "anything": None}
+    for rule in IGNORED:
+        if endpoint in rule.at and "." not in rule.name:
+            body[rule.name] = rule.off[0] if rule.off else None
+    response = await client.post(PATHS[endpoint], json=body)
+    assert (response.status_code, "x-spotwise-warning" in response.headers) == (200, False), response.headers
+
+
+def test_a_warning_has_a_bound_and_no_text_of_clients() -> None:
+    """A header holds names that look like parameters, and so many; the counter holds the table's only."""
+    names = [f"wish_{number}" for number in range(100)]
+    assert warning_of(names).endswith(", 76 more")
+    assert warning_of(["a\r\nb"]) == "ignored: 1 more"
+    assert warning_of([]) == ""
+    assert [counted_name(name) for name in ("service_tier", "tools.x y", "mine", "mine.x")] == [
+        *("service_tier", "tools", "other", "other")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,14 +223,14 @@ async def test_response_formats(client: httpx.AsyncClient, value: Any, accepted:
 
 async def test_members_of_stream_options(client: httpx.AsyncClient) -> None:
     """One that changes the stream is refused by its path; obfuscation and unknown ones are ignored."""
-    (rule,) = REFUSED_MEMBERS["stream_options"]
+    name = "continuous_usage_stats"
     for members, status in (
-        ({rule.name: True}, 400),
-        ({rule.name: False, "include_obfuscation": True, "anything": 1}, 200),
-        ({rule.name: None, "include_usage": True}, 200),
+        ({name: True}, 400),
+        ({name: False, "include_obfuscation": True, "anything": 1}, 200),
+        ({name: None, "include_usage": True}, 200),
     ):
         response = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "stream_options": members})
         assert response.status_code == status, response.text
         if status == 400:
             error = response.json()["error"]
-            assert (error["code"], error["param"]) == ("unsupported_parameter", f"stream_options.{rule.name}")
+            assert (error["code"], error["param"]) == ("unsupported_parameter", f"stream_options.{name}")

@@ -1,0 +1,119 @@
+"""Tools of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from spotwise.gateway.schema_tools import MAX_TOOLS, FunctionName
+from spotwise.gateway.strict_body import StrictBody
+
+#: Of a custom tool's grammar; all of it is in the prompt.
+_MAX_GRAMMAR_CHARACTERS = 65_536
+
+
+class FlatTool(StrictBody):
+    """A function that the model may call, as responses have it."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomFormat(StrictBody):
+    """What a custom tool's input looks like: any text, or a grammar, which the model is told of and need not follow."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = Field(None, max_length=_MAX_GRAMMAR_CHARACTERS)
+
+
+class CustomTool(StrictBody):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether its input has to look like something."""
+        return self.format is not None and self.format.type == "grammar"
+
+    @property
+    def grammar(self) -> str:
+        """What the model is told of its input; empty where it may be any text."""
+        if self.format is None or not self.has_grammar:
+            return ""
+        return f"The input follows this {self.format.syntax or 'lark'} grammar:\n{self.format.definition or ''}"
+
+
+class LocalShellTool(StrictBody):
+    """A shell that the client runs."""
+
+    type: Literal["local_shell"]
+
+
+class NamespaceTool(StrictBody):
+    """Functions under a name that their calls carry."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)]
+
+
+class ServerTool(StrictBody):
+    """A tool that a server runs; the model is not told of it."""
+
+    type: str
+
+
+def _kind(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    if isinstance(kind, str):
+        return kind if kind in ("function", "custom", "local_shell", "namespace") else "server"
+    return None
+
+
+ResponseTool = Annotated[
+    Annotated[FlatTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[LocalShellTool, Tag("local_shell")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[ServerTool, Tag("server")],
+    Discriminator(_kind),
+]
+
+
+class ChosenTool(StrictBody):
+    """A `tool_choice` of one function or custom tool, which has to be called."""
+
+    type: Literal["function", "custom"]
+    name: FunctionName
+    namespace: str | None = None
+
+
+class ChosenServerTool(StrictBody):
+    """A `tool_choice` of another tool."""
+
+    type: str
+
+
+def _chosen_kind(choice: Any) -> str:
+    if isinstance(choice, str):
+        return "word"
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "own" if kind in ("function", "custom") else "other"
+
+
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[ChosenTool, Tag("own")]
+    | Annotated[ChosenServerTool, Tag("other")],
+    Discriminator(_chosen_kind),
+]
