@@ -7,8 +7,10 @@ renamed).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,13 +19,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from spotwise.engine.checkpoint import Checkpoint, StoredTensor
-from spotwise.engine.completeness import named_conversion_errors, one_line
+from spotwise.engine.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.errors import ModelError
+from spotwise.engine.quantization import PLAIN_DTYPES, Quantization, require_known_formats
 from spotwise.engine.sketch_folder import is_small, sketch_digest
 
 _CACHE_LINE = 64
-# Names that safetensors gives to torch's dtypes.
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 # The tensors of which a parameter is made, each with the pattern by which a converter knows it; `None`: it is the parameter.
 _Sources = list[tuple[StoredTensor, str | None]]
@@ -37,6 +38,10 @@ class CheckpointTensors:
         checkpoint: of the folder.
         model: whose parameters are read; they have their shapes, and need no memory.
         bytes_per_s: read no faster; `None`: as fast as storage is.
+
+    Raises:
+        ModelError: the folder has tensors that the model lacks, or stores weights in a way that is not read.
+        UnsupportedModelError: they are quantized otherwise than `Quantization` widens.
     """
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, model: Any, bytes_per_s: float | None = None) -> None:
@@ -44,7 +49,12 @@ class CheckpointTensors:
         self._has_small_only = sketch_digest(folder) is not None
         self._bytes_per_s = bytes_per_s
         self._config = model.config
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._quantization = Quantization(checkpoint.config)
+        self._quantization.require_widened(folder)
+        self._scales = self._quantization.scales(checkpoint.tensors)
+        # Buffers that a checkpoint stores are learned as well (a router's correction), and needed as parameters are.
+        stored_buffers = model.state_dict(keep_vars=True)
+        parameters = stored_buffers | dict(model.named_parameters(remove_duplicate=False))
         self._shapes = {name: (tuple(parameter.shape), parameter.dtype) for name, parameter in parameters.items()}
         self._tied = _tied_names(model)
         mapping = get_model_conversion_mapping(model)
@@ -52,11 +62,16 @@ class CheckpointTensors:
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         self._converters = {pattern: entry for entry in converters for pattern in entry.source_patterns}
         self._sources: dict[str, _Sources] = {}
-        for stored in sorted(checkpoint.tensors, key=lambda tensor: dot_natural_key(tensor.name)):
+        scales = {scale.name for scale in self._scales.values()}
+        weights = [stored for stored in checkpoint.tensors if stored.name not in scales]
+        for stored in sorted(weights, key=lambda tensor: dot_natural_key(tensor.name)):
             name, pattern = rename_source_key(stored.name, renamings, converters, model.base_model_prefix, parameters)
             if name not in parameters and stored.name in parameters:
                 name, pattern = stored.name, None
             self._sources.setdefault(name, []).append((stored, pattern))
+        self._require_explained(model, parameters)
+        own = [stored for name, sources in self._sources.items() if name in parameters for stored, _ in sources]
+        require_known_formats(folder, own, self._scales)
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         """Return a parameter's value, or some of its rows, in the model's dtype.
@@ -84,7 +99,7 @@ class CheckpointTensors:
         if len(sources) != 1 or sources[0][1] is not None:
             return 0
         stored = sources[0][0]
-        is_converted = _DTYPES.get(stored.dtype) is not self._shapes[name][1]
+        is_converted = PLAIN_DTYPES.get(stored.dtype) is not self._shapes[name][1]
         return 0 if is_converted else stored.start % _CACHE_LINE
 
     def fill(self, path: str, module: torch.nn.Module) -> None:
@@ -98,6 +113,18 @@ class CheckpointTensors:
             if parameter is not None:
                 value = self.read(f"{path}.{name}".lstrip("."))
                 module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+
+    def _require_explained(self, model: Any, known: Mapping[str, Any]) -> None:
+        """Refuse tensors that the model lacks and buffers that the folder lacks, by transformers' own rules for old and unused
+        ones; parameters that are missing are refused as they are read.
+        """
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        found = SimpleNamespace(
+            missing_keys={name for name in known if name not in parameters and name not in self._sources},
+            unexpected_keys={name for name in self._sources if name not in known},
+        )
+        model._adjust_missing_and_unexpected_keys(found)
+        require_complete(self._folder, {**vars(found), "mismatched_keys": (), "error_msgs": ()})
 
     def _converted(self, name: str, sources: _Sources) -> torch.Tensor:
         pattern = sources[0][1]
@@ -118,6 +145,15 @@ class CheckpointTensors:
         return tensor
 
     def _read(self, stored: StoredTensor, rows: slice | None) -> torch.Tensor:
+        """Return what is stored, or some of its rows; 8-bit weights with their scales, in float32."""
+        value = self._stored(stored, rows)
+        scale = self._scales.get(stored.name)
+        if scale is None:
+            return value
+        first_row = 0 if rows is None else rows.indices(stored.shape[0])[0]
+        return self._quantization.widened(stored, value, self._stored(scale, None), first_row)
+
+    def _stored(self, stored: StoredTensor, rows: slice | None) -> torch.Tensor:
         if self._has_small_only and not is_small(stored):
             raise ModelError(
                 f"no process of the mesh has all of {stored.name}, and this one has no model folder; set SPOTWISE_MODEL_DIR, "

@@ -21,6 +21,7 @@ from spotwise.engine.compatibility import ModelFacts, inspect_model
 from spotwise.engine.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.errors import ModelError, UnsupportedModelError
 from spotwise.engine.model_digest import model_digest
+from spotwise.engine.quantization import Quantization, require_known_formats
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _log = logging.getLogger(__name__)
@@ -106,7 +107,13 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     device, dtype = resolve(config)
     model_config = read_model_config(config)
     # Read before the weights are loaded, so that loading finds their pages in memory.
-    digest = model_digest(read_checkpoint(config.model_dir))
+    checkpoint = read_checkpoint(config.model_dir)
+    digest = model_digest(checkpoint)
+    quantization = Quantization(checkpoint.config)
+    if (
+        quantization.is_float8
+    ):  # widened on a GPU that could multiply it, too: groups and other machines compute the same
+        model_config.quantization_config = {**checkpoint.config["quantization_config"], "dequantize": True}
     auto: Any = AutoModelForCausalLM
     try:
         with named_conversion_errors():
@@ -131,6 +138,12 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
             ) from error
         raise ModelError(f"cannot load {config.model_dir}: {one_line(error)}") from error
     require_complete(config.model_dir, loading_info)
+    if quantization.name is None:
+        names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        own = [stored for stored in checkpoint.tensors if stored.name in names or stored.dtype.startswith("F8")]
+        require_known_formats(config.model_dir, own, {})
+    elif quantization.is_float8:
+        model.to(dtype)  # what was not in FP8 has the checkpoint's dtype yet
     model.eval().requires_grad_(False)
     adapt_bloom(model)
     facts = replace(inspect_model(model), digest=digest)

@@ -69,22 +69,27 @@ def sketch_model(config: EngineConfig) -> Sketch:
         )
     tensors = CheckpointTensors(config.model_dir, checkpoint, model, config.storage_bytes_per_s)
     model.eval().requires_grad_(False)
-    _fill_buffers(model)
+    _fill_buffers(model, tensors)
     _fill_parameters(model, tensors)
     adapt_bloom(model)
     digest = sketch_digest(config.model_dir) or model_digest(checkpoint)
     return Sketch(model, replace(inspect_model(model), digest=digest), tensors)
 
 
-def _fill_buffers(model: Any) -> None:
-    """Compute the buffers that no checkpoint stores (rotary frequencies, masks), as transformers does after loading."""
-    for module in model.modules():
+def _fill_buffers(model: Any, tensors: CheckpointTensors) -> None:
+    """Compute the buffers that no checkpoint stores (rotary frequencies, masks), as transformers does after loading; read the
+    others.
+    """
+    for path, module in model.named_modules():
         own = list(module._buffers)
         for name in own:
             if module._buffers[name] is not None:
                 module._buffers[name] = torch.zeros_like(module._buffers[name], device="cpu")
         if own:
             model._init_weights(module)
+        for name in own:
+            if module._buffers[name] is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = tensors.read(f"{path}.{name}".lstrip("."))
 
 
 def _fill_parameters(model: Any, tensors: CheckpointTensors) -> None:
