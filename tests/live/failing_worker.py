@@ -37,6 +37,8 @@ FAILS = 1001
 KILLS = 1002
 #: Prompts that begin with it make the iteration that they are in never end.
 HANGS = 1003
+#: Prompts that begin with it fail every second batch that they are in.
+FALTERS = 1004
 
 _broken = _hangs = _deaf = False
 
@@ -57,6 +59,10 @@ class FailingEngine(SimulatedEngine):
             raise StuckIterationError
         if _broken or FAILS in firsts:
             raise ValueError("this batch cannot be computed")
+        if FALTERS in firsts:
+            self._falters = not getattr(self, "_falters", False)
+            if self._falters:
+                raise ValueError("this batch can be computed at the second try")
         return super()._sample(batch)
 
     def _end(self, work: Any) -> None:

@@ -23,6 +23,7 @@ class FakePush:
     Attributes:
         written: tokens whose KV was reported written; of these only whole blocks leave before the commit.
         sent: tokens that it has read and the target has.
+        number: that it was opened with.
         num_tokens: `None` for a sequence that decodes on, until the commit.
         handoff: set by the commit.
         caught_up: what was written when it was opened has left.
@@ -35,6 +36,7 @@ class FakePush:
     block_ids: tuple[int, ...]
     num_tokens: int | None
     written: int
+    number: int = 0
     sent: int = 0
     handoff: KvHandoff | None = None
     over: bool = False
@@ -52,6 +54,7 @@ class FakeWorker:
 
     Attributes:
         batches: ordered and not ended, the oldest first.
+        is_unlucky: its last iteration failed by bad luck, and the next one does not.
         registered: its member as the store has it, which may be old.
         prompt_token_s, kv_push_token_s: what it reports as measured.
         host: blocks of its host's memory; `None` where it swaps nothing.
@@ -81,6 +84,7 @@ class FakeWorker:
     pushes: dict[str, FakePush] = field(default_factory=dict)
     alive: bool = True
     engine_is_broken: bool = False
+    is_unlucky: bool = False
     engine_epoch: int = 0
     engine_is_lost: bool = False
     swapping: list[str] = field(default_factory=list)

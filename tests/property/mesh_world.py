@@ -10,8 +10,8 @@ successor numbers its streams from 1, as it did. Another gateway may take its re
 still (`former_gateways.py`). The message that a request is over may be lost, late or sent twice, and a submission
 may come after it.
 
-Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
-worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
+Iterations with a request of `culprits` fail, some of any (`failing`), and all of a worker with a broken engine; one with a
+request of `killers` ends its worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ class MeshWorld(FakeNetwork):
         self.moves_ordered = 0
         self.moves_ended: list[m.MoveEnded] = []
         self.culprits: set[str] = set()
+        #: Probability that an iteration fails, whoever is in it, after one that did not.
+        self.failing = 0.0
         self.killers: set[str] = set()
         self.bad_pairs: set[tuple[str, str]] = set()
         self._processes = WorkerProcesses(self)

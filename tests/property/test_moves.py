@@ -92,6 +92,16 @@ def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int,
     assert_nothing_held(world)
 
 
+@settings(max_examples=150)
+@given(meshes(1, 16) | meshes(1, 16, policies=SWAPPING), st.integers(1, 30), st.sampled_from([0.1, 0.5]))
+def test_moves_whose_iterations_fail_cost_no_token_and_no_attempt(case: MeshCase, moves: int, failing: float) -> None:
+    """Whichever step a move has reached when the engine raises: each order is answered, and nothing is left behind."""
+    world, count = case.world(), case.count
+    world.failing = failing
+    move_some(world, moves)
+    _assert_undisturbed(world, count)
+
+
 def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
     if worker_id in world.workers:
         world.stall(worker_id, seconds)

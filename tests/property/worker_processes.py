@@ -42,6 +42,7 @@ class Surroundings(Protocol):
     push_s: float
     records: dict[str, RequestRecord]
     culprits: set[str]
+    failing: float
     killers: set[str]
     bad_pairs: set[tuple[str, str]]
 
@@ -100,8 +101,8 @@ class WorkerProcesses:
                 tokens = handoff.num_tokens
                 push = FakePush(handoff.choice_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
                 self._start_push(worker, push)
-            case c.OpenPush(choice_id, epoch, target, blocks, tokens, written):
-                self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written))
+            case c.OpenPush(choice_id, epoch, target, blocks, tokens, written, number):
+                self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written, number))
             case c.CommitPush(handoff, blocks):
                 committed = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
                 if committed is not None:
@@ -182,7 +183,8 @@ class WorkerProcesses:
             self._world.kill(worker.member.id)
             self._world.come_back(worker)
             return
-        if worker.engine_is_broken or not self._world.culprits.isdisjoint(requests):
+        worker.is_unlucky = not worker.is_unlucky and self._world.rng.random() < self._world.failing
+        if worker.engine_is_broken or worker.is_unlucky or not self._world.culprits.isdisjoint(requests):
             for row in batch.rows:  # what it wrote is anything
                 worker.write(row.block_ids, (-1,) * (row.first_position + row.num_tokens), row.first_position)
             self._world.feed_worker(worker, c.IterationFailed("bad luck"))
@@ -273,10 +275,11 @@ class WorkerProcesses:
         self._world.at(self._world.delay(), lambda: self._delivered(worker, push))
 
     def _caught_up(self, worker: FakeWorker, push: FakePush) -> None:
+        """Say so, also late: the push may have failed, and another of the attempt have begun."""
         if worker.stalled:
             worker.waiting.append(lambda: self._caught_up(worker, push))
-        elif not push.over:
-            self._world.feed_worker(worker, c.PushCaughtUp(push.choice_id, push.epoch))
+        elif worker.alive:
+            self._world.feed_worker(worker, c.PushCaughtUp(push.choice_id, push.epoch, push.number))
 
     def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
         if not worker.alive:

@@ -100,6 +100,7 @@ class KvSource:
         block_ids: in position order.
         num_tokens: of a prompt that is computed while it is pushed, or before; `None` for a sequence that decodes on.
         written_tokens: those with KV already.
+        number: of the push, as `OpenPush` has it.
     """
 
     choice_id: str
@@ -107,6 +108,7 @@ class KvSource:
     block_ids: tuple[int, ...]
     num_tokens: int | None
     written_tokens: int
+    number: int = 0
 
 
 @value

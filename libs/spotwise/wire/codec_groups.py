@@ -159,7 +159,7 @@ _ORDERS: _Table = {
         *codec_of(
             c.OpenPush,
             pb.OpenPush,
-            *(*_ATTEMPT, "written_tokens"),
+            *(*_ATTEMPT, "written_tokens", "number"),
             optional=("num_tokens",),
             target=codec_kv.TARGET,
             source_block_ids=(same, tuple),
@@ -189,7 +189,7 @@ _REPORTS: _Table = {
     g.GroupSwapEnded: ("swapped", *codec_of(g.GroupSwapEnded, pb.GroupSwapEnded, "epoch", "number", "error")),
     g.GroupRefused: ("refused", *codec_of(g.GroupRefused, pb.GroupRefused, "epoch", "reason")),
     g.GroupBroken: ("broken", *codec_of(g.GroupBroken, pb.GroupBroken, "epoch", "reason")),
-    c.PushCaughtUp: ("push_caught_up", *codec_of(c.PushCaughtUp, pb.OfAttempt, *_ATTEMPT)),
+    c.PushCaughtUp: ("push_caught_up", *codec_of(c.PushCaughtUp, pb.PushCaughtUp, *_ATTEMPT, "number")),
     c.HandoffDelivered: (
         "handoff_delivered",
         *codec_of(

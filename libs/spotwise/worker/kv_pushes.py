@@ -101,11 +101,12 @@ class KvPushes:
             return
         prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, source.written_tokens))
         if source.num_tokens is None:
-            self._spawn(self._catch_up(prompt.push, source.choice_id, source.epoch), "pre_copy")
+            caught_up = c.PushCaughtUp(source.choice_id, source.epoch, source.number)
+            self._spawn(self._catch_up(prompt.push, caught_up), "pre_copy")
 
-    async def _catch_up(self, push: KvPush, choice_id: str, epoch: int) -> None:
+    async def _catch_up(self, push: KvPush, caught_up: c.PushCaughtUp) -> None:
         await push.caught_up()
-        self._feed(c.PushCaughtUp(choice_id, epoch))
+        self._feed(caught_up)
 
     def commit(self, command: c.CommitPush) -> None:
         """Commit the push of a prompt, which is computed now, or of a sequence; no effect where it has failed already."""

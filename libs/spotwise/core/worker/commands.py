@@ -80,7 +80,9 @@ class KvArrived:
 
 @value
 class PushCaughtUp(m.OfAttempt):
-    """The push of a sequence that decodes has sent what was written when it was opened."""
+    """The push of a sequence that decodes, opened with this number, has sent what was written then."""
+
+    number: int = 0
 
 
 @value
@@ -230,17 +232,20 @@ class OpenPush(m.OfAttempt):
         num_tokens: of a prompt that is about to be computed, pushed layer by layer; `None` for a sequence that decodes on, of
             which the blocks that are full now are pushed, answered by `PushCaughtUp`.
         written_tokens: those with KV in the source blocks already.
+        number: of the attempt's pushes that are answered so, each another; 0 for a prompt's.
     """
 
     target: KvTarget
     source_block_ids: tuple[int, ...]
     num_tokens: int | None
     written_tokens: int
+    number: int = 0
 
     @property
     def source(self) -> KvSource:
         """What is pushed."""
-        return KvSource(self.choice_id, self.epoch, self.source_block_ids, self.num_tokens, self.written_tokens)
+        tokens = (self.num_tokens, self.written_tokens)
+        return KvSource(self.choice_id, self.epoch, self.source_block_ids, *tokens, self.number)
 
 
 @value

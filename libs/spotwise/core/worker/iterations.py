@@ -200,7 +200,7 @@ class Iterations:
         positions, tokens and the prefix cache advance with a result only, and written KV is written again.
         """
         self._prefill_budget.ended(now, failed=True)
-        members = [sequence for sequence, _ in self._table.end_iteration()]
+        members = [sequence for sequence, _ in self._table.end_iteration(failed=True)]
         match self._examination.failed(members):
             case ExaminationVerdict.CULPRIT:
                 reason = f"the engine fails with this request: {event.reason}"
@@ -210,6 +210,7 @@ class Iterations:
             case ExaminationVerdict.ENGINE_FAILS:
                 self.broken = f"the engine fails for every request: {event.reason}"
                 self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
+        self._moves.iteration_failed(members)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
         for sequence in sequences:

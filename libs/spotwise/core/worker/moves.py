@@ -5,11 +5,14 @@ It is kept, parked, until its gateway takes tokens from the target. Where the ha
 for `ACKNOWLEDGED_WITHIN_S`, it goes on here: two holders compute the same tokens, of which the gateway delivers one.
 A sequence whose KV is on the host has it swapped in first, where blocks are free for it.
 A move that is refused or fails costs the sequence nothing but the pause. No room is waited for, here or at the target.
+Every step ends: by an answer, by an iteration that ends or fails, or by a bound after which the sequence goes on here.
 A reservation is cancelled only while the target cannot have the sequence, of this move or of one whose end was not heard of.
 Source: SpotServe, section 4.2 (migration of the KV cache); pre-copy as in live migration (Clark et al., NSDI 2005, section 3).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason, RequestEvent
@@ -26,6 +29,9 @@ ACKNOWLEDGED_WITHIN_S = 2.0
 RESERVED_WITHIN_S = 2.0
 #: A move waits no longer for KV to come back from the host.
 RETURNED_WITHIN_S = 2.0
+#: A copy of full blocks, and an iteration that a parked sequence is in, end within so long, or the sequence goes on here:
+#: links that lose packets have ended by their own bound by then, and a stuck iteration is its watchdog's.
+COPIED_WITHIN_S = 60.0
 #: Length of a reservation's lease.
 LEASE_S = 3.0
 #: Tokens that a sequence may decode here after its reservation was made, at most: then it parks.
@@ -101,6 +107,7 @@ class MoveSide:
     def _ask_for_blocks(self, sequence: Sequence, move: SequenceMove, now: float) -> None:
         move.step, move.asked_s = MoveStep.RESERVING, now
         sequence.lease_s = LEASE_S
+        move.hop = sequence.hops_asked = max(sequence.hop, sequence.hops_asked) + 1
         order, left = move.order, sequence.remaining_tokens_here
         reservation = m.ReserveKv(
             choice_id=order.choice_id,
@@ -112,7 +119,7 @@ class MoveSide:
             max_new_tokens=left - min(left, TOKENS_AHEAD),
             lease_s=LEASE_S,
             source_id=self._table.worker_id,
-            hop=sequence.hop + 1,
+            hop=move.hop,
         )
         self._table.emit(m.Send(order.target_id, reservation))
 
@@ -140,8 +147,10 @@ class MoveSide:
             return
         sequence.move.tokens_copied, sequence.move.reserved_s = sequence.computed_tokens, now
         sequence.push_in_flight = True
-        blocks = sequence.block_ids[: self._table.pool.blocks_for(sequence.computed_tokens)]
-        self._table.emit(c.OpenPush(sequence.choice_id, sequence.epoch, target, blocks, None, sequence.computed_tokens))
+        written = sequence.computed_tokens
+        blocks = sequence.block_ids[: self._table.pool.blocks_for(written)]
+        push = c.OpenPush(sequence.choice_id, sequence.epoch, target, blocks, None, written, sequence.move.hop)
+        self._table.emit(push)
 
     def kv_refused(self, report: m.KvRefused, now: float) -> None:
         """The target has no room: the sequence goes on here."""
@@ -160,6 +169,8 @@ class MoveSide:
         sequence = self._table.get(event.choice_id, event.epoch)
         if sequence is None or sequence.move is None or sequence.move.step is not MoveStep.COPYING:
             return
+        if event.number != sequence.move.hop:
+            return  # of an earlier push, to a target that failed
         sequence.move.step, sequence.move.parked_s = MoveStep.PARKING, now
         if not sequence.in_iteration:
             self._hand_over(sequence)
@@ -174,6 +185,13 @@ class MoveSide:
                 return
             move.step, move.parked_s = MoveStep.PARKING, now
         self._hand_over(sequence)
+
+    def iteration_failed(self, members: Iterable[Sequence]) -> None:
+        """Hand over what parked while it was in the iteration: nothing was computed, and it joins no further one."""
+        for sequence in members:
+            move = sequence.move
+            if move is not None and move.step is MoveStep.PARKING and not sequence.pending_free:
+                self._hand_over(sequence)
 
     def _hand_over(self, sequence: Sequence) -> None:
         assert sequence.move is not None
@@ -215,7 +233,8 @@ class MoveSide:
             return
         if sequence.move is not None and sequence.move.step is MoveStep.HANDING_OVER:
             sequence.advance(RequestEvent.HANDOFF_ABANDONED)
-        self._abandon(sequence, m.MoveOutcome.FAILED, reason, now)
+        why = sequence.move.why_aborted if sequence.move is not None else ""
+        self._abandon(sequence, m.MoveOutcome.FAILED, why or reason, now)
 
     def acknowledged(self, answer: m.MoveAcknowledged, now: float) -> None:
         """Drop the sequence: its gateway takes its tokens from another worker."""
@@ -244,6 +263,10 @@ class MoveSide:
                 self._abandon(sequence, m.MoveOutcome.REFUSED, "its KV did not come back from the host in time", now)
             elif move.step is MoveStep.RESERVING and now - move.asked_s > RESERVED_WITHIN_S:
                 self._abandon(sequence, m.MoveOutcome.REFUSED, "the target did not answer", now)
+            elif move.step is MoveStep.COPYING and now - move.reserved_s > COPIED_WITHIN_S:
+                self._abort(sequence, move, "its KV was not copied in time")
+            elif move.step is MoveStep.PARKING and now - move.parked_s > COPIED_WITHIN_S:
+                self._abort(sequence, move, "the iteration that it was in did not end in time")
             elif move.step is MoveStep.DELIVERED and now - move.delivered_s > ACKNOWLEDGED_WITHIN_S:
                 sequence.advance(RequestEvent.HANDOFF_ABANDONED)
                 sequence.move = None  # the target may have it, or may be gone
@@ -254,7 +277,15 @@ class MoveSide:
             if sequence.move is not None:
                 sequence.move.began_s += seconds
                 sequence.move.asked_s += seconds
+                sequence.move.reserved_s += seconds
+                sequence.move.parked_s += seconds
                 sequence.move.delivered_s += seconds
+
+    def _abort(self, sequence: Sequence, move: SequenceMove, reason: str) -> None:
+        """Go on here; the move is over when the transport has let go of the blocks."""
+        self._table.cancel_target(sequence)
+        move.step, move.why_aborted = MoveStep.ABORTING, reason
+        self._table.emit(c.AbortPush(sequence.choice_id, sequence.epoch))
 
     def _abandon(self, sequence: Sequence, outcome: m.MoveOutcome, reason: str, now: float) -> None:
         move = sequence.move

@@ -30,6 +30,7 @@ class MoveStep(StrEnum):
     RESERVING = "reserving"  #: the target was asked for blocks; the sequence decodes
     COPYING = "copying"  #: full blocks are copied; the sequence decodes
     PARKING = "parking"  #: it takes part in no further iteration
+    ABORTING = "aborting"  #: it goes on here, once its copy has ended; the target has been told
     HANDING_OVER = "handing_over"  #: the tail is copied
     DELIVERED = "delivered"  #: the target has it; its gateway has not acknowledged that
 
@@ -40,21 +41,25 @@ class SequenceMove:
 
     Attributes:
         began_s: when it was ordered; `asked_s`: when the target was asked for blocks.
+        hop: the number that the target was asked under; another for each move of the sequence.
         reservation: at the target, once it has granted it, at `reserved_s`.
         tokens_copied: tokens whose KV was copied while it decoded; `parked_s`: since when it does not.
         delivered_s: when the target had it; `is_acknowledged`: its gateway takes its tokens from there.
+        why_aborted: for people, where it is `ABORTING`.
     """
 
     order: MoveRequest
     began_s: float
     step: MoveStep = MoveStep.RETURNING
     asked_s: float = 0.0
+    hop: int = 0
     reservation: KvTarget | None = None
     reserved_s: float = 0.0
     tokens_copied: int = 0
     parked_s: float = 0.0
     delivered_s: float = 0.0
     is_acknowledged: bool = False
+    why_aborted: str = ""
 
 
 @dataclass(slots=True)
@@ -74,6 +79,7 @@ class Sequence:
         record_tokens: tokens of the record, which the attempt began with.
         move: its way to another worker.
         source_id, hop: the worker that it moved here from, and the number of that move; empty and 0 for one that began here.
+        hops_asked: the last number that a target was asked under.
         announced: its gateway was told that it moved here.
         scheduler_id: of the scheduler that ordered it.
         kv_tokens: tokens that it may hold at most, where another worker computed its first.
@@ -114,6 +120,7 @@ class Sequence:
     move: SequenceMove | None = None
     source_id: str = ""
     hop: int = 0
+    hops_asked: int = 0
     announced: bool = False
     scheduler_id: str = ""
     kv_tokens: int = 0
@@ -195,7 +202,8 @@ class Sequence:
     def reserved_at(self) -> str | None:
         """The worker that has those blocks, or was asked for them."""
         if self.move is not None:
-            return None if self.move.step is MoveStep.RETURNING else self.move.order.target_id
+            away = (MoveStep.RETURNING, MoveStep.ABORTING)
+            return None if self.move.step in away else self.move.order.target_id
         return None if self.target is None else self.target.worker_id
 
     @property

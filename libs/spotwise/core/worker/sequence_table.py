@@ -127,12 +127,14 @@ class SequenceTable:
             sequence.in_iteration = True
         self._iterations.append(members)
 
-    def end_iteration(self) -> list[tuple[Sequence, int]]:
-        """Note that the oldest iteration ended; return its sequences that have not ended, and their tokens."""
+    def end_iteration(self, *, failed: bool = False) -> list[tuple[Sequence, int]]:
+        """Note that the oldest iteration ended, or `failed`; return its sequences that have not ended, and their tokens."""
         took_part = self._iterations.popleft()
         pending_free = []
         for sequence, _ in took_part:
-            sequence.in_iteration, sequence.has_run = False, True
+            sequence.in_iteration = False
+            if not failed:  # one without computed tokens has nothing that could be swapped out
+                sequence.has_run = True
             if sequence.pending_free:
                 pending_free.append(sequence)
         for sequence in pending_free:

@@ -143,10 +143,12 @@ class OpenPush(_message.Message):
     SOURCE_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     WRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     num_tokens: _builtins.int
     written_tokens: _builtins.int
+    number: _builtins.int
     @_builtins.property
     def target(self) -> _worker_pb2.KvTarget: ...
     @_builtins.property
@@ -160,16 +162,42 @@ class OpenPush(_message.Message):
         source_block_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_tokens: _builtins.int | None = ...,
         written_tokens: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "num_tokens", b"num_tokens", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "choice_id", b"choice_id", "epoch", b"epoch", "num_tokens", b"num_tokens", "source_block_ids", b"source_block_ids", "target", b"target", "written_tokens", b"written_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens", "choice_id", b"choice_id", "epoch", b"epoch", "num_tokens", b"num_tokens", "number", b"number", "source_block_ids", b"source_block_ids", "target", b"target", "written_tokens", b"written_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_tokens: _TypeAlias = _typing.Literal["num_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_tokens: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_tokens) -> _WhichOneofReturnType__num_tokens | None: ...
 
 Global___OpenPush: _TypeAlias = OpenPush  # noqa: Y015
+
+@_typing.final
+class PushCaughtUp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
+    epoch: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        choice_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushCaughtUp: _TypeAlias = PushCaughtUp  # noqa: Y015
 
 @_typing.final
 class QueueLevel(_message.Message):
@@ -470,7 +498,7 @@ class GroupReport(_message.Message):
     @_builtins.property
     def refused(self) -> Global___GroupRefused: ...
     @_builtins.property
-    def push_caught_up(self) -> Global___OfAttempt: ...
+    def push_caught_up(self) -> Global___PushCaughtUp: ...
     @_builtins.property
     def handoff_delivered(self) -> Global___HandoffDelivered: ...
     @_builtins.property
@@ -488,7 +516,7 @@ class GroupReport(_message.Message):
         failed: Global___StepFailed | None = ...,
         swapped: Global___GroupSwapEnded | None = ...,
         refused: Global___GroupRefused | None = ...,
-        push_caught_up: Global___OfAttempt | None = ...,
+        push_caught_up: Global___PushCaughtUp | None = ...,
         handoff_delivered: Global___HandoffDelivered | None = ...,
         handoff_failed: Global___HandoffFailed | None = ...,
         part_arrived: Global___PartArrived | None = ...,

@@ -121,9 +121,8 @@ class GroupKvTransport:
         push = self._pushes[key] = GroupPush(
             own, source, len(self._group.device_shares), self._group.order, lambda: self._pushes.pop(key, None)
         )
-        order = c.OpenPush(
-            source.choice_id, source.epoch, target, source.block_ids, source.num_tokens, source.written_tokens
-        )
+        tokens = (source.num_tokens, source.written_tokens)
+        order = c.OpenPush(source.choice_id, source.epoch, target, source.block_ids, *tokens, source.number)
         self._group.order(order)
         return push
 
@@ -181,7 +180,7 @@ class GroupPush:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._own = own
-        self._choice_id, self._epoch = source.choice_id, source.epoch
+        self._choice_id, self._epoch, self._number = source.choice_id, source.epoch, source.number
         self._order = order
         self._on_over = on_over
         self._ended: list[asyncio.Future[TransferReport]] = [loop.create_future() for _ in range(devices)]
@@ -224,8 +223,8 @@ class GroupPush:
     def reported(self, report: c.PushCaughtUp | c.HandoffDelivered | c.HandoffFailed) -> None:
         """Take a device's report of its part."""
         match report:
-            case c.PushCaughtUp():
-                self._caught_up += 1
+            case c.PushCaughtUp(number=number):
+                self._caught_up += number == self._number  # one of an earlier push may come late
                 if self._caught_up == len(self._ended):
                     self._all_caught_up.set()
             case c.HandoffDelivered():

@@ -56,7 +56,7 @@ def test_it_is_swapped_in_and_then_moves() -> None:
     assert ended(bench.tick(after_s=RESERVED_WITHIN_S * 0.9)) == []  # since it was asked, not since the order
     (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), c.OpenPush)
     assert (len(push.source_block_ids), push.written_tokens) == (3, 39)
-    (commit,) = only(bench.feed(c.PushCaughtUp("a", 1)), c.CommitPush)
+    (commit,) = only(bench.feed(c.PushCaughtUp("a", 1, 1)), c.CommitPush)
     assert commit.handoff.num_tokens == 39
     (report,) = ended(bench.delivered("a"))
     assert (report.outcome, report.tokens) == (m.MoveOutcome.MOVED, 39)
@@ -73,7 +73,7 @@ def test_it_decodes_until_it_is_copied_where_its_turn_comes() -> None:
     assert row_of(bench.iterate(o=2), "a") == (39, 1)
     (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), c.OpenPush)
     assert push.written_tokens == 39
-    bench.feed(c.PushCaughtUp("a", 1))
+    bench.feed(c.PushCaughtUp("a", 1, 1))
     (commit,) = only(bench.iterate(a=53), c.CommitPush)
     assert commit.handoff.num_tokens == 40
 

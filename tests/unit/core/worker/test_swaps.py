@@ -191,3 +191,14 @@ class TestFetching:
         self.submit_the_same(bench)
         commands = bench.iterate(o=2)
         assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["p@1"]
+
+
+def test_a_failed_iteration_is_no_turn() -> None:
+    """A sequence of which nothing was computed since it got its blocks is not swapped out: the host would keep nothing."""
+    bench = WorkerBench(blocks=6, policy=POLICY)
+    bench.in_place("a", prompt=38)
+    bench.feed(c.IterationFailed("bad luck"))
+    (sequence,) = bench.role.sequences
+    assert (sequence.computed_tokens, len(sequence.block_ids), sequence.has_run) == (0, 3, False)
+    bench.iterate(a=51)
+    assert sequence.has_run
