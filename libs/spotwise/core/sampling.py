@@ -108,7 +108,8 @@ class TokenLogprobs:
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
     token, where requested: one entry a prompt token, `None` for the first; so does the prompt's `embedding`, float32, not
-    normalised. With a `failure` the sequence cannot go on, here or elsewhere, and the token is none.
+    normalised. With a `failure` the token is none and the sequence cannot go on, here or elsewhere; it might elsewhere where
+    this engine `may_be_ill`.
     """
 
     sequence_id: str
@@ -117,3 +118,4 @@ class SampledToken(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     failure: str | None = None
     embedding: tuple[float, ...] | None = None
+    may_be_ill: bool = False

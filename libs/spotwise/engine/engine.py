@@ -334,9 +334,11 @@ class Engine:
             return ()
         sequences = [rows[index][1] for index in sampled]
         results = sample_sequences(logits, sequences, self._kernels, None if allowed is None else allowed.result())
-        for sequence, result in zip(sequences, results, strict=True):
+        for index, sequence, result in zip(sampled, sequences, results, strict=True):
             if result.failure is None:
                 sequence.append(result.token_id)
+            elif result.may_be_ill:
+                self.kv.clear_not_finite(rows[index][0].block_ids)
         return results
 
     def _begin_grammars(self, sequences: Rows[EngineSequence]) -> Future[AllowedTokens] | None:

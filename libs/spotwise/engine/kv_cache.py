@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,6 +191,12 @@ class PagedKvCache:
         )
         outer, inner = places.offsets // pair, places.offsets % pair
         tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
+
+    def clear_not_finite(self, block_ids: Rows[int]) -> None:
+        """Make zeros of what is NaN or infinite in these blocks: their next owner multiplies what it does not use by zero."""
+        index = torch.tensor(block_ids, dtype=torch.int64, device=self.keys.device)
+        for tensor in (self.keys, self.values):
+            tensor[:, :, index] = tensor[:, :, index].nan_to_num(0.0, 0.0, 0.0)
 
     def note_written(self, layer: int) -> None:
         """Note that a layer's new positions are written; on a GPU, by the work queued so far."""

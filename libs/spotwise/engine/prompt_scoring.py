@@ -6,11 +6,12 @@ They bound the logits in memory to `PROMPT_CHUNK_TOKENS * vocab_size`. The last 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from itertools import islice
 
 import torch
 
 from spotwise.engine.iteration import SequenceRow
-from spotwise.engine.sampler import token_logprobs
+from spotwise.engine.sampler import have_finite_maximum, token_logprobs
 
 PROMPT_CHUNK_TOKENS = 256
 
@@ -45,7 +46,10 @@ def note_prompt_logprobs(logits: torch.Tensor, rows: Rows[SequenceRow]) -> None:
         following += sequence.tokens[first : first + row.num_tokens].tolist()
         num_top += [sequence.sampling.prompt_logprobs or 0] * row.num_tokens
     found = iter(token_logprobs(logits, following, num_top))
+    finite = iter(have_finite_maximum(logits))
     for row, sequence in rows:
+        if not all(list(islice(finite, row.num_tokens))):
+            sequence.is_broken = True
         if sequence.prompt_logprobs is not None:
             first = row.first_position + 1
             sequence.prompt_logprobs[first : first + row.num_tokens] = [next(found) for _ in range(row.num_tokens)]

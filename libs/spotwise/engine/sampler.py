@@ -2,12 +2,13 @@
 
 Order: what changes logits (`logit_changes.py`), temperature, `min_p`, `top_k`, `top_p`, then one draw by inverse CDF with
 `counter_uniform(seed, output_index)`: in vocabulary order where nothing is filtered, else by descending probability, ties by
-id. A row's token does not depend on other rows. On a CPU the native kernel (`native/sampling.h`) does it in one call; the torch
-code here is its reference.
+id. A row's token does not depend on other rows; one whose logits have no finite maximum has none. On a CPU the native kernel
+(`native/sampling.h`) does it in one call; the torch code here is its reference.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -22,6 +23,11 @@ from spotwise.engine.sequences import EngineSequence
 
 # Most likely tokens to try before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
+NOT_FINITE = (
+    "the model gave numbers that are none (NaN or infinite): its weights are damaged, or too large for this dtype (float16 "
+    "overflows where bfloat16 does not)"
+)
+NOTHING_ALLOWED = "no token may follow: what the request allows leaves none"
 
 
 def sample_sequences(
@@ -37,6 +43,9 @@ def sample_sequences(
         sequences: by row.
         kernels: draw the tokens, if given.
         allowed: by row, what its grammar allows; `None`: no sequence has one. One that cannot be followed is a failure.
+
+    A row whose logits are no numbers, here or in its scored prompt, or whose embedding is none, has a failure as well: the
+    argmax of NaN is an index, which would be served as a token.
     """
     masks = allowed or [None] * len(sequences)
     rows = [
@@ -45,23 +54,37 @@ def sample_sequences(
         )
         for seq, mask in zip(sequences, masks, strict=True)
     ]
-    token_ids = sample(logits, rows, kernels)
+    tokens = sample(logits, rows, kernels)
+    # What a row's parameters exclude may hide what is no number.
+    unsure = [index for index, row in enumerate(rows) if row.changes_logits or tokens[index] is None]
+    sound = dict(zip(unsure, have_finite_maximum(logits[unsure]), strict=True)) if unsure else {}
+    token_ids = [token or 0 for token in tokens]
     logprobs = _requested_logprobs(logits, [seq.sampling for seq in sequences], token_ids)
-    return tuple(
-        SampledToken(
-            sequence.sequence_id,
-            token_id,
-            logprob,
-            None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
-            str(mask) if isinstance(mask, GrammarError) else None,
-            None if sequence.pooling is None else sequence.pooling.embedding(),
-        )
-        for sequence, token_id, logprob, mask in zip(sequences, token_ids, logprobs, masks, strict=True)
-    )
+    sampled = []
+    for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        embedding = None if sequence.pooling is None else sequence.pooling.embedding()
+        is_sound = sound.get(index, True) and not sequence.is_broken and all(map(math.isfinite, embedding or ()))
+        failure = None if is_sound else NOT_FINITE
+        if failure is None and isinstance(mask, GrammarError):
+            failure = str(mask)
+        elif failure is None and tokens[index] is None:
+            failure = NOTHING_ALLOWED
+        scores = None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs)
+        name, token = sequence.sequence_id, token_ids[index]
+        sampled.append(SampledToken(name, token, logprobs[index], scores, failure, embedding, not is_sound))
+    return tuple(sampled)
 
 
-def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | None = None) -> list[int]:
-    """Return one token for each row of `logits` `[rows, vocab_size]`, drawn by `kernels` if given."""
+def have_finite_maximum(logits: torch.Tensor) -> list[bool]:
+    """Tell of each row of `[rows, vocab_size]` whether its largest is a number, and none is NaN."""
+    finite: list[bool] = logits.amax(-1).isfinite().tolist()
+    return finite
+
+
+def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | None = None) -> list[int | None]:
+    """Return one token for each row of `logits` `[rows, vocab_size]`, drawn by `kernels` if given; `None` where there is none
+    to draw, because a logit is NaN or the largest is infinite.
+    """
     adjusted = logits.float()
     if any(row.changes_logits for row in rows):
         adjusted = adjusted.clone() if adjusted is logits else adjusted
@@ -70,15 +93,20 @@ def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | Non
                 change_logits(row_logits, row)
     if kernels is not None:
         return _pick_natively(adjusted, rows, kernels)
+    finite = have_finite_maximum(adjusted)
     filtered = [index for index, row in enumerate(rows) if row.filters and not row.takes_likeliest]
     if len(filtered) == len(rows):
-        return _draw(adjusted, rows)
+        return _sound(_draw(adjusted, rows), finite)
     tokens = _pick(adjusted, rows)
     if filtered:
         drawn = _draw(adjusted[filtered], [rows[index] for index in filtered])
         for index, token in zip(filtered, drawn, strict=True):
             tokens[index] = token
-    return tokens
+    return _sound(tokens, finite)
+
+
+def _sound(tokens: Rows[int], finite: Rows[bool]) -> list[int | None]:
+    return [token if is_finite else None for token, is_finite in zip(tokens, finite, strict=True)]
 
 
 def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
@@ -93,7 +121,7 @@ def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
     return tokens
 
 
-def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels) -> list[int]:
+def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels) -> list[int | None]:
     """Do the work of `_pick` and `_draw` in one native call for all rows."""
     count, vocab_size = logits.shape
     logits = logits.contiguous()
@@ -112,8 +140,7 @@ def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kerne
     )
     tokens = np.empty(count, dtype=np.int64)
     kernels.pick(logits.data_ptr(), count, vocab_size, draws.ctypes.data, tokens.ctypes.data)
-    chosen: list[int] = tokens.tolist()
-    return chosen
+    return [None if token < 0 else token for token in tokens.tolist()]
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int]) -> list[TokenLogprobs]:

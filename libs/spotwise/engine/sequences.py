@@ -29,6 +29,8 @@ class EngineSequence:
         self._tokens = np.empty(len(known) + 64, dtype=np.int64)
         self._tokens[: len(known)] = known
         self._length = len(known)
+        #: Some logits of its prompt are no numbers.
+        self.is_broken = False
         self._block_ids: tuple[int, ...] = ()
         self._block_table = np.empty(0, dtype=np.int64)
         # An attempt that continues after committed outputs has reported its prompt already.

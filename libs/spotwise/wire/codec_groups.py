@@ -99,6 +99,7 @@ def _sampled_to(sampled: tuple[SampledToken, ...]) -> list[pb.SampledToken]:
             prompt_logprobs=[logprobs_to(entry) for entry in token.prompt_logprobs or ()],
             failure=token.failure,
             embedding=token.embedding or (),
+            may_be_ill=token.may_be_ill,
         )
         for token in sampled
     ]
@@ -113,6 +114,7 @@ def _sampled_from(protos: Any) -> tuple[SampledToken, ...]:
             tuple(map(logprobs_from, proto.prompt_logprobs)) if proto.has_prompt_logprobs else None,
             proto.failure if proto.HasField("failure") else None,
             tuple(proto.embedding) or None,
+            proto.may_be_ill,
         )
         for proto in protos
     )

@@ -56,7 +56,7 @@ def config_of(folder: Path, dtype: str = "float32") -> EngineConfig:
 
 def tokens_of(engine: Engine) -> list[int]:
     driver = Driver(engine)
-    driver.add(request := record("a", tuple(range(2, 40)), max_new_tokens=12))
+    driver.add(request := record("a", list(range(2, 40)), max_new_tokens=12))
     while driver.step():
         pass
     return [token.token_id for token in driver.results[request.sequence_id]]

@@ -104,6 +104,7 @@ def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float]
             assert token == int(row_logits.argmax())
             continue
         cumulative = (row_logits / one.sampling.temperature).softmax(-1).cumsum(0)
+        assert token is not None
         uniform = counter_uniform(one.sampling.seed, 0)
         assert uniform <= cumulative[token] + 1e-6
         assert token == 0 or uniform >= cumulative[token - 1] - 1e-6
@@ -153,14 +154,6 @@ def test_a_masked_token_is_never_drawn(native: bool, best_kernels: Kernels) -> N
         rows = [row(seed=seed, **parameters) for seed in range(100)]
         drawn = set(sample(logits.expand(100, -1), rows, best_kernels if native else None))
         assert drawn == ({7} if parameters.get("temperature") == 0 else {7, 333})
-
-
-def test_logits_that_are_no_numbers_give_some_token(best_kernels: Kernels) -> None:
-    """No place outside of the vocabulary is read or named."""
-    for value in (torch.nan, torch.inf, -torch.inf):
-        rows = [row(seed=3, **parameters) for parameters in ({}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1})]
-        for token in sample(torch.full((4, VOCAB), value), rows, best_kernels):
-            assert 0 <= token < VOCAB
 
 
 @settings(max_examples=30)
@@ -313,3 +306,19 @@ def test_half_precision_logits_are_drawn_in_float32() -> None:
     """The same numbers in bfloat16 give the same draw."""
     logits = logits_of(8).to(torch.bfloat16)
     assert sample(logits, [row(seed=11)]) == sample(logits.float(), [row(seed=11)])
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("bad", [[float("nan")], [float("inf")], [float("nan")] * VOCAB, [-float("inf")] * VOCAB])
+@pytest.mark.parametrize("parameters", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 300}, {"min_p": 0.1}])
+def test_a_row_without_a_finite_maximum_has_no_token(
+    parameters: dict[str, Any], bad: list[float], native: bool, best_kernels: Kernels
+) -> None:
+    """Wherever in the vocabulary it is; the rows beside it have theirs."""
+    kernels = best_kernels if native else None
+    sound = logits_of(9, rows=1)
+    (expected,) = sample(sound, [row(seed=3, **parameters)], kernels)
+    for place in {0, 5, VOCAB - len(bad)} if len(bad) == 1 else {0}:
+        logits = sound.repeat(3, 1)
+        logits[1, place : place + len(bad)] = torch.tensor(bad)
+        assert sample(logits, [row(seed=3, **parameters)] * 3, kernels) == [expected, None, expected]

@@ -219,7 +219,10 @@ class Iterations:
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # a sequence without its record is in no batch
         if sampled.failure is not None:
-            self._table.fail(sequence, sampled.failure, now, retryable=False)
+            # Numbers that are none come of the model, or of a machine that computes wrong: one other worker tries it, too.
+            is_retried = sampled.may_be_ill and sequence.epoch == 1
+            suspects = (self._table.worker_id,) if is_retried else ()
+            self._table.fail(sequence, sampled.failure, now, retryable=is_retried, suspects=suspects)
             return
         sequence.count_tokens(1)
         sequence.token_ids.append(sampled.token_id)

@@ -32,21 +32,36 @@ struct DrawScratch {
   std::vector<uint64_t> sorted;
 };
 
-// Returns the first token of the largest logit.
+constexpr int kNoToken = -1;
+
+// Returns the first token of the largest logit; kNoToken where a logit is NaN or the largest is infinite.
 inline int likeliest(const float* logits, int count) {
   Floats most = splat(-std::numeric_limits<float>::infinity());
+  Ints unordered = {};
   int i = 0;
-  for (; i + kLanes <= count; i += kLanes) most = maximum(most, load(logits + i));
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats values = load(logits + i);
+    most = maximum(most, values);
+    unordered |= values != values;
+  }
   float top = largest(most);
-  for (; i < count; i++) top = logits[i] > top ? logits[i] : top;
+  bool has_nan = false;
+  for (int lane = 0; lane < kLanes; lane++) has_nan |= unordered[lane] != 0;
+  for (; i < count; i++) {
+    top = logits[i] > top ? logits[i] : top;
+    has_nan |= logits[i] != logits[i];
+  }
+  if (has_nan || !std::isfinite(top)) return kNoToken;
   for (i = 0; i < count; i++)
     if (logits[i] == top) return i;
-  return 0;
+  return kNoToken;
 }
 
 // Draws from the whole vocabulary: returns the token at which cumulative weights pass `uniform` (in [0, 1)) of their sum.
 inline int draw_from_all(const float* logits, int count, float temperature, double uniform, std::vector<double>& sums) {
-  const float top = logits[likeliest(logits, count)];
+  const int most_likely = likeliest(logits, count);
+  if (most_likely == kNoToken) return kNoToken;
+  const float top = logits[most_likely];
   const float scale = 1.0f / temperature;
   const auto weights = [&](int i) { return exponential((load(logits + i) - splat(top)) * scale); };
   const auto weight = [&](int i) { return exponential(splat((logits[i] - top) * scale))[0]; };
@@ -144,6 +159,7 @@ inline void sort_buckets(const float* logits, int count, int first, int last, Dr
 // Draws from the tokens that the filters keep, by descending probability.
 inline int draw_from_kept(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {
   const int most_likely = likeliest(logits, count);
+  if (most_likely == kNoToken) return kNoToken;
   const float top = logits[most_likely];
   const auto counts = fill_buckets(logits, count, top, draw.temperature, scratch.buckets);
   const int64_t most = draw.top_k ? std::min<int64_t>(draw.top_k, count) : count;
@@ -183,7 +199,7 @@ inline int draw_from_kept(const float* logits, int count, const Draw& draw, Draw
     const size_t choice = upto(draw.uniform * sums[last - 1], true);
     return int(uint32_t(sorted[std::min(choice, last - 1)]));
   }
-  return most_likely;  // reached only if logits are NaN
+  return most_likely;  // not reached: the most likely token is kept
 }
 
 inline int pick(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {

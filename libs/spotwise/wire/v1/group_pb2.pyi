@@ -717,11 +717,14 @@ class SampledToken(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    MAY_BE_ILL_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     token_id: _builtins.int
     has_prompt_logprobs: _builtins.bool
     failure: _builtins.str
     """why there is no token"""
+    may_be_ill: _builtins.bool
+    """the engine, whose failure it is"""
     @_builtins.property
     def logprobs(self) -> _request_pb2.TokenLogprobs: ...
     @_builtins.property
@@ -740,10 +743,11 @@ class SampledToken(_message.Message):
         prompt_logprobs: _abc.Iterable[_request_pb2.TokenLogprobs] | None = ...,
         failure: _builtins.str | None = ...,
         embedding: _abc.Iterable[_builtins.float] | None = ...,
+        may_be_ill: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "failure", b"failure", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "embedding", b"embedding", "failure", b"failure", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sequence_id", b"sequence_id", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "embedding", b"embedding", "failure", b"failure", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "may_be_ill", b"may_be_ill", "prompt_logprobs", b"prompt_logprobs", "sequence_id", b"sequence_id", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
     _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015

@@ -11,7 +11,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from spotwise.core.worker.sequence_table import MOST_EMBEDDED_FLOATS
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, row_of, rows, stream_of
+from tests.unit.core.worker.bench import HERE, STOP_TOKEN, WorkerBench, deltas, error_delta, row_of, rows, stream_of
 
 
 class TestScheduling:
@@ -350,3 +350,15 @@ def test_load_counts_by_state_and_back_to_zero() -> None:
     bench.feed(m.CancelRequest("waiting", 1))
     bench.feed(m.CancelRequest("reserved", 1))
     bench.assert_empty()
+
+
+def test_numbers_that_are_none_are_tried_once_more_elsewhere() -> None:
+    """The model may be at fault, or this machine: a first attempt is retried on another worker, a later one fails for good."""
+    for epoch, retryable in ((1, True), (2, False)):
+        bench = WorkerBench()
+        bench.start("r", epoch, target=HERE)
+        bench.load("r", epoch)
+        sampled = SampledToken(f"r@{epoch}", 0, failure="no number", may_be_ill=True)
+        delta = error_delta(bench.feed(c.IterationFinished((sampled,))))
+        assert (delta.error, delta.retryable, delta.suspects) == ("no number", retryable, ("w",) if retryable else ())
+        bench.assert_empty()
