@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, os_error_line
 from spotwise.cli.lazy_group import lazy_group
 from spotwise.cli.silence import silence_logging
 
@@ -59,13 +59,21 @@ def _group(
 
 
 def main() -> None:
-    """Run one command; a `CommandError` is printed on one line, with exit status 1, or 2 where an option is wrong."""
+    """Run one command; a `CommandError` is printed on one line, with exit status 1, or 2 where an option is wrong, and what the
+    operating system refuses on one line, too.
+    """
     silence_logging()
     try:
         app()
     except CommandError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(error.exit_status)
+        _end(str(error), error.exit_status)
+    except OSError as error:  # on the edge of the program: a full disk, a folder of another user
+        _end(os_error_line(error), CommandError.exit_status)
+
+
+def _end(message: str, exit_status: int) -> None:
+    Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+    sys.exit(exit_status)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 from spotwise.mesh.redaction import without_passwords
@@ -20,3 +21,22 @@ class OptionError(CommandError):
     """An option is wrong; the message names it. The exit status is that of Typer's own checks."""
 
     exit_status: ClassVar[int] = 2
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or name folders on another disk with SPOTWISE_HOME and SPOTWISE_CACHE",
+    errno.EDQUOT: "free some space, or name folders on another disk with SPOTWISE_HOME and SPOTWISE_CACHE",
+    errno.EROFS: "name folders that can be written with SPOTWISE_HOME and SPOTWISE_CACHE",
+    errno.EACCES: "its owner is another user, or its mode forbids it; name other folders with SPOTWISE_HOME and SPOTWISE_CACHE",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.ENOMEM: "the machine has no memory left",
+}
+
+
+def os_error_line(error: OSError) -> str:
+    """Return what the operating system refused, of which file, and what helps, on one line."""
+    what = error.strerror or str(error) or type(error).__name__
+    where = "" if error.filename is None else f"{error.filename}: "
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{where}{what}" + ("" if remedy is None else f"; {remedy}")

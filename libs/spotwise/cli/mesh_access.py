@@ -29,7 +29,13 @@ class MeshAddresses:
 
 def running_state(name: str) -> RunState:
     """Return the state of this machine's mesh of that name; raises `CommandError` where no such mesh runs here."""
-    state = read_state(run_folder(name).state_path)
+    folder = run_folder(name)
+    state = read_state(folder.state_path)
+    if state is None and folder.holder() is not None:
+        raise CommandError(
+            f"mesh {name!r} starts, or its record {folder.state_path} is damaged: try again, or stop it with "
+            f"`spotwise down{folder.name_option}`"
+        )
     if state is None:
         raise CommandError(f"no mesh named {name!r} runs here; start one with `spotwise up`, or give one's address")
     return state

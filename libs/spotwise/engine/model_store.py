@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+from safetensors import SafetensorError
 
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.errors import ModelError
@@ -57,7 +58,10 @@ def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressH
     """
     if reference is None or reference == DEFAULT_MODEL:
         return ModelLocation(_converted(_default_gguf(), DEFAULT_MODEL, cache_dir, on_progress), DEFAULT_MODEL)
-    path = Path(reference).expanduser()
+    try:
+        path = Path(reference).expanduser()
+    except RuntimeError as error:  # "~" of nobody
+        raise ModelError(f"no model {reference!r}: {error}") from error
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give a folder, a .gguf file or a hub id such as org/name")
@@ -120,6 +124,18 @@ def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHand
     target = models / f"{name}-{_fingerprint(gguf)}"
     if target.is_dir():
         return target
+    try:
+        return _convert(gguf, target, on_progress)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(
+            f"the model cannot be written to the cache {models}: {reason}; free some space there, or set SPOTWISE_CACHE to "
+            "another folder"
+        ) from error
+
+
+def _convert(gguf: Path, target: Path, on_progress: ProgressHandler | None) -> Path:
+    models = target.parent
     models.mkdir(parents=True, exist_ok=True)
     with FileLock(models / f".{target.name}.lock"):
         if target.is_dir():

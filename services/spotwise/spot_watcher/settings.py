@@ -11,6 +11,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from spotwise.cloud.traced_instances import TraceEffect
 from spotwise.core.spot.policy import WatchPolicy
+from spotwise.files.user_folders import NoHomeError, home_folder
+from spotwise.mesh.ports import MeshError
 from spotwise.mesh.settings import ServiceSettings
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -124,8 +126,11 @@ class SpotWatcherSettings(ServiceSettings):
 
     @property
     def state_folder(self) -> Path:
-        """Where the state of local instances is."""
-        return self.fleet_folder or Path.home() / ".local" / "state" / "spotwise" / "fleet"
+        """Where the state of local instances is; raises `MeshError` where it is the user's home, and there is none."""
+        try:
+            return self.fleet_folder or home_folder() / ".local" / "state" / "spotwise" / "fleet"
+        except NoHomeError as error:
+            raise MeshError(f"{error}; set SPOTWISE_FLEET_FOLDER to an absolute path") from error
 
     @field_validator("node_name")
     @classmethod

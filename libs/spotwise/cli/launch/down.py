@@ -15,7 +15,7 @@ from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.options import MeshOptions
 from spotwise.cloud.instances import ProviderError
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.mesh.child_process import is_alive, send_signal
+from spotwise.mesh.child_process import ProcessIdentity, is_alive, send_signal
 
 # Four turns of the supervisor's grace, and some.
 _SUPERVISOR_GRACE_S = 30.0
@@ -29,11 +29,11 @@ def down(
     folder = run_folder(name)
     state = read_state(folder.state_path)
     if state is None:
-        typer.echo(f"nothing to stop: no mesh named {name!r} runs here")
+        _stop_without_record(folder)
         return
     is_running = send_signal(state.supervisor, signal.SIGTERM)
     if is_running:
-        _wait_until_gone(folder, state)
+        _wait_until_gone(state.supervisor)
     end_recorded(read_state(folder.state_path) or state)
     folder.state_path.unlink(missing_ok=True)
     typer.echo(
@@ -41,6 +41,21 @@ def down(
         if is_running
         else f"mesh {name!r} had lost its supervisor; its processes are stopped"
     )
+
+
+def _stop_without_record(folder: RunFolder) -> None:
+    """Stop a mesh whose record is missing or damaged by the process that holds its name, which ends all the others."""
+    holder = folder.holder()
+    if holder is not None and send_signal(holder, signal.SIGTERM):
+        _wait_until_gone(holder)
+        if is_alive(holder):
+            raise CommandError(
+                f"process {holder.pid} of mesh {folder.name!r} does not end; look at it with: ps -fp {holder.pid}"
+            )
+        typer.echo(f"mesh {folder.name!r} is stopped; its record {folder.state_path} was damaged")
+    else:
+        typer.echo(f"nothing to stop: no mesh named {folder.name!r} runs here")
+    folder.state_path.unlink(missing_ok=True)
 
 
 def end_recorded(state: RunState) -> None:
@@ -66,7 +81,7 @@ def end_instances(options: MeshOptions) -> None:
         raise CommandError(f"instances of mesh {options.name!r} do not end: {error}") from error
 
 
-def _wait_until_gone(folder: RunFolder, state: RunState) -> None:
+def _wait_until_gone(process: ProcessIdentity) -> None:
     deadline_s = time.monotonic() + _SUPERVISOR_GRACE_S
-    while is_alive(state.supervisor) and time.monotonic() < deadline_s:
+    while is_alive(process) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)

@@ -5,6 +5,7 @@ Defaults: `$XDG_STATE_HOME/spotwise`, else `~/.local/state/spotwise`; and `~/.ca
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.files.user_folders import NoHomeError, expanded, home_folder, state_home
+from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive
 
 DEFAULT_NAME = "default"
 
@@ -75,11 +78,9 @@ class RunFolder:
             # The folder holds passwords and clients' requests.
             self.path.chmod(0o700)
             self.logs_folder.chmod(0o700)
-            opened = (self.path / "lock").open("ab")
+            opened = self._lock_path.open("ab", buffering=0)
         except OSError as error:
-            raise CommandError(
-                f"{self.path} cannot be written: {error.strerror}; set SPOTWISE_HOME to another folder"
-            ) from error
+            raise self._unwritable(error) from error
         with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +89,36 @@ class RunFolder:
                     f"a mesh named {self.name!r} already runs here; stop it with `spotwise down{self.name_option}`, "
                     "or start another one beside it with --name OTHER and another --port"
                 ) from None
-            yield
+            try:
+                own = identify(os.getpid())
+                lock.truncate(0)
+                if own is not None:
+                    lock.write(f"{own.pid} {own.start_ticks}".encode())
+            except OSError as error:
+                raise self._unwritable(error) from error
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    lock.truncate(0)
+
+    def holder(self) -> ProcessIdentity | None:
+        """The living process that holds the name; with it a mesh is found whose record is damaged."""
+        try:
+            pid, start_ticks = map(int, self._lock_path.read_bytes().split())
+        except (FileNotFoundError, ValueError):
+            return None
+        holder = ProcessIdentity(pid, start_ticks)
+        return holder if is_alive(holder) else None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "lock"
+
+    def _unwritable(self, error: OSError) -> CommandError:
+        return CommandError(
+            f"{self.path} cannot be written: {error.strerror}; free some space, or set SPOTWISE_HOME to another folder"
+        )
 
     @property
     def name_option(self) -> str:
@@ -105,13 +135,20 @@ def run_folder(name: str) -> RunFolder:
 
 def cache_folder() -> Path:
     """The folder of the models."""
-    given = os.environ.get("SPOTWISE_CACHE")
-    return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "spotwise"
+    with _advising("SPOTWISE_CACHE"):
+        given = os.environ.get("SPOTWISE_CACHE")
+        return expanded(given) if given else home_folder() / ".cache" / "spotwise"
 
 
 def _home_folder() -> Path:
-    given = os.environ.get("SPOTWISE_HOME")
-    if given:
-        return Path(given).expanduser().absolute()
-    state_home = os.environ.get("XDG_STATE_HOME")
-    return (Path(state_home) if state_home else Path.home() / ".local" / "state") / "spotwise"
+    with _advising("SPOTWISE_HOME"):
+        given = os.environ.get("SPOTWISE_HOME")
+        return expanded(given) if given else state_home() / "spotwise"
+
+
+@contextmanager
+def _advising(variable: str) -> Iterator[None]:
+    try:
+        yield
+    except NoHomeError as error:
+        raise CommandError(f"{error}; set {variable} to an absolute path") from error

@@ -80,7 +80,7 @@ def write_state(path: Path, state: RunState) -> None:
 
 
 def read_state(path: Path) -> RunState | None:
-    """Read a mesh's state; None without a running mesh, or from an incompatible version."""
+    """Read a mesh's state; None without a running mesh, or where the record is damaged or another version's."""
     try:
         return RunState.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

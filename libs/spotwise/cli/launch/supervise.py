@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, os_error_line
 from spotwise.cli.launch.down import end_instances, end_recorded
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
 from spotwise.cli.launch.plan import plan_services
@@ -28,6 +28,7 @@ from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
+from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
 from spotwise.mesh.embedded import (
     LOOPBACK,
@@ -115,13 +116,13 @@ def _mesh_secret(folder: RunFolder) -> Path:
         if not given:
             write_mesh_secret(folder.mesh_secret_path)
             return folder.mesh_secret_path
-        path = Path(given).expanduser().absolute()
+        path = expanded(given)
         read_mesh_secret(path)
     except OSError as error:
         raise CommandError(
             f"{folder.mesh_secret_path} cannot be written: {error.strerror}; set SPOTWISE_HOME to another folder"
         ) from error
-    except MeshError as error:
+    except (MeshError, NoHomeError) as error:
         raise CommandError(f"SPOTWISE_MESH_SECRET_FILE: {error}") from error
     return path
 
@@ -198,6 +199,9 @@ def main() -> None:
             status = supervise(options, report, lambda: report.say("the mesh is up"), signals=signals)
     except CommandError as error:
         report.say(f"error: {error}")
+        status = 1
+    except OSError as error:  # on the edge of the program
+        report.say(f"error: {os_error_line(error)}")
         status = 1
     sys.exit(status)
 

@@ -18,6 +18,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.core.parallel.model_partition import ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.errors import ModelError
+from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS
 
@@ -41,7 +42,10 @@ def parse_model_shape(model: str, warn: Callable[[str], object]) -> ModelShape:
     named = named_shapes()
     if (shape := named.get(model.lower())) is not None:
         return shape
-    folder = Path(model).expanduser()
+    try:
+        folder = expanded(model)
+    except NoHomeError as error:
+        raise OptionError(f"--model {error}") from error
     if not folder.is_dir():
         raise OptionError(
             f"--model {model!r} is no folder and none of {', '.join(sorted(named))}; "

@@ -7,6 +7,7 @@ the user's cache folder. `python -m spotwise.engine.native.build --all` compiles
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import platform
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+
+from spotwise.files.user_folders import NoHomeError, cache_home
 
 _SOURCES = Path(__file__).parent
 _MAIN = "kernels.cpp"
@@ -101,7 +104,7 @@ def ensure_library(variant: Variant | None = None) -> Path:
     """
     variant = variant or variant_for_this_processor()
     name = f"{variant.name}-{_fingerprint(variant)}.so"
-    for folder in (_SOURCES / "_build", _user_folder()):
+    for folder in _folders():
         if (folder / name).exists():
             return folder / name
     folder = _writable_folder()
@@ -125,20 +128,23 @@ def _fingerprint(variant: Variant) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
-def _user_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "spotwise" / "native"
+def _folders() -> list[Path]:
+    folders = [_SOURCES / "_build"]
+    with contextlib.suppress(NoHomeError):
+        folders.append(cache_home() / "spotwise" / "native")
+    return folders
 
 
 def _writable_folder() -> Path:
-    for folder in (_SOURCES / "_build", _user_folder()):
+    for folder in _folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise NoKernelsError(f"neither {_SOURCES} nor {_user_folder()} can be written")
+    shown = ", ".join(map(str, _folders()))
+    raise NoKernelsError(f"none of these can be written: {shown}; set XDG_CACHE_HOME to a folder that can")
 
 
 def _compile(variant: Variant, library: Path) -> None:

@@ -5,11 +5,12 @@ A library is named after its sources: once one of them changes, it is not used a
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from spotwise.files.user_folders import NoHomeError, cache_home
 
 #: The folder that has the package `spotwise`.
 SOURCES = Path(__file__).parents[3]
@@ -83,10 +84,12 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def folders() -> tuple[Path, Path]:
-    """Return where it may lie: beside the sources, or in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _OWN / "_build", Path(base) / "spotwise" / "simulator"
+def folders() -> tuple[Path, ...]:
+    """Return where it may lie: beside the sources, or in the user's cache folder, if there is one."""
+    try:
+        return _OWN / "_build", cache_home() / "spotwise" / "simulator"
+    except NoHomeError:
+        return (_OWN / "_build",)
 
 
 def compiled_folder() -> Path | None:
