@@ -23,7 +23,9 @@ class StreamError(Exception):
 def stream(gateways: list[str], body: dict[str, Any], api_key: str = "") -> Iterator[str]:
     """Yield the text of choice 0 as it comes, each character once; raise StreamError where it cannot go on."""
     # The key makes a request that is sent twice one request; the gateways keep it for a while without a connection.
-    headers = {"Idempotency-Key": str(uuid.uuid4()), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
+    headers = {"Idempotency-Key": str(uuid.uuid4()), "X-Resume": "true"}  # the latter: every event with its id
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
     broken_s = None
     for url in itertools.cycle(gateways):
         try:

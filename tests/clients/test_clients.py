@@ -21,6 +21,7 @@ PYTHON = {
         "litellm_python",
         "pydantic_ai_python",
         "anthropic_python",
+        "naive_readers_python",
     ),
     "llama_index": ("openai_python", "openai_tools_python", "llama_index_python"),
 }

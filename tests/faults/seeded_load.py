@@ -178,7 +178,7 @@ class SeededLoad:
 
     async def _stream(self, http: httpx.AsyncClient, url: str, answer: SeededAnswer) -> float:
         """Return the seconds after which to try again, where it has not ended."""
-        headers = {"Last-Event-ID": answer.event_id} if answer.event_id else {}
+        headers = {"X-Resume": "true"} | ({"Last-Event-ID": answer.event_id} if answer.event_id else {})
         if answer.seed % 2:
             headers["X-Request-Timeout"] = str(_DEADLINE_S)
         async with http.stream("POST", f"{url}/v1/completions", json=answer.body(), headers=headers) as response:

@@ -87,7 +87,7 @@ class Said:
 
 def read(url: str, path: str, body: dict[str, Any], said: Said, seen: Callable[[Said], None] = lambda _: None) -> Said:
     """Stream, from where `said` ends, until the end or until the connection breaks."""
-    headers = {"Last-Event-ID": said.last_id} if said.last_id else {}
+    headers = {"X-Resume": "true"} | ({"Last-Event-ID": said.last_id} if said.last_id else {})
     event_id = ""
     try:
         with httpx.stream("POST", f"{url}{path}", json=body, headers=headers, timeout=30.0) as response:

@@ -59,7 +59,8 @@ def client_command(
         *("--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.streams)),
         *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"),
-        *("--save-result", "--result-dir", str(folder), "--result-filename", _RESULT_NAME),
+        # In detail: without it the client keeps to itself why requests failed.
+        *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", _RESULT_NAME),
     ]
 
 
@@ -89,9 +90,8 @@ def read_result(result: Mapping[str, Any], load: ClosedLoop) -> dict[str, float]
         raise CommandError(f"vLLM's client wrote no {', '.join(missing)}; use vLLM 0.32")
     if result["completed"] != load.requests:
         errors = sorted({error.strip().splitlines()[-1] for error in result.get("errors", ()) if error.strip()})
-        raise CommandError(
-            f"{load.requests - result['completed']} of {load.requests} requests failed: {'; '.join(errors) or 'no reason'}"
-        )
+        reasons = "; ".join(errors) or "vLLM's client gives no reason; look at the log of the server that it measured"
+        raise CommandError(f"{load.requests - result['completed']} of {load.requests} requests failed: {reasons}")
     expected_tokens = load.requests * load.output_tokens
     if result["total_output_tokens"] != expected_tokens:
         raise CommandError(f"{result['total_output_tokens']} tokens came back where {expected_tokens} were requested")

@@ -64,7 +64,9 @@ class ResumableStream:
         tried = 1
         while True:
             try:
-                headers = {"X-Spotwise-Resumable": "true"} | ({"Last-Event-ID": event_id} if event_id else {})
+                headers = {"X-Spotwise-Resumable": "true", "X-Resume": "true"} | (
+                    {"Last-Event-ID": event_id} if event_id else {}
+                )
                 with client.stream("POST", path, json=body, headers=headers) as response:
                     self._check(response, may_retry=bool(event_id))
                     self.request_id = response.headers.get("X-Request-Id")

@@ -130,7 +130,7 @@ class KeptRequests:
             reservation.cancel()
             return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
         running = _Running(form, restored(plan, form, self._limits.owner), reservation)
-        return self._begin(running, running.plan, None, arrived_s)
+        return self._begin(running, _resumable(request, running.plan), None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
         """Stream an answer that the caller began before, from its `Last-Event-ID` on; raises as `respond`."""
@@ -201,7 +201,7 @@ class KeptRequests:
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
         if running is None:
             running = await self._taken(request, kept, plan)
-        plan = replace(running.plan, stream=True) if as_stream else running.plan
+        plan = _resumable(request, replace(running.plan, stream=True) if as_stream else running.plan)
         self._metrics.count_resumed()
         return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
 
@@ -275,7 +275,8 @@ class KeptRequests:
             if running.log is None and not is_over:
                 self._spawn(self._end(running, _ending_of(error)))
 
-        position = position or StreamPosition.start(form.request_id, len(plan.sequences))
+        if position is None and plan.sends_positions:
+            position = StreamPosition.start(form.request_id, len(plan.sequences))
         return self._planning.response(
             form.endpoint,
             plan,
@@ -343,6 +344,12 @@ def _idempotency_key(request: Request) -> str:
             "'Idempotency-Key' must have 1 to 255 visible ASCII characters.", code="invalid_idempotency_key"
         )
     return key
+
+
+def _resumable(request: Request, plan: GenerationPlan) -> GenerationPlan:
+    """Return the plan of a stream with positions where the request's headers ask for them."""
+    asks = request.headers.get("x-resume", "").strip().lower() in ("true", "1")
+    return replace(plan, sends_positions=True) if asks else plan
 
 
 def _choice_ids(plan: GenerationPlan) -> list[str]:

@@ -57,6 +57,7 @@ def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, k
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stream": request.stream,
+        "stream_options": request.stream_options and request.stream_options.model_dump(),
         "user": None if request.metadata is None else request.metadata.user_id,
     }
     parsed = parse_body(ChatRequest, chat)

@@ -56,7 +56,7 @@ def path_part(name: str) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {**TEXT, "minLength": 1}}
 
 
-#: A server-sent event: the chunk as JSON, or `[DONE]`; its id is where a stream can go on.
+#: A server-sent event: the chunk as JSON, or `[DONE]`.
 EVENT: Schema = {**object_of(data=TEXT), "description": "A chunk, or `[DONE]`."}
 OR_NULL: Schema = {"type": ["string", "null"]}
 TIMEOUT = header(
@@ -65,5 +65,6 @@ TIMEOUT = header(
 KEEPING = (
     header("Idempotency-Key", "The same key and body give the same answer.", pattern=r"^[!-~]{0,255}$"),
     header("X-Spotwise-Resumable", "With `true` the answer goes on without its client."),
+    header("X-Resume", "With `true` each event of a stream has an id, from which the stream can go on."),
     header("Last-Event-ID", "Of the last event that the client got: its stream goes on from there."),
 )

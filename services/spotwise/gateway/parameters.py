@@ -189,7 +189,6 @@ IGNORED = (
     Ignored("spaces_between_special_tokens", (True,), _OPENAIS),
     Ignored("add_generation_prompt", (True,), (*_COMPLETIONS, *_RESPONSES)),
     Ignored("parallel_tool_calls", (True,), _COMPLETIONS),
-    Ignored("stream_options", ({},), _RESPONSES),
 )
 
 #: Honoured by some models, or in some forms, and ignored with others.

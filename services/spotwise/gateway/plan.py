@@ -110,6 +110,7 @@ class GenerationPlan:
         repeated: what the answer says of the request.
         scope: whose it is; see `caller_scope`.
         ignored: names of what the request wished for in vain; see `parameters.py`.
+        sends_positions: events of a stream have ids, from each of which it can go on.
     """
 
     request_id: str
@@ -124,6 +125,7 @@ class GenerationPlan:
     repeated: RepeatedRequest | None = None
     scope: str = ""
     ignored: tuple[str, ...] = ()
+    sends_positions: bool = False
 
     def ignoring(self, names: Iterable[str]) -> GenerationPlan:
         """Return the plan with further wishes that are ignored."""
@@ -268,6 +270,7 @@ def plan_generation(
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         return_token_ids=request.return_token_ids or False,
         model=request.model,
+        sends_positions=bool(request.stream_options and request.stream_options.resumable),
     )
 
 

@@ -60,6 +60,7 @@ def chat_of(request: ResponsesRequest, tools: ResponseTools) -> ChatRequest:
         "chat_template_kwargs": request.chat_template_kwargs,
         "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
         "verbosity": None if request.text is None else request.text.verbosity,
+        "stream_options": request.stream_options and request.stream_options.model_dump(),
     }
     return parse_body(ChatRequest, body)
 

@@ -17,7 +17,7 @@ from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.sse import event
+from spotwise.gateway.sse import event, one_line
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class ResponseFormat(AnswerFormat):
         self._wholes = [WholeChoice() for _ in plan.sequences]
         self._names = {"id": plan.request_id, "created": created_unix_s, "model": plan.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
-        front, tail = orjson.dumps(self._chunk([{"index": 0}])).split(b'{"index":0}')
+        front, tail = one_line(self._chunk([{"index": 0}])).split(b'{"index":0}')
         self._fronts = [
             b'data: %b{"index":%d,%b' % (front, index, self.TEXT_FRONT) for index in range(len(plan.sequences))
         ]
@@ -100,7 +100,7 @@ class ResponseFormat(AnswerFormat):
             return []
         is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
         if is_text and not self._plan.return_token_ids:
-            return [self._fronts[index] + orjson.dumps(piece.text) + self._tail]
+            return [self._fronts[index] + one_line(piece.text) + self._tail]
         choice = {"index": index, **self._delta(piece), **self._end(piece)}
         if piece.finish_reason is None:
             del choice["stop_reason"]

@@ -60,7 +60,17 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopStrings = StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 
-class StreamOptions(StrictBody):
+class PositionOptions(StrictBody):
+    """`stream_options` of every endpoint that generates.
+
+    Attributes:
+        resumable: each event has an id, from which the stream can go on.
+    """
+
+    resumable: bool | None = None
+
+
+class StreamOptions(PositionOptions):
     """`stream_options`.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from spotwise.gateway.schema import MAX_STOP_STRINGS, StopString
+from spotwise.gateway.schema import MAX_STOP_STRINGS, PositionOptions, StopString
 from spotwise.gateway.schema_chat import MAX_MESSAGES
 from spotwise.gateway.schema_tools import MAX_TOOLS, FunctionName
 from spotwise.gateway.strict_body import StrictBody, Wish
@@ -242,4 +242,5 @@ class MessagesRequest(MessagesPrompt):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
     stream: bool | None = None
+    stream_options: PositionOptions | None = None
     metadata: Metadata | None = None

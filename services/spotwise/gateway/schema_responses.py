@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 
 from spotwise.gateway.parameters import Endpoint
-from spotwise.gateway.schema import SharedRequest
+from spotwise.gateway.schema import PositionOptions, SharedRequest
 from spotwise.gateway.schema_chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, text_of_parts
 from spotwise.gateway.schema_response_tools import ResponseTool, ResponseToolChoice
 from spotwise.gateway.schema_tools import MAX_TOOLS
@@ -268,3 +268,4 @@ class ResponsesRequest(SharedRequest):
         | None
     ) = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=MAX_TEMPLATE_VARIABLES)
+    stream_options: PositionOptions | None = None

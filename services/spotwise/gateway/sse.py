@@ -21,9 +21,22 @@ Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
 
 
+#: What Python's `splitlines` and its kin take for ends of lines, in UTF-8, and how JSON spells it otherwise.
+_LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
+
+
+def one_line(body: object) -> bytes:
+    """Return JSON that every reader takes for one line, those included that know more ends of lines than events have."""
+    written = orjson.dumps(body)
+    if not written.isascii():
+        for raw, escaped in _LINE_ENDS:
+            written = written.replace(raw, escaped)
+    return written
+
+
 def event(body: object) -> bytes:
     """Return one event that carries JSON."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + one_line(body) + b"\n\n"
 
 
 def named_event(name: str, body: object) -> bytes:

@@ -1,4 +1,4 @@
-"""How much of an answer a client has: the `id` of every event, which it sends back as `Last-Event-ID`.
+"""How much of an answer a client has: the `id` of every event where it asks for them, which it sends back as `Last-Event-ID`.
 
 `REQUEST_ID.POSITION`; the position is opaque to clients. It has the tokens of each choice that the client has received, a
 checksum of their ids, and which choices are over; then, how many it has of the events that follow on those. Text and

@@ -88,6 +88,7 @@ def test_the_command_line_is_the_workload() -> None:
     assert (options["--random-input-len"], options["--random-output-len"]) == ("1024", "16")
     assert (options["--num-prompts"], options["--max-concurrency"], options["--seed"]) == ("8", "4", "7")
     assert "--ignore-eos" in command
+    assert "--save-detailed" in command, "else its file lacks the reasons of failed requests"
 
 
 def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:

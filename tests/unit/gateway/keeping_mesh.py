@@ -164,7 +164,7 @@ class Client:
         self._left = asyncio.Event()
         content = b"" if body is None else json.dumps(body).encode()
         self._incoming: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
-        given = {"host": "gateway", "content-type": "application/json", **(headers or {})}
+        given = {"host": "gateway", "content-type": "application/json", "x-resume": "true", **(headers or {})}
         scope: dict[str, Any] = {
             "type": "http",
             "method": method,
