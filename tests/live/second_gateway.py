@@ -28,6 +28,10 @@ class SecondGateway:
         """End it as a lost machine does."""
         os.kill(self.mesh.pid(_ID), signal.SIGKILL)
 
+    def end(self) -> None:
+        """End it as an operator does."""
+        os.kill(self.mesh.pid(_ID), signal.SIGTERM)
+
     def stop(self) -> None:
         """Let it stand still."""
         os.kill(self.mesh.pid(_ID), signal.SIGSTOP)

@@ -259,6 +259,41 @@ def test_the_command_line_and_the_example_go_on(simulated: SimulatedMesh, gatewa
     assert texts == whole
 
 
+def test_a_gateway_that_is_stopped_tells_those_whom_it_has_not_answered(
+    simulated: SimulatedMesh, gateway: SecondGateway
+) -> None:
+    """SIGTERM: whole answers, in each API's form, and a body that is still being sent; all are worth sending again."""
+    long = {"model": MODEL, "max_tokens": 4000, "messages": [{"role": "user", "content": QUESTION}]}
+    unfinished = threading.Event()
+
+    def half_a_body() -> Iterator[bytes]:
+        yield b'{"model": '
+        unfinished.wait(30)
+
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"json": long | {"ignore_eos": True}}),
+        ("/v1/messages", {"json": long}),
+        ("/tokenize", {"content": half_a_body(), "headers": {"Content-Type": "application/json"}}),
+    ]
+    with ThreadPoolExecutor() as clients:
+        answers = [clients.submit(httpx.post, gateway.url + path, timeout=60.0, **more) for path, more in requests]
+        wait_for(lambda: _running(simulated) >= 2, lambda: "the requests to run", 30.0)
+        gateway.end()
+        told = [answer.result() for answer in answers]
+        unfinished.set()
+    for answer in told:
+        assert answer.status_code == 503, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "gateway_stopping"
+        assert answer.headers["x-request-id"]
+    assert [answer.json().get("type") for answer in told] == [None, "error", None]
+    simulated.wait_until_idle()
+
+
+def _running(simulated: SimulatedMesh) -> int:
+    return sum(status.member_now.load.running for status in simulated.members() if status.member_now.load is not None)
+
+
 def test_a_restarted_gateway_goes_on_with_its_own_streams(simulated: SimulatedMesh) -> None:
     """A gateway is killed; its successor, with the same address, has its streams."""
     path, body = requests(40)[2]

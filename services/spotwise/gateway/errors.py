@@ -7,6 +7,7 @@ layer's one broad `except` for whole responses; `describe` serves it and streams
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -129,8 +130,13 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     return describe(error, request_id(request.scope)).response(request.scope)
 
 
+def _stopping() -> ApiError:
+    message = "This gateway is being stopped, and had not answered yet; send the request again."
+    return ApiError(503, message, code="gateway_stopping", headers={"Retry-After": "1"})
+
+
 class ErrorEdge:
-    """Middleware round everything of ours: an exception becomes a response, if none has begun.
+    """Middleware round everything of ours: an exception becomes a response, if none has begun, and so does the server's stop.
 
     Args:
         app: what it surrounds.
@@ -157,6 +163,12 @@ class ErrorEdge:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
             return  # the client left while it sent its body
+        except asyncio.CancelledError:  # the server cancels what has not ended when it has to stop
+            if started:
+                raise  # a stream is cut off: it can go on at another gateway
+            stopping = _stopping()
+            self._count_error(str(stopping.code))
+            await stopping.response(scope)(scope, receive, send)
         except Exception as error:
             described = describe(error, request_id(scope))
             self._count_error(described.code or str(described.status))

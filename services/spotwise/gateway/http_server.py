@@ -13,6 +13,9 @@ import uvicorn
 
 from spotwise.mesh.ports import MeshError
 
+#: For what is cancelled at the end: to free what it holds in the mesh, and to write its answer.
+_CUT_S = 1.0
+
 
 class HttpServer(uvicorn.Server):
     """The API's server.
@@ -49,6 +52,12 @@ class HttpServer(uvicorn.Server):
             self._cannot_listen(error)
         else:
             self.listening.set_result(None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End in order: what is not answered in time is cancelled, and its clients learn so before the process ends."""
+        await super().shutdown(sockets)
+        if cut := set(self.server_state.tasks):
+            await asyncio.wait(cut, timeout=_CUT_S)
 
     async def _listen_by_tls(self) -> None:
         """Listen as uvicorn does, but for the handshake: a connection counts only after it, and uvicorn allows it a minute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import uvicorn
@@ -13,14 +13,9 @@ from fastapi import FastAPI
 
 from spotwise.gateway.http_limits import HttpLimits
 from spotwise.gateway.http_protocol import http_protocol
+from spotwise.gateway.http_server import HttpServer
 from spotwise.mesh.embedded import LOOPBACK
 from tests.contracts.waiting import PATIENCE_S, until
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @dataclass
@@ -104,7 +99,7 @@ async def listening(app: FastAPI, limits: HttpLimits, send_buffer_bytes: int | N
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config)
+    server = HttpServer(config, PATIENCE_S)
     serving = asyncio.create_task(server.serve(sockets=[taken]))
     await until(lambda: server.started)
     here = Listening(taken.getsockname()[1], server, errors)

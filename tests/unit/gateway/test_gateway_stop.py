@@ -1,0 +1,96 @@
+"""A gateway that is stopped while it has not answered yet: its clients get the API's own error, and may send again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from spotwise.gateway.http_limits import HttpLimits
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
+from tests.unit.gateway.listening import listening, post
+
+MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 8}
+#: Requests that the mesh leaves without a token.
+WAITING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"stream": True}),
+    ("/v1/completions", COMPLETION | {"prompt": ["Hi", "Ho"]}),
+    ("/v1/responses", RESPONSE),
+    ("/v1/messages", MESSAGE),
+    ("/v1/messages", MESSAGE | {"stream": True}),
+    ("/v1/embeddings", EMBEDDING),
+]
+#: Bodies that are still on their way.
+UPLOADS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
+
+
+async def test_what_is_not_answered_is_told(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """In OpenAI's form or Anthropic's, a 503 with `Retry-After`; nothing is left in the mesh."""
+    mesh.hang_at = 0
+    async with listening(make_app(embeddings=EMBEDDINGS), HttpLimits()) as server:
+        clients = []
+        for path, body in WAITING:
+            clients.append((path, await server.connect()))
+            await clients[-1][1].send(post(path, json.dumps(body).encode()))
+        for path in UPLOADS:
+            clients.append((path, await server.connect()))
+            await clients[-1][1].send(post(path, b"{" * 100)[:-50])
+        for _ in range(len(WAITING) + 1):
+            await asyncio.wait_for(mesh.hung.get(), 30)
+        server.server.should_exit = True
+        for path, client in clients:
+            head, content = await client.answer()
+            error = json.loads(content)
+            assert head.startswith(b"http/1.1 503"), path
+            assert b"\r\nretry-after: 1\r\n" in head
+            assert b"\r\nx-request-id: " in head
+            assert error["error"]["code"] == "gateway_stopping"
+            assert (error.get("type") == "error") == path.startswith("/v1/messages")
+            assert await client.rest() == b""
+    assert not mesh.open
+
+
+async def test_a_stream_that_has_begun_is_cut(
+    make_app: Callable[..., FastAPI], mesh: FakeMesh, registry: CollectorRegistry
+) -> None:
+    """Without an end of its body, so that no client takes the half for the whole."""
+    mesh.hang_at = 2
+    async with listening(make_app(), HttpLimits()) as server:
+        client = await server.connect()
+        await client.send(post("/v1/chat/completions", json.dumps(CHAT | {"stream": True}).encode()))
+        await asyncio.wait_for(mesh.hung.get(), 30)
+        server.server.should_exit = True
+        rest = await client.rest()
+    assert rest.startswith(b"HTTP/1.1 200")
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert not mesh.open
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], mesh: FakeMesh, path: str) -> None:
+    """A stop leaves what is about to end its time."""
+    entered, go = asyncio.Event(), asyncio.Event()
+    generate = mesh.generate
+
+    async def held(*arguments: Any) -> Any:
+        entered.set()
+        await go.wait()
+        async for item in generate(*arguments):
+            yield item
+
+    mesh.generate = held  # type: ignore[method-assign]
+    async with listening(make_app(), HttpLimits()) as server:
+        client = await server.connect()
+        await client.send(post(path, json.dumps(MESSAGE).encode()))
+        await entered.wait()
+        server.server.should_exit = True
+        await asyncio.sleep(0.2)
+        go.set()
+        head, _ = await client.answer()
+    assert head.startswith(b"http/1.1 200")
