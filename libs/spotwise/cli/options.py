@@ -125,6 +125,7 @@ class MeshOptions(BaseModel):
         schedulers, planners: processes of each, of which one acts and the others stand by.
         further_ports: of the gateways beside the one at `port`.
         adapters: of the model, as the setting `SPOTWISE_ADAPTERS`; empty for none.
+        model_aliases: further names of model and adapters, as the setting `SPOTWISE_MODEL_ALIASES`; empty for none.
         spare_devices: further devices, which wait for a re-shape.
         fleet: where devices come from, if not from the options above.
         start_timeout_s: time for all services together to become healthy.
@@ -172,6 +173,7 @@ class MeshOptions(BaseModel):
     planners: PositiveInt = 1
     further_ports: tuple[int, ...] = ()
     adapters: str = ""
+    model_aliases: str = ""
     fleet: FleetOptions | None = None
     start_timeout_s: PositiveFloat = 180.0
     hang_timeout_s: NonNegativeFloat = 15.0

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.core.adapter import AdapterRef
 from spotwise.core.members import MemberKind
+from spotwise.core.model_alias import model_aliases, require_aliases_of
 from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.errors import ModelError
 from spotwise.gateway.api import create_app
@@ -92,7 +93,12 @@ async def serve(settings: GatewaySettings) -> None:
         least_priority=settings.least_priority,
         shares_prefixes=settings.prefix_sharing == "mesh",
         adapters=_adapters(settings),
+        aliases=model_aliases(settings.model_aliases),
     )
+    try:
+        require_aliases_of(options.served, options.aliases)
+    except ValueError as error:
+        raise MeshError(f"SPOTWISE_MODEL_ALIASES: {error}") from error
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:
         host.introduce(model=settings.served_name)
         access = await open_access(settings, host, metrics)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -21,7 +19,7 @@ from starlette.responses import Response
 
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import BearerAuth
+from spotwise.gateway.auth import READING, BearerAuth
 from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.embedding_routes import add_embedding_routes
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
@@ -32,12 +30,12 @@ from spotwise.gateway.message_routes import add_message_routes
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.parameters import WARNING_HEADER
-from spotwise.gateway.plan import require_model
 from spotwise.gateway.planning import CHAT, COMPLETIONS, RESPONSES, Planning
 from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
 from spotwise.gateway.request_routes import add_request_routes
 from spotwise.gateway.response_routes import add_response_routes
+from spotwise.gateway.status_routes import add_model_routes, add_status_routes
 from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_routes import add_token_routes
@@ -77,7 +75,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_methods=(*READING, "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After", WARNING_HEADER, *RATE_LIMIT_HEADERS),
         )
@@ -86,28 +84,7 @@ def create_app(
     bodies = BodyWork(options.max_body_bytes, options.max_held_bytes)
     planning = Planning(text, options, metrics, access.quotas, bodies, now, stored)
     kept = None if keep is None else keep(planning)
-    created = int(time.time())
-    cards = {
-        name: {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "spotwise",
-            "root": name,
-            "parent": options.model_name if options.adapter(name) else None,
-            "max_model_len": text.context_length,
-        }
-        for name in options.names
-    }
-
-    @app.get("/v1/models")
-    async def list_models() -> Response:
-        return _json({"object": "list", "data": list(cards.values())})
-
-    @app.get("/v1/models/{model_id:path}")
-    async def get_model(model_id: str) -> Response:
-        require_model(model_id, options)
-        return _json(cards[model_id])
+    add_model_routes(app, options, text.context_length)
 
     async def respond(request: Request, endpoint: str) -> Response:
         arrived_s = time.monotonic()
@@ -142,23 +119,9 @@ def create_app(
 
     description = orjson.dumps(api_description(options, keeps_requests=kept is not None))
 
-    @app.get("/openapi.json")
+    @app.api_route("/openapi.json", methods=[*READING])
     async def get_description() -> Response:
         return Response(description, media_type="application/json")
 
-    @app.get("/health")
-    async def get_health() -> Response:
-        health = await generation.health()
-        status = "ok" if health.ready else "unavailable"
-        body = {"status": status, "detail": health.detail, "workers": dict(health.workers)}
-        return _json(body, 200 if health.ready else 503)
-
-    @app.get("/metrics")
-    async def get_metrics() -> Response:
-        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
+    add_status_routes(app, generation, metrics.registry)
     return app
-
-
-def _json(body: dict[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from spotwise.core.adapter import AdapterRef
+from spotwise.core.model_alias import ANY_NAME
 from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults
 from spotwise.gateway.schema import LEAST_PRIORITY
@@ -28,6 +30,7 @@ class ApiOptions:
         max_logprobs: most alternatives a token.
         embeddings: what those of the model are.
         adapters: of the model, which requests may name instead.
+        aliases: further names of the model and of adapters, with what each stands for; see `model_aliases`.
         stores_responses: responses are found again by their ids, unless they say otherwise.
     """
 
@@ -45,12 +48,23 @@ class ApiOptions:
     embeddings: EmbeddingModel = NO_EMBEDDINGS
     stores_responses: bool = False
     adapters: tuple[AdapterRef, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The name of the model, then those of its adapters."""
+        return self.model_name, *(adapter.name for adapter in self.adapters)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may give as their model: its name, then those of adapters."""
-        return self.model_name, *(adapter.name for adapter in self.adapters)
+        """What requests may give as their model, as far as it can be listed: what is served, then its aliases."""
+        return *self.served, *(name for name in self.aliases if name != ANY_NAME)
+
+    def resolved(self, name: str) -> str | None:
+        """Return what a name stands for, the model or one of its adapters; `None`: it is unknown."""
+        return name if name in self.served else self.aliases.get(name, self.aliases.get(ANY_NAME))
 
     def adapter(self, name: str) -> AdapterRef | None:
-        """Return the adapter of a name; `None`: it is the model's own, or unknown."""
-        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+        """Return the adapter that a name stands for; `None`: it is the model's own, or unknown."""
+        model = self.resolved(name)
+        return next((adapter for adapter in self.adapters if adapter.name == model), None)

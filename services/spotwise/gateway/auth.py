@@ -1,6 +1,6 @@
 """Authentication by keys, and the tenant of a request.
 
-With keys, every path but the two that probes and collectors read requires one. A key may have a name, which travels with the
+With keys, every path but those that probes and collectors read requires one. A key may have a name, which travels with the
 request; the key itself never reaches records, logs or errors. Without keys a client may be a browser that shows anyone's page:
 the request's origin says whose.
 """
@@ -23,7 +23,9 @@ from spotwise.gateway.errors import ApiError
 from spotwise.mesh.ucx_loopback import is_loopback
 
 #: What needs no key unless it is configured to.
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
+#: Methods of a path that only tells something.
+READING = ("GET", "HEAD")
 #: Longest name of a user that stays as it is, in utf-8 bytes.
 _MAX_USER_BYTES = 64
 #: Where the caller is in a request's state.
@@ -222,7 +224,7 @@ def _is_of_loopback(origin: str) -> bool:
 def _scope_of(method: str, path: str) -> KeyScope:
     if path == "/metrics":
         return KeyScope.METRICS
-    return KeyScope.READ if method in ("GET", "HEAD", "OPTIONS") else KeyScope.GENERATE
+    return KeyScope.READ if method in (*READING, "OPTIONS") else KeyScope.GENERATE
 
 
 def _refusal(message: str) -> ApiError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 
+from spotwise.gateway.content_coding import Gunzip, is_gzip
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 
@@ -28,38 +30,42 @@ class BodyReader:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytearray]:
-        """Read a body of JSON; it counts as held until the context ends.
+        """Read a body of JSON, perhaps compressed with gzip; as it is without, it counts as held until the context ends.
 
         Raises:
-            ApiError: 413 more than `max_body_bytes`, 415 announced as something else than plain JSON, 503 too many at once.
+            ApiError: 400 no gzip, 413 more than `max_body_bytes`, also without gzip, 415 announced as something else than JSON,
+                503 too many at once.
         """
-        self._require_plain_json(request)
+        _require_json(request)
+        pieces = self._gunzipped(request) if is_gzip(request.headers.get("content-encoding", "")) else request.stream()
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > self._max_body_bytes):
             raise self._too_large()
         body = bytearray()
         try:
-            async for chunk in request.stream():
-                if len(body) + len(chunk) > self._max_body_bytes:
-                    raise self._too_large()
-                more_bytes = _counted(len(body) + len(chunk)) - _counted(len(body))
-                if self.held_bytes + more_bytes > self._max_held_bytes:
-                    raise overloaded("The server is reading too many large requests; try again later.")
-                self.held_bytes += more_bytes
-                body += chunk
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if len(body) + len(piece) > self._max_body_bytes:
+                        raise self._too_large()
+                    more_bytes = _counted(len(body) + len(piece)) - _counted(len(body))
+                    if self.held_bytes + more_bytes > self._max_held_bytes:
+                        raise overloaded("The server is reading too many large requests; try again later.")
+                    self.held_bytes += more_bytes
+                    body += piece
             yield body
         finally:
             self.held_bytes -= _counted(len(body))
 
-    def _require_plain_json(self, request: Request) -> None:
-        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if media_type != "application/json" and not media_type.endswith("+json"):
-            message = f"Unsupported media type '{media_type}'; send 'Content-Type: application/json'."
-            raise ApiError(415, message, code="unsupported_media_type")
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity":
-            message = f"Unsupported content encoding '{coding}'; send the body as it is, without 'Content-Encoding'."
-            raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
+    async def _gunzipped(self, request: Request) -> AsyncGenerator[bytes, None]:
+        gunzip, sent_bytes = Gunzip(), 0
+        async for chunk in request.stream():
+            sent_bytes += len(chunk)
+            if sent_bytes > self._max_body_bytes:
+                raise self._too_large()
+            for piece in gunzip.pieces(chunk):
+                yield piece
+                await asyncio.sleep(0)  # streams go on in between
+        gunzip.finish()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body exceeds the limit of {self._max_body_bytes} bytes.", code="request_too_large")
@@ -69,6 +75,13 @@ class BodyReader:
 _FREE_BYTES = 64 << 10
 #: More digits than any size has; longer numbers take time to convert.
 _MAX_LENGTH_DIGITS = 18
+
+
+def _require_json(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        message = f"Unsupported media type '{media_type}'; send 'Content-Type: application/json'."
+        raise ApiError(415, message, code="unsupported_media_type")
 
 
 def _counted(body_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.api_options import ApiOptions
@@ -217,15 +217,21 @@ class ChatFormat(ResponseFormat):
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-        return {"content": chat_logprobs(scored, self._token_bytes), "refusal": None}
+        return {"content": chat_logprobs(scored, self._token_bytes, self._spelled), "refusal": None}
 
 
-def chat_logprobs(scored: Sequence[ScoredToken], token_bytes: TokenBytes) -> list[dict[str, Any]]:
-    """Return tokens with their log-probabilities and alternatives, as chats and responses have them."""
+def chat_logprobs(
+    scored: Sequence[ScoredToken], token_bytes: TokenBytes, spelled: Callable[[int], str] | None = None
+) -> list[dict[str, Any]]:
+    """Return tokens with their log-probabilities and alternatives, as chats and responses have them.
+
+    `spelled`: what a token is called, by default its text.
+    """
+    spelled = spelled or token_bytes.text_of
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        spelled, raw = token_bytes.text_of(token_id), token_bytes.bytes_of(token_id)
-        return {"token": spelled, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
+        raw = token_bytes.bytes_of(token_id)
+        return {"token": spelled(token_id), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
     content = []
     for token in scored:

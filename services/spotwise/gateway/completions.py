@@ -94,9 +94,8 @@ class CompletionFormat(ResponseFormat):
         return {"text": choice.text}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-        text_of = self._token_bytes.text_of
         return {
-            "tokens": [text_of(token.token_id) for token in scored],
+            "tokens": [self._spelled(token.token_id) for token in scored],
             "token_logprobs": [token.logprobs and max(token.logprobs.logprob, LEAST_LOGPROB) for token in scored],
             "top_logprobs": [self._alternatives(token) for token in scored],
             "text_offset": [token.text_offset for token in scored],
@@ -112,6 +111,6 @@ class CompletionFormat(ResponseFormat):
             *zip(at_token.top_token_ids, at_token.top_logprobs, strict=True),
             (token.token_id, at_token.logprob),
         ):
-            spelled, finite = self._token_bytes.text_of(token_id), max(logprob, LEAST_LOGPROB)
+            spelled, finite = self._spelled(token_id), max(logprob, LEAST_LOGPROB)
             alternatives[spelled] = max(finite, alternatives.get(spelled, finite))
         return alternatives

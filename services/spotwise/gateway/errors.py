@@ -124,9 +124,9 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         message = f"Unknown URL: {request.method} {request.url.path}. The API lies under /v1."
         return ApiError(404, message, code="unknown_url").response(request.scope)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = Headers(error.headers).get("allow", "another method")
+        allowed = ", ".join(sorted(Headers(error.headers).get("allow", "another method").split(", ")))
         message = f"Not allowed to {request.method} on {request.url.path}; use {allowed}."
-        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response(request.scope)
+        return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed}).response(request.scope)
     return describe(error, request_id(request.scope)).response(request.scope)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pydantic.json_schema import models_json_schema
 
+from spotwise.core.model_alias import ANY_NAME
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import ChatFormat
 from spotwise.gateway.completions import CompletionFormat
@@ -35,6 +36,7 @@ from spotwise.gateway.openapi_parts import (
     FINISH,
     GENERATION_ERRORS,
     KEEPING,
+    OR_NULL,
     TEXT,
     TIMEOUT,
     Schema,
@@ -83,7 +85,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
     _limit_embeddings(schemas[EmbeddingRequest.__name__]["properties"], options)
     for body in _MESSAGE_BODIES:
         properties = schemas[body.__name__]["properties"]
-        properties |= {"model": {"enum": list(options.names)}, **_refused_at(Endpoint.MESSAGES)}
+        properties |= {"model": _model(options), **_refused_at(Endpoint.MESSAGES)}
     _limit_tokens({each.__name__: schemas[each.__name__]["properties"] for each in _TOKEN_BODIES}, options)
     headers = [TIMEOUT, *(KEEPING if keeps_requests else ())]
     schemas |= {"Error": ERROR, "MessagesError": MESSAGES_ERROR, "ModelCard": MODEL_CARD}
@@ -123,6 +125,10 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/v1/models/{model_id}": {
                 "get": operation("A model.", json_of(ref("ModelCard"))) | {"parameters": [path_part("model_id")]}
             },
+            "/version": {"get": operation("The version of the server.", json_of(object_of(version=TEXT)), errors=())},
+            "/ping": dict.fromkeys(
+                ("get", "post"), operation("Whether requests can be served.", json_of(HEALTH), errors=(503,))
+            ),
             "/health": {"get": operation("Whether requests can be served.", json_of(HEALTH), errors=(503,))},
             "/metrics": {"get": operation("Metrics, for Prometheus.", {"text/plain": {"schema": TEXT}})},
             **(REQUEST_PATHS if keeps_requests else {}),
@@ -132,7 +138,7 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
 
 def _limit(properties: Schema, request: type[SharedRequest], options: ApiOptions) -> None:
     """Add what only this server knows: the names of models, its limits, and the parameters that it refuses."""
-    properties["model"] = {"enum": list(options.names)}
+    properties["model"] = _model(options)
     for name, most in (("n", options.max_n), ("best_of", options.max_n), ("top_logprobs", options.max_logprobs)):
         if name in properties:
             properties[name]["anyOf"][0]["maximum"] = most
@@ -143,7 +149,7 @@ def _limit(properties: Schema, request: type[SharedRequest], options: ApiOptions
 
 
 def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
-    properties["model"] = {"enum": list(options.names)}
+    properties["model"] = _model(options)
     properties["priority"]["anyOf"][0]["minimum"] = options.least_priority
     if options.embeddings.size is not None:
         properties["dimensions"]["anyOf"][0]["maximum"] = options.embeddings.size
@@ -153,7 +159,7 @@ def _limit_embeddings(properties: Schema, options: ApiOptions) -> None:
 
 def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
     for of_body in properties.values():
-        of_body["model"] = {"enum": [None, *options.names]}
+        of_body["model"] = OR_NULL if ANY_NAME in options.aliases else {"enum": [None, *options.names]}
     properties["TokenizePrompt"]["messages"] = properties["TokenizeChat"]["prompt"] = {"type": "null"}
     for refused in REFUSED:
         if refused.name in TEMPLATE_PARAMETERS:
@@ -163,6 +169,10 @@ def _limit_tokens(properties: dict[str, Schema], options: ApiOptions) -> None:
 def _refused_at(endpoint: Endpoint) -> Schema:
     """Return the parameters that an endpoint refuses; members of others are their own schemas' concern."""
     return {rule.name: _refused(rule) for rule in REFUSED if endpoint in rule.at and "." not in rule.name}
+
+
+def _model(options: ApiOptions) -> Schema:
+    return TEXT if ANY_NAME in options.aliases else {"enum": list(options.names)}
 
 
 def _refused(refused: Refused) -> Schema:

@@ -120,7 +120,7 @@ REFUSED = (
     Refused("vllm_xargs", ({},)),
     # What the answer holds besides its text.
     Refused("logprob_token_ids"),
-    Refused("return_tokens_as_token_ids", (False,), hint="'return_token_ids' gives the ids beside the text"),
+    Refused("return_tokens_as_token_ids", (False,), _RESPONSES, _USE_CHAT),
     Refused("return_prompt_text", (False,)),
     Refused("include_reasoning", (True,)),
     # What is kept of the request, and where.
@@ -158,7 +158,6 @@ REFUSED = (
     # Members of honoured parameters.
     Refused("structured_outputs.structural_tag", at=_OPENAIS),
     Refused("structured_outputs.disable_additional_properties", (False,), _OPENAIS, "say so in the schema"),
-    Refused("stream_options.continuous_usage_stats", (False,), _BOTH, "'include_usage' ends the stream with the usage"),
 )
 
 IGNORED = (

@@ -21,7 +21,7 @@ from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.response_tools import CalledTool
-from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema import GenerationRequest, StreamOptions
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
@@ -111,6 +111,8 @@ class GenerationPlan:
         scope: whose it is; see `caller_scope`.
         ignored: names of what the request wished for in vain; see `parameters.py`.
         sends_positions: events of a stream have ids, from each of which it can go on.
+        counts_in_chunks: each chunk of a stream holds the usage of its choice so far.
+        spells_ids: log-probabilities name tokens by their ids.
     """
 
     request_id: str
@@ -126,6 +128,8 @@ class GenerationPlan:
     scope: str = ""
     ignored: tuple[str, ...] = ()
     sends_positions: bool = False
+    counts_in_chunks: bool = False
+    spells_ids: bool = False
 
     def ignoring(self, names: Iterable[str]) -> GenerationPlan:
         """Return the plan with further wishes that are ignored."""
@@ -156,7 +160,7 @@ def require_model(name: str, options: ApiOptions) -> None:
     Raises:
         ApiError: 404.
     """
-    if name not in options.names:
+    if options.resolved(name) is None:
         served = ", ".join(f"'{each}'" for each in options.names)
         message = f"The model '{name}' does not exist here; this server has {served}."
         raise ApiError(404, message, param="model", code="model_not_found")
@@ -261,16 +265,20 @@ def plan_generation(
         logprobs=logprobs,
         reading=reading,
     )
+    options_of_stream = request.stream_options or StreamOptions()
+    include_usage = options_of_stream.include_usage or False
     return GenerationPlan(
         request_id=request_id,
         sequences=tuple(sequences),
         rules=rules,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         stream=request.stream or False,
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=include_usage,
         return_token_ids=request.return_token_ids or False,
         model=request.model,
-        sends_positions=bool(request.stream_options and request.stream_options.resumable),
+        sends_positions=options_of_stream.resumable or False,
+        counts_in_chunks=include_usage and (options_of_stream.continuous_usage_stats or False),
+        spells_ids=request.return_tokens_as_token_ids or False,
     )
 
 

@@ -16,6 +16,7 @@ from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import usage_of
 from spotwise.gateway.answer_format import AnswerFormat
+from spotwise.gateway.auth import READING
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.generation import EarlierTokens, GenerationError
 from spotwise.gateway.kept_plan import restored
@@ -30,9 +31,10 @@ from spotwise.gateway.token_stream import saved
 def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:
     """Add the routes to the API."""
 
-    @app.get("/v1/requests/{request_id}")
+    @app.api_route("/v1/requests/{request_id}", methods=[*READING])
     async def get_request(request: Request, request_id: str) -> Response:
-        if "text/event-stream" in request.headers.get("accept", ""):
+        # A HEAD takes no stream from its connection.
+        if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
         return _json(await _described(kept, planning, await kept.state(request, request_id)))
 

@@ -74,6 +74,7 @@ class ResponseFormat(AnswerFormat):
         self._token_bytes = token_bytes
         created_unix_s = int(time.time()) if plan.created_unix_s is None else plan.created_unix_s
         self._wholes = [WholeChoice() for _ in plan.sequences]
+        self._output_tokens = [0] * len(plan.sequences)
         self._names = {"id": plan.request_id, "created": created_unix_s, "model": plan.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = one_line(self._chunk([{"index": 0}])).split(b'{"index":0}')
@@ -96,10 +97,11 @@ class ResponseFormat(AnswerFormat):
 
     def events(self, index: int, piece: ChoiceText) -> list[bytes]:
         """Return a chunk, unless there is nothing to see in it; the last one has the finish reason."""
+        self._output_tokens[index] += len(piece.token_ids)
         if piece.is_silent and not (self._plan.return_token_ids and piece.token_ids):
             return []
         is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
-        if is_text and not self._plan.return_token_ids:
+        if is_text and not self._plan.return_token_ids and not self._plan.counts_in_chunks:
             return [self._fronts[index] + one_line(piece.text) + self._tail]
         choice = {"index": index, **self._delta(piece), **self._end(piece)}
         if piece.finish_reason is None:
@@ -120,6 +122,7 @@ class ResponseFormat(AnswerFormat):
 
     def collect(self, index: int, piece: ChoiceText) -> None:
         """Append a piece to its choice."""
+        self._output_tokens[index] += len(piece.token_ids)
         self._wholes[index].add(piece)
 
     def whole(self, usage: Usage) -> bytes:
@@ -170,8 +173,17 @@ class ResponseFormat(AnswerFormat):
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._names, "object": self.CHUNK_OBJECT, "choices": choices}
         if self._plan.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = self._usage_of(choices[0]["index"]) if self._plan.counts_in_chunks and choices else None
         return chunk
+
+    def _usage_of(self, index: int) -> Usage:
+        """Count a choice's tokens so far, and those of its prompt."""
+        prompt, output = len(self._prompt_ids(index)), self._output_tokens[index]
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    def _spelled(self, token_id: int) -> str:
+        """Return what log-probabilities call a token."""
+        return f"token_id:{token_id}" if self._plan.spells_ids else self._token_bytes.text_of(token_id)
 
     def _prompt_ids(self, index: int) -> tuple[int, ...]:
         return self._plan.sequences[index].prompt.token_ids

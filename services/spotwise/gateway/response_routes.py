@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.gateway.auth import caller_scope
+from spotwise.gateway.auth import READING, caller_scope
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.stored_responses import StoredResponses
 
@@ -20,7 +20,7 @@ _PAGE_ITEMS, MOST_ITEMS = 20, 100
 def add_response_routes(app: FastAPI, stored: StoredResponses) -> None:
     """Add the routes to the API."""
 
-    @app.get("/v1/responses/{response_id}")
+    @app.api_route("/v1/responses/{response_id}", methods=[*READING])
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             message = "A stored response is no stream; GET /v1/requests/{id} goes on with one."
@@ -33,7 +33,7 @@ def add_response_routes(app: FastAPI, stored: StoredResponses) -> None:
         await stored.delete(caller_scope(request), response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
-    @app.get("/v1/responses/{response_id}/input_items")
+    @app.api_route("/v1/responses/{response_id}/input_items", methods=[*READING])
     async def list_input_items(request: Request, response_id: str) -> Response:
         page = _page_of(request)
         found = await stored.find(caller_scope(request), response_id)

@@ -75,9 +75,11 @@ class StreamOptions(PositionOptions):
 
     Attributes:
         include_usage: end the stream with a chunk that holds the usage.
+        continuous_usage_stats: with that, every chunk holds the usage of its choice so far.
     """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class PromptOptions(StrictBody):
@@ -137,6 +139,7 @@ class GenerationRequest(SharedRequest):
     stream_options: StreamOptions | None = None
     response_format: OutputFormat | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0)
 
 

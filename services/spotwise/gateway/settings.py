@@ -13,6 +13,7 @@ from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.members import Member
+from spotwise.core.model_alias import model_aliases
 from spotwise.core.sampling import Pooling
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
@@ -98,6 +99,11 @@ class GatewaySettings(ModelServiceSettings):
         description="sampling parameters of requests that give none: none (OpenAI's), or model (temperature, top_p, top_k, "
         "min_p and repetition_penalty of the model's generation_config.json)",
     )
+    model_aliases: str = Field(
+        "",
+        description="comma-separated further names of the model and its adapters, each NAME=MODEL, that requests may give; "
+        "*=MODEL for any name that is not known",
+    )
     tool_parser: str = Field(
         AUTO,
         description="how calls of tools are found in the model's text: auto (as its tokenizer or its chat template says), "
@@ -181,6 +187,12 @@ class GatewaySettings(ModelServiceSettings):
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError("an origin is scheme, host and perhaps port, e.g. https://chat.example:8443, or *")
         return cors_origins
+
+    @field_validator("model_aliases")
+    @classmethod
+    def _are_aliases(cls, listed: str) -> str:
+        model_aliases(listed)
+        return listed
 
     @field_validator("api_keys")
     @classmethod

@@ -84,7 +84,7 @@ async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], m
         async for item in generate(*arguments):
             yield item
 
-    mesh.generate = held  # type: ignore[method-assign]
+    mesh.generate = held  # type: ignore[method-assign, assignment]
     async with listening(make_app(), HttpLimits()) as server:
         client = await server.connect()
         await client.send(post(path, json.dumps(MESSAGE).encode()))

@@ -107,7 +107,7 @@ async def test_a_body_behind_an_early_answer_is_bounded(make_app: MakeApp) -> No
     """The rest of a body that was refused is dropped for some time, then the connection is closed."""
     async with listening(make_app(), replace(PATIENT, body_timeout_s=0.5)) as server:
         client = await server.connect()
-        await client.send(post(PATH, b"", "Transfer-Encoding: chunked", "Content-Encoding: gzip") + b"5\r\nhello\r\n")
+        await client.send(post(PATH, b"", "Transfer-Encoding: chunked", "Content-Encoding: br") + b"5\r\nhello\r\n")
         head, body = await client.answer()
         assert (head.split()[1], error_code(body)) == (b"415", "unsupported_content_encoding")
         sending = asyncio.create_task(_send_for_ever(client.send))

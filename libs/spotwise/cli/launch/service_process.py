@@ -87,6 +87,7 @@ def gateway_env(options: MeshOptions) -> dict[str, str]:
     given = {
         "SPOTWISE_HOST": options.host,
         "SPOTWISE_PORT": options.port,
+        "SPOTWISE_MODEL_ALIASES": options.model_aliases or None,
         "SPOTWISE_ALLOW_ANONYMOUS": "true" if options.allow_anonymous else None,
         "SPOTWISE_API_KEYS_FILE": options.api_keys_file,
         "SPOTWISE_TLS_CERT": options.tls_cert,

@@ -13,6 +13,7 @@ from rich.console import Console
 from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.adapter_options import adapters_option, require_other_names
+from spotwise.cli.launch.alias_options import aliases_option, require_aliases
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.gateway_options import require_keys, require_pair
@@ -101,6 +102,13 @@ def up(
     ] = None,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODEL",
+            help="A further name of the model, or of an adapter; *=MODEL: any name that is not known; repeatable.",
+        ),
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -279,6 +287,7 @@ def up(
             reshapable=parallel is not None or fleet_mesh is not None,
             fleet=fleet_mesh,
             adapters=adapters_option(adapter or ()),
+            model_aliases=aliases_option(model_alias or ()),
         )
         if devices is not None:
             options = options.with_devices(devices)
@@ -303,6 +312,7 @@ def up(
         }
     )
     require_other_names(options)
+    require_aliases(options)
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 
 
