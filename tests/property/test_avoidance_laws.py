@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS, AvoidingPlacer
-from spotwise.core.cluster.placement import Placer, RequestDemand
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.quarantine import Pair, Quarantine

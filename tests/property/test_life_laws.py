@@ -12,7 +12,8 @@ from spotwise.core import messages as m
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.cheapest_worker import AnswerLengths, cheapest_worker, place
 from spotwise.core.cluster.lives import REPORT_COUNTS_S, Lives
-from spotwise.core.cluster.placement import BATCH_SHARE, Placement, Placer, RequestDemand
+from spotwise.core.cluster.placement import BATCH_SHARE, Placer
+from spotwise.core.cluster.placements import Placement, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
+from spotwise.core.cluster.answer_times import AnswerTimes
+from spotwise.core.cluster.delays import Delays
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
@@ -121,6 +125,34 @@ def test_the_order_in_which_workers_report_changes_nothing(
     assert outcome(members) == outcome(members[::-1])
 
 
+@settings(max_examples=1000)
+@given(meshes(), DEMANDS, POLICIES)
+def test_no_placement_is_worse_than_the_best_by_more_than_a_hand_off(
+    members: list[Member], demand: RequestDemand, policy: PoolPolicy
+) -> None:
+    """Over every pair along which KV may flow, and every worker alone; unmeasured, by no more than the prompt takes."""
+    policy = replace(policy, break_even=True)
+    pools, found = placed(members, demand, policy)
+    if found is None or not (found.prompt_worker.pending_prompt_tokens or found.prompt_worker.decoding or demand.held):
+        return  # nothing waits there, and nothing is delayed: others could only be faster
+    able = [view for view in pools if view.is_ready and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens)]
+    prompts = [
+        view
+        for view in pools
+        if view.is_ready and view.home_pool is Pool.PROMPT and view.could_ever_hold(demand.prompt_tokens)
+    ]
+    delays = Delays(policy, AnswerTimes(policy.token_s), demand, [*able, *prompts])
+    pairs = [(p, t) for p in prompts for t in able if t.home_pool is not Pool.PROMPT]
+    best_s = min([*(delays.in_place_s(view) for view in able), *(delays.split_s(p, t) for p, t in pairs)])
+    if found.prompt_worker is found.token_worker:
+        found_s = delays.in_place_s(found.token_worker)
+        slack_s = max([delays.slack_s(view) for view in prompts], default=0.0)
+    else:
+        found_s = delays.split_s(found.prompt_worker, found.token_worker)
+        slack_s = delays.slack_s(found.prompt_worker)
+    assert found_s <= best_s + slack_s + 1e-9
+
+
 @settings(max_examples=500)
 @given(meshes(), DEMANDS, POLICIES)
 def test_pools_that_are_within_their_thresholds_do_their_own_work(
@@ -140,7 +172,7 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
         for view in pools
         if view.home_pool is Pool.TOKEN and not view.is_off_pool and owes_within(view, demand, policy)
     ]
-    if not fit_prompt or not fit_tokens:
+    if not fit_prompt or not fit_tokens or found.by is PlacedBy.LEAST_DELAY:
         return
     assert found.by in (PlacedBy.HOME_POOL, PlacedBy.BREAK_EVEN)
     assert found.token_worker is min(fit_tokens, key=lambda view: (view.remaining_tokens, view.id))

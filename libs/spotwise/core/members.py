@@ -67,8 +67,10 @@ class WorkerLoad:
         swapped: sequences with KV in host memory, or on its way there or back.
         preemptions: recomputed sequences; like `kv_blocks_swapped_out` and `kv_blocks_swapped_in` since the start.
         refused_connections: at its KV port, since the start.
-        prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
+        prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled. `prompt_tokens_timed`: up to how
+            many tokens in one piece that is known; `None` for any.
         kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
+            `kv_push_tokens_timed`: up to how many tokens that is known; `None` for any.
         assignments_seen: (scheduler id, last assignment number received) pairs.
         scheduler_term: the latest term of which a scheduler's order was received; 0 before one.
     """
@@ -99,6 +101,8 @@ class WorkerLoad:
     refused_connections: int = 0
     prompt_token_s: float | None = None
     kv_push_token_s: float | None = None
+    prompt_tokens_timed: int | None = None
+    kv_push_tokens_timed: int | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()
     gateways: tuple[GatewayStreams, ...] = ()
     scheduler_term: int = 0

@@ -35,7 +35,10 @@ _LOAD = codec_of(
     "kv_blocks_swapped_in",
     "refused_connections",
     "scheduler_term",
-    optional=("reserved_new_tokens", "prompt_token_s", "kv_push_token_s"),
+    optional=(
+        *("reserved_new_tokens", "prompt_token_s", "kv_push_token_s"),
+        *("prompt_tokens_timed", "kv_push_tokens_timed"),
+    ),
     assignments_seen=(dict, lambda seen: tuple(sorted(seen.items()))),
     gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),
 )

@@ -38,13 +38,13 @@ def refused(choice_id: str = "r", epoch: int = 1, worker_id: str = "t", *, numbe
 
 
 class SchedulerBench:
-    """A role and a clock."""
+    """A role and a clock; without a `policy` the pools' rules decide alone, whatever a placement delays."""
 
     def __init__(
         self, *workers: m.Member, limits: SchedulerLimits | None = None, policy: PoolPolicy | None = None
     ) -> None:
         self.now = 1000.0
-        self.role = SchedulerRole("s", limits, policy=policy)
+        self.role = SchedulerRole("s", limits, policy=policy or PoolPolicy(break_even=False))
         for worker in workers or (PROMPT, TOKEN):
             self.role.handle(worker, self.now)
 

@@ -10,7 +10,7 @@ from spotwise.core.members import Pool
 from tests.unit.core.builders import ledger, only, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, refused, reserved, submission
 
-TIGHT = PoolPolicy(max_pending_prompt_tokens=40, repurpose_window_s=10.0)
+TIGHT = PoolPolicy(max_pending_prompt_tokens=40, repurpose_window_s=10.0, break_even=False)
 FULL = worker_member("p", Pool.PROMPT, pending=30)
 
 

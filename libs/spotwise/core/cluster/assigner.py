@@ -17,7 +17,8 @@ from spotwise.core import messages as m
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.avoidance import AvoidingPlacer
 from spotwise.core.cluster.passing import Passing
-from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.prefix_memory import PrefixMemory

@@ -4,7 +4,9 @@ Law: `placement.py` chooses; where its choice failed before, it chooses again wi
 Avoided are workers and pairs on which earlier attempts of the request failed, and pairs in quarantine.
 For a bad pair: another token worker for the prompt worker, else another prompt worker for the token worker, else both phases on
 the token worker; the last also after `MAX_FAILED_HANDOFFS` failed hand-offs of the request.
-Avoidance is a preference: a request is placed if and only if `placement.py` finds workers for it.
+Avoidance is a preference: a request is placed if and only if `placement.py` finds workers for it, and where the others would
+delay it by `AVOIDED_S` more, it goes to the workers on which it failed. Both phases are on the worker of the least delay, if
+delays are compared, where nothing is handed off.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
-from spotwise.core.cluster.quarantine import Pair, Quarantine
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
+from spotwise.core.cluster.quarantine import FIRST_S, Pair, Quarantine
 from spotwise.core.messages import Suspects
 
 #: A request whose hand-off failed between so many pairs is handed off no more.
 MAX_FAILED_HANDOFFS = 2
+#: Seconds that a request waits at most for others than the workers that failed it: a pair's first quarantine.
+AVOIDED_S = FIRST_S
 
 
 class AvoidingPlacer:
@@ -34,16 +39,21 @@ class AvoidingPlacer:
             return plan
         workers = frozenset(suspects[0] for suspects in avoid if len(suspects) == 1)
         if workers:
-            demand = replace(demand, without=demand.without | workers)
-            plan = self._placer.place(demand) or plan
+            without = replace(demand, without=demand.without | workers)
+            other = self._placer.place(without)
+            if other is not None and not self._placer.is_longer_by(AVOIDED_S, other, plan, demand):
+                demand, plan = without, other
         if plan.prompt_worker is plan.token_worker:
             return plan
         failed = [(suspects[0], suspects[1]) for suspects in avoid if len(suspects) > 1]
-        other: Placement | None = None
+        other = None
         if len(failed) < MAX_FAILED_HANDOFFS:
             pairs = self._quarantine.avoided(now).union(failed)
             other = plan if _pair(plan) not in pairs else self._another_pair(demand, plan, pairs)
-        return other or Placement(plan.token_worker, plan.token_worker, PlacedBy.BAD_PAIR, plan.short)
+        if other is not None:
+            return other
+        worker = self._placer.worker_for_both(plan, demand)
+        return Placement(worker, worker, PlacedBy.BAD_PAIR, plan.short)
 
     def _another_pair(self, demand: RequestDemand, plan: Placement, pairs: Iterable[Pair]) -> Placement | None:
         prompt_id, token_id = _pair(plan)

@@ -11,7 +11,7 @@ answer will be.
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placement import Placement
+from spotwise.core.cluster.placements import Placement
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import AcceptedRequest
 from spotwise.core.cluster.views import WorkerView

@@ -6,6 +6,7 @@ home pools within their thresholds; for a side that is over, the mixed pool and 
 best of the opposite pool; home pools whatever their queues; any worker with free blocks.
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
+Rules are preferences: a placement that delays the request less by more than a hand-off is taken instead (`least_delay.py`).
 Of the workers that a rule finds for an answer, that of the least expected cost is chosen (`cheapest_worker.py`): the first of
 each class of life is compared, so that it costs at most twice the least where hazards are constant. A worker that stays, or of
 whose life nothing is known, is chosen where its queue is the shortest.
@@ -13,13 +14,14 @@ whose life nothing is known, is chosen where its queue is the shortest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.cheapest_worker import cheapest_worker
+from spotwise.core.cluster.delays import BATCH_SHARE, Delays
+from spotwise.core.cluster.least_delay import LeastDelay
+from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import (
     ALL_GROUPS,
@@ -36,69 +38,6 @@ from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.views import WorkerView
 from spotwise.core.members import Pool
 
-#: What a token of another sequence in the batch adds to a token's seconds, as a share of them; until a worker has measured it.
-BATCH_SHARE = 0.01
-
-
-@dataclass(slots=True)
-class RequestDemand:
-    """A request's demand.
-
-    Attributes:
-        held: by worker id, how many of its first tokens may be cached.
-        without: excluded workers; `below_kv_tokens`: workers that hold so many tokens, or more, are excluded for its KV.
-    """
-
-    prompt_tokens: int
-    max_new_tokens: int
-    held: Mapping[str, int] = field(default_factory=dict)
-    without: frozenset[str] = frozenset()
-    below_kv_tokens: int | None = None
-
-    @property
-    def need(self) -> Need:
-        """What a worker must have for its KV, whatever its queues are."""
-        return Need(
-            self.prompt_tokens,
-            self.max_new_tokens,
-            reserves=True,
-            without=self.without,
-            below_kv_tokens=self.below_kv_tokens,
-        )
-
-    def uncomputed(self, worker: WorkerView) -> int:
-        """Prompt tokens that the worker would have to compute: at least the last one."""
-        held = self.held.get(worker.id) if self.held else None
-        return self.prompt_tokens if held is None else self.prompt_tokens - min(held, self.prompt_tokens - 1)
-
-
-class PlacedBy(StrEnum):
-    """The rule that chose the workers."""
-
-    HOME_POOL = "home"
-    MIXED_POOL = "mixed_pool"
-    CONVERSION = "conversion"
-    BREAK_EVEN = "break_even"
-    ALL_OVER = "all_over"
-    BAD_PAIR = "bad_pair"  #: `avoidance.py`
-
-
-@dataclass(slots=True)
-class Placement:
-    """A request's workers, the same one where it is served in place.
-
-    Attributes:
-        short: the pools with no worker within its threshold.
-        by_life: the token worker was chosen for its expected life, in spite of a longer queue.
-    """
-
-    prompt_worker: WorkerView
-    token_worker: WorkerView
-    by: PlacedBy
-    short: tuple[Pool, ...] = ()
-    by_life: bool = False
-
-
 _remaining_tokens = attrgetter("remaining_tokens")
 
 
@@ -110,14 +49,25 @@ class Placer:
         self._policy = policy
         self._times = times or AnswerTimes(policy.token_s)
         self._by_life: set[str] = set()  #: workers chosen for this request in spite of a longer queue
+        self._least_delay = LeastDelay(pools, policy, self._times)
 
     def place(self, demand: RequestDemand) -> Placement | None:
         """Return the workers of a request, or `None` where no worker has enough free blocks."""
         self._by_life.clear()
         placement = self._place(demand)
-        if placement is not None and placement.token_worker.id in self._by_life:
+        if placement is None:
+            return None
+        if placement.token_worker.id in self._by_life:
             placement.by_life = True
-        return placement
+        return self._least_delay.instead_of(placement, demand) if self._policy.break_even else placement
+
+    def is_longer_by(self, seconds: float, other: Placement, plan: Placement, demand: RequestDemand) -> bool:
+        """Tell whether a placement delays the request by so much more than another; never where delays are not compared."""
+        return self._policy.break_even and self._least_delay.delay_s(other, demand, plan) > seconds
+
+    def worker_for_both(self, plan: Placement, demand: RequestDemand) -> WorkerView:
+        """Return the worker for both phases of a request that cannot be handed off as planned."""
+        return self._least_delay.in_place(plan, demand) if self._policy.break_even else plan.token_worker
 
     def _place(self, demand: RequestDemand) -> Placement | None:
         token_worker = self._token_worker(demand, TOKEN_ON_POOL)
@@ -206,20 +156,13 @@ class Placer:
     def _costs_more_than_in_place(
         self, demand: RequestDemand, prompt_worker: WorkerView, token_worker: WorkerView
     ) -> bool:
-        push_s, prompt_s = prompt_worker.load.kv_push_token_s, prompt_worker.load.prompt_token_s
-        if push_s is None or prompt_s is None:
+        if prompt_worker.load.kv_push_token_s is None or prompt_worker.load.prompt_token_s is None:
             return False
         uncomputed = demand.uncomputed(token_worker)
         if token_worker.tokens_to_wait_behind > max(0, self._policy.max_pending_prompt_tokens - uncomputed):
             return False
-        here_s = token_worker.load.prompt_token_s
-        if here_s is None:
-            here_s = prompt_s  # no prompt measured there yet: assume the partner's speed
-        queue = self._prompt_queue(demand, prompt_worker)
-        split_s = push_s * demand.prompt_tokens + prompt_s * queue
-        queue_here = self._prompt_queue(demand, token_worker)
-        in_place_s = here_s * (queue_here + uncomputed * token_worker.decoding)
-        return in_place_s < split_s
+        delays = Delays(self._policy, self._times, demand, (prompt_worker, token_worker))
+        return delays.in_place_s(token_worker) < delays.split_s(prompt_worker, token_worker)
 
     def _in_place(
         self,

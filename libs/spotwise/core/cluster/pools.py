@@ -185,10 +185,10 @@ class Pools:
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
 
-    def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
-        """Return the worker with the shortest queue that meets the need, of each group and class of life that has one."""
+    def first_of(self, queue: Queue, groups: Iterable[Group], need: Need, number: int = 1) -> list[WorkerView]:
+        """Return so many workers with the shortest queues that meet the need, of each group and class of life."""
         rankings = self._by_both if queue is Queue.BOTH else self._by_home
-        return [view for group in groups for view in rankings[group].firsts(need)]
+        return [view for group in groups for view in rankings[group].firsts(need, number)]
 
     def have_capacity(self, need: Need) -> bool:
         """Tell whether any worker meets the need now."""

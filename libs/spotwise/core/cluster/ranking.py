@@ -214,15 +214,16 @@ class Ranking:
         else:
             del self._runs[at], self._last[at]
 
-    def firsts(self, need: Need) -> list[WorkerView]:
-        """Return the first worker of each class that meets the need."""
-        return self._search(need, each_class=True)
+    def firsts(self, need: Need, number: int = 1) -> list[WorkerView]:
+        """Return the first workers of each class that meet the need, so many at most."""
+        return self._search(need, number)
 
     def have(self, need: Need) -> bool:
         """Tell whether a worker meets the need."""
-        return bool(self._search(need, each_class=False))
+        return bool(self._search(need, None))
 
-    def _search(self, need: Need, *, each_class: bool) -> list[WorkerView]:
+    def _search(self, need: Need, number: int | None) -> list[WorkerView]:
+        """Return the first `number` of each class, or of all the first."""
         self._settle()
         # Unrolled, since much of a placement's time is spent here, on workers that cannot serve.
         prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
@@ -236,7 +237,8 @@ class Ranking:
         )
         least = -_NO_BOUND
         found: list[WorkerView] = []
-        found_class: int | None = None
+        found_class: int | None = None  #: of which there are enough
+        last_class, of_class = None, 0
         for run in self._runs:
             keys = run.keys
             if keys[-1][0] == found_class:
@@ -264,9 +266,14 @@ class Ranking:
                     at += 1
                     continue
                 found.append(view)
-                found_class = keys[at][0]
-                if not each_class:
+                if number is None:
                     return found
+                of_class = of_class + 1 if keys[at][0] == last_class else 1
+                last_class = keys[at][0]
+                if of_class < number:
+                    at += 1
+                    continue
+                found_class = last_class
                 if keys[-1][0] == found_class:
                     break
                 at = bisect_left(keys, (found_class + 1,), at)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.values import value
+from spotwise.core.worker.token_rate import TokenRate
 
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
@@ -72,8 +73,7 @@ class ChunkedPrefillBudget:
     """Learns a token's cost, and bounds the prompts of an iteration by it; `max_stall_s` is `None` for no bound.
 
     Attributes:
-        prompt_token_s: seconds of a prompt token with the average context of late; the profile's before one is measured, else
-            `None`.
+        prompt_rate: seconds of a prompt token of late, with its context; the profile's before one is measured.
         iteration_s: seconds of an iteration of late; `None` before the first.
 
     Args:
@@ -87,8 +87,7 @@ class ChunkedPrefillBudget:
         self._max_stall_s = max_stall_s
         self._context_parity = context_parity
         self._cost: TokenCost | None = None
-        self._context_per_token = 0.0
-        self.prompt_token_s: float | None = None
+        self.prompt_rate = TokenRate()
         if profile is not None:
             self._start_from(profile)
         self._in_flight: deque[tuple[Batch | BatchShape, float]] = deque()
@@ -100,12 +99,11 @@ class ChunkedPrefillBudget:
         seconds = profile.iteration_s(BatchShape(TYPICAL_PROMPT_TOKENS, context))
         if seconds > 0.0:
             token_s = seconds / (TYPICAL_PROMPT_TOKENS + context / self._context_parity)
-            self._learn(token_s, context / TYPICAL_PROMPT_TOKENS)
+            self._learn(token_s)
+            self.prompt_rate.saw(TYPICAL_PROMPT_TOKENS, seconds)
 
-    def _learn(self, token_s: float, context_per_token: float) -> None:
+    def _learn(self, token_s: float) -> None:
         self._cost = TokenCost(token_s, token_s / self._context_parity)
-        self._context_per_token = context_per_token
-        self.prompt_token_s = self._cost.of(1, context_per_token)
 
     def budget(self, decode_contexts: Sequence[int]) -> IterationPrefillBudget | None:
         """Return what prompts may take beside decodes with these contexts; `None` for no bound."""
@@ -134,8 +132,9 @@ class ChunkedPrefillBudget:
         # a decode's own token is half a pair here, and a whole token of its context there
         context = shape.prompt_context + shape.decode_context - 0.5 * shape.decodes
         token_s = seconds / (shape.prompt_tokens + shape.decodes + context / self._context_parity)
-        per_token = shape.prompt_context / shape.prompt_tokens
+        self.prompt_rate.saw(
+            shape.prompt_tokens, token_s * (shape.prompt_tokens + shape.prompt_context / self._context_parity)
+        )
         if self._cost is not None:
             token_s = self._cost.seconds + _NEWEST * (token_s - self._cost.seconds)
-            per_token = self._context_per_token + _NEWEST * (per_token - self._context_per_token)
-        self._learn(token_s, per_token)
+        self._learn(token_s)

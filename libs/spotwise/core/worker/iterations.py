@@ -55,11 +55,6 @@ class Iterations:
         self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
 
     @property
-    def prompt_token_s(self) -> float | None:
-        """Seconds that a prompt token takes on this worker; `None` until measured or profiled."""
-        return self._prefill_budget.prompt_token_s
-
-    @property
     def step_s(self) -> float | None:
         """Seconds of an iteration of late; `None` before the first."""
         return self._prefill_budget.iteration_s

@@ -32,11 +32,6 @@ class PromptSide:
         self._queues = policy.mlfq
         self._renewed_s: dict[str, float] = {}
 
-    @property
-    def push_token_s(self) -> float | None:
-        """Recent visible seconds of a hand-off per prompt token; `None` before the first."""
-        return self.pushes.token_s
-
     def start_prefill(self, order: m.StartPrefill, now: float, *, closed: str | None) -> None:
         """Queue a prompt; one whose token phase is here is refused while the worker is `closed` for that reason."""
         if sequence_id(order.choice_id, order.epoch) in self._table:

@@ -13,13 +13,12 @@ from enum import StrEnum
 
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.latest import LatestDict
+from spotwise.core.worker.token_rate import TokenRate
 
 #: One prompt in so many, of a pair, takes the other mode.
 REFRESH_EVERY = 32
 #: Token workers whose costs are remembered.
 WORKERS_REMEMBERED = 1024
-#: Weight of the newest hand-off in the average.
-_NEWEST = 0.25
 
 
 class PushMode(StrEnum):
@@ -59,10 +58,10 @@ class PushCosts:
 
 
 class PushPolicy:
-    """Chooses the push mode of prompts; `token_s`: recent visible seconds a prompt token, `None` before the first hand-off."""
+    """Chooses the push mode of prompts; `rate`: recent visible seconds a prompt token."""
 
     def __init__(self, configured: ConfiguredPushMode) -> None:
-        self.token_s: float | None = None
+        self.rate = TokenRate()
         self._configured = configured
         self._costs = LatestDict[str, PushCosts](WORKERS_REMEMBERED)
         self._chosen = LatestDict[str, int](WORKERS_REMEMBERED)
@@ -86,5 +85,4 @@ class PushPolicy:
     def delivered(self, tokens: int, kv_bytes: int, visible_s: float) -> None:
         """Learn from a hand-off of so many tokens."""
         self._bytes_per_token = kv_bytes / tokens
-        token_s = visible_s / tokens
-        self.token_s = token_s if self.token_s is None else self.token_s + _NEWEST * (token_s - self.token_s)
+        self.rate.saw(tokens, visible_s)

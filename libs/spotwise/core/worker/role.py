@@ -226,10 +226,12 @@ class WorkerRole:
             preemptions=self._allocator.preemptions,
             kv_blocks_swapped_out=0 if swaps is None else swaps.swapped_out,
             kv_blocks_swapped_in=0 if swaps is None else swaps.swapped_in,
-            prompt_token_s=self._iterations.prompt_token_s,
+            prompt_token_s=self._iterations.prefill_budget.prompt_rate.token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
             gateways=self._table.gateways,
-            kv_push_token_s=self._prompt_side.push_token_s,
+            kv_push_token_s=self._prompt_side.pushes.rate.token_s,
+            prompt_tokens_timed=self._iterations.prefill_budget.prompt_rate.tokens,
+            kv_push_tokens_timed=self._prompt_side.pushes.rate.tokens,
             scheduler_term=self._scheduler_terms.latest,
         )
 

@@ -153,10 +153,12 @@ class AggregateWorker:
             decoding=decodes,
             prompts_in_place=counts.prompts_in_place,
             prompts_to_hand_off=counts.prompts_to_hand_off,
-            prompt_token_s=self._budget.prompt_token_s,
+            prompt_token_s=self._budget.prompt_rate.token_s,
             assignments_seen=self._seen,
             preemptions=self._preemptions,
-            kv_push_token_s=self._pushes.token_s,
+            kv_push_token_s=self._pushes.rate.token_s,
+            prompt_tokens_timed=self._budget.prompt_rate.tokens,
+            kv_push_tokens_timed=self._pushes.rate.tokens,
         )
 
     def settle(self) -> None:

@@ -359,6 +359,8 @@ class WorkerLoad(_message.Message):
     REFUSED_CONNECTIONS_FIELD_NUMBER: _builtins.int
     SCHEDULER_TERM_FIELD_NUMBER: _builtins.int
     COMPUTING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_TIMED_FIELD_NUMBER: _builtins.int
+    KV_PUSH_TOKENS_TIMED_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     remaining_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -386,6 +388,8 @@ class WorkerLoad(_message.Message):
     refused_connections: _builtins.int
     scheduler_term: _builtins.int
     computing_prompt_tokens: _builtins.int
+    prompt_tokens_timed: _builtins.int
+    kv_push_tokens_timed: _builtins.int
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
@@ -422,21 +426,31 @@ class WorkerLoad(_message.Message):
         refused_connections: _builtins.int = ...,
         scheduler_term: _builtins.int = ...,
         computing_prompt_tokens: _builtins.int = ...,
+        prompt_tokens_timed: _builtins.int | None = ...,
+        kv_push_tokens_timed: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_kv_push_tokens_timed", b"_kv_push_tokens_timed", "_prompt_token_s", b"_prompt_token_s", "_prompt_tokens_timed", b"_prompt_tokens_timed", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "kv_push_tokens_timed", b"kv_push_tokens_timed", "prompt_token_s", b"prompt_token_s", "prompt_tokens_timed", b"prompt_tokens_timed", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "computing_prompt_tokens", b"computing_prompt_tokens", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "refused_connections", b"refused_connections", "remaining_tokens", b"remaining_tokens", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "scheduler_term", b"scheduler_term", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_kv_push_tokens_timed", b"_kv_push_tokens_timed", "_prompt_token_s", b"_prompt_token_s", "_prompt_tokens_timed", b"_prompt_tokens_timed", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "computing_prompt_tokens", b"computing_prompt_tokens", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "kv_push_tokens_timed", b"kv_push_tokens_timed", "migrating", b"migrating", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompt_tokens_timed", b"prompt_tokens_timed", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "refused_connections", b"refused_connections", "remaining_tokens", b"remaining_tokens", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "scheduler_term", b"scheduler_term", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
     _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__kv_push_tokens_timed: _TypeAlias = _typing.Literal["kv_push_tokens_timed"]  # noqa: Y015
+    _WhichOneofArgType__kv_push_tokens_timed: _TypeAlias = _typing.Literal["_kv_push_tokens_timed", b"_kv_push_tokens_timed"]  # noqa: Y015
     _WhichOneofReturnType__prompt_token_s: _TypeAlias = _typing.Literal["prompt_token_s"]  # noqa: Y015
     _WhichOneofArgType__prompt_token_s: _TypeAlias = _typing.Literal["_prompt_token_s", b"_prompt_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens_timed: _TypeAlias = _typing.Literal["prompt_tokens_timed"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens_timed: _TypeAlias = _typing.Literal["_prompt_tokens_timed", b"_prompt_tokens_timed"]  # noqa: Y015
     _WhichOneofReturnType__reserved_new_tokens: _TypeAlias = _typing.Literal["reserved_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__reserved_new_tokens: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_push_token_s) -> _WhichOneofReturnType__kv_push_token_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_push_tokens_timed) -> _WhichOneofReturnType__kv_push_tokens_timed | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_token_s) -> _WhichOneofReturnType__prompt_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_timed) -> _WhichOneofReturnType__prompt_tokens_timed | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reserved_new_tokens) -> _WhichOneofReturnType__reserved_new_tokens | None: ...
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.members import Member, Pool
 from tests.unit.core.builders import worker_member
 
-#: A queue of 100 prompt tokens is full.
-TIGHT = PoolPolicy(max_pending_prompt_tokens=100)
+#: A queue of 100 prompt tokens is full, and the pools' rules decide alone.
+TIGHT = PoolPolicy(max_pending_prompt_tokens=100, break_even=False)
+#: The same where delays are compared.
+WEIGHED = PoolPolicy(max_pending_prompt_tokens=100)
 
 
 def placed(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.cluster.avoidance import AvoidingPlacer
-from spotwise.core.cluster.placement import PlacedBy, Placer, RequestDemand
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import PlacedBy, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.quarantine import Quarantine

@@ -10,7 +10,8 @@ import pytest
 
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.lives import Lives
-from spotwise.core.cluster.placement import Placer, RequestDemand
+from spotwise.core.cluster.placement import Placer
+from spotwise.core.cluster.placements import RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.fleet.market import Market

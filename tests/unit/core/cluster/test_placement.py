@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotwise.core.cluster.placement import PlacedBy
+from spotwise.core.cluster.placements import PlacedBy
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.members import Member, MemberState, Pool
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.placing import choice, chosen, mixed_worker, placed, prompt_worker
+from tests.unit.core.cluster.placing import WEIGHED, choice, chosen, mixed_worker, placed, prompt_worker
 
 
 class TestShortestQueue:
@@ -104,7 +104,7 @@ class TestMeshesOfFewPools:
 
     def test_decodes_in_place_may_count_by_sequence(self) -> None:
         """Counted by sequences, one long answer is no longer a queue than one short one, and prompts decide."""
-        by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES)
+        by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES, break_even=False)
         long, short = (
             mixed_worker("m1", decoding=1, owed=900, pending=9),
             mixed_worker("m2", decoding=2, owed=20, pending=9),
@@ -158,6 +158,7 @@ class TestBreakEven:
 
     @staticmethod
     def by(prompt: dict[str, Any], token: dict[str, Any], **demand: Any) -> PlacedBy:
+        demand.setdefault("policy", WEIGHED)
         found = chosen(prompt_worker("p", **prompt), worker_member("t", **token), **demand)
         assert found is not None
         return found[2]
@@ -210,7 +211,7 @@ class TestBreakEven:
         """The break-even applies in the mixed pool too, wherever a request would be split."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         away = worker_member("t", prompts_in_place=1)
-        assert chosen(prompt_worker("p", **figures), away) == ("t", "t", PlacedBy.BREAK_EVEN)
+        assert chosen(prompt_worker("p", **figures), away, policy=WEIGHED) == ("t", "t", PlacedBy.BREAK_EVEN)
 
 
 class TestShortPools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placement import PlacedBy
+from spotwise.core.cluster.placements import PlacedBy
 from spotwise.core.cluster.policy import PoolPolicy
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.placing import choice, chosen, mixed_worker, prompt_worker
@@ -127,7 +127,7 @@ class TestTokensSpillOver:
 
     def test_all_over_the_token_worker_that_owes_least(self) -> None:
         """With all over their thresholds the token worker comes before the mixed pool, if it has memory."""
-        bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50)
+        bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50, break_even=False)
         full = prompt_worker("p", pending=90)
         over = mixed_worker("m", owed=41)
         workers = [full, over, worker_member("t1", owed=44), worker_member("t2", owed=43)]

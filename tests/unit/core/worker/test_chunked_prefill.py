@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from spotwise.core.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.worker.chunked_prefill import MIN_TOKENS, ChunkedPrefillBudget, TokenCost
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.token_rate import REMEMBERED_TOKENS
 from tests.unit.core.worker.bench import WorkerBench, row_of
 
 STALL_S = 1 / 16
@@ -188,37 +191,53 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
 def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
     """The learned cost is that of a token behind half of its prompt: 512 tokens of context add half of its own cost."""
     pace = ChunkedPrefillBudget(None, context_parity=1024.0)
-    assert pace.prompt_token_s is None
+    assert pace.prompt_rate.token_s is None
     run(pace, 1536 * TOKEN_S, part(1024))
-    assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
+    assert pace.prompt_rate.token_s == pytest.approx(1.5 * TOKEN_S)
 
 
 def test_a_typical_prompt_token_is_one_of_late() -> None:
-    """A quarter of what is known is the newest iteration; decodes have contexts of their own."""
+    """What came 1,024 tokens ago counts for less by a quarter; decodes have contexts of their own."""
     pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     run(pace, 1536 * TOKEN_S, part(1024))
     run(pace, (1024 * 3.5 + 1 + 1000.5 / 1024) * TOKEN_S, part(1024, 2048), decode(1000), now=200.0)
-    assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
+    before = math.exp(-1024 / REMEMBERED_TOKENS)
+    assert pace.prompt_rate.token_s == pytest.approx((1.5 * before + 3.5) / (before + 1) * TOKEN_S)
+
+
+def test_a_short_prompt_says_little_of_a_long_one() -> None:
+    """A word of 20 tokens takes what an iteration takes; beside 1,000 tokens it counts as 20, before them and after."""
+    pace = ChunkedPrefillBudget(None)
+    run(pace, 500 * TOKEN_S, part(20))
+    assert pace.prompt_rate.token_s == pytest.approx(25 * TOKEN_S)
+    assert pace.prompt_rate.tokens == 20
+    run(pace, 1500 * TOKEN_S, part(1000), now=200.0)
+    assert pace.prompt_rate.token_s == pytest.approx(2 * TOKEN_S, rel=0.1)
+    for number in range(3):
+        run(pace, 500 * TOKEN_S, part(20), now=300.0 + number)
+    assert pace.prompt_rate.token_s == pytest.approx(3.3 * TOKEN_S, rel=0.1)
+    assert 900 < pace.prompt_rate.tokens < 1000
 
 
 def test_a_profile_gives_the_token_cost_before_any_was_computed() -> None:
     """The cost is that of a prompt of usual length, with its iteration's fixed cost and half of its context."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
     pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
-    assert pace.prompt_token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)
+    assert pace.prompt_rate.token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)
     assert room(pace) == 33  # of 64 tokens' time, at 1.8 each and a decode, with what the part attends to
 
 
 def test_what_was_computed_corrects_the_profile() -> None:
-    """A measured iteration corrects the profile's estimate by a quarter of the difference."""
+    """A measured iteration corrects the profile's estimate, which counts as 512 tokens."""
     pace = ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
     run(pace, 3.0, part(1024))
-    assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
+    before = math.exp(-1024 / REMEMBERED_TOKENS) * 512
+    assert pace.prompt_rate.token_s == pytest.approx((before * TOKEN_S + 3.0) / (before + 1024))
 
 
 def test_a_profile_of_nothing_gives_no_cost() -> None:
     """A profile whose prompts take no time gives no cost."""
-    assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
+    assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_rate.token_s is None
 
 
 class TestInAWorker:

@@ -61,10 +61,11 @@ def test_a_mode_that_was_forced_is_kept(told: ConfiguredPushMode, mode: PushMode
 
 
 def test_what_a_prompt_token_costs_follows_the_hand_offs() -> None:
-    """The estimate of the prompt-token cost is unknown before the first hand-off, and each newer one weighs a quarter."""
+    """It is unknown before the first hand-off; then all seconds over all tokens, known up to the usual length."""
     made = PushPolicy(ConfiguredPushMode.SERIAL)
-    assert made.token_s is None
+    assert made.rate.token_s is None
     made.delivered(100, 1, 1.0)
-    assert made.token_s == pytest.approx(0.01)
-    made.delivered(100, 1, 2.0)
-    assert made.token_s == pytest.approx(0.0125)
+    assert made.rate.token_s == pytest.approx(0.01)
+    made.delivered(900, 1, 1.0)
+    assert made.rate.token_s == pytest.approx(0.002, rel=0.1)
+    assert 800 < (made.rate.tokens or 0) < 900
