@@ -3,6 +3,8 @@
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
 One whose client's deadline comes first is rejected then; a resubmitted one has the deadline that it had.
+A new one that no worker could ever hold is rejected. One whose worker is gone, with all as large, waits for another and holds
+up none: its gateway gives it up.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
 Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
@@ -235,20 +237,20 @@ class SchedulerRole:
             return RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None
         if not self.pools.ready and not self.limits.max_unready_s:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
-        if never_fits := self._never_fits(order):
+        if not order.recovering and (never_fits := self._never_fits(order)):
             return RejectCode.NEVER_FITS, never_fits, None
         if self.queued >= self.limits.max_queued and not order.recovering:
             return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
         return None
 
     def _never_fits(self, order: m.SubmitRequest) -> str | None:
-        kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
-        if not self.pools.ready or kv_tokens <= largest:
+        if not self.pools.ready or self.pools.could_ever_hold(order):
             return None
+        kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
         return f"prompt and max_tokens need {kv_tokens} tokens of KV cache; no worker holds more than {largest}"
 
     def _watch_readiness(self, now: float) -> None:
-        """Note since when no worker is ready; once one is, reject what waited for it and fits no worker."""
+        """Note since when no worker is ready; once one is, reject what waited for it and fits no worker, if it is new."""
         if not self.limits.max_unready_s:
             return
         if not self.pools.ready:
@@ -256,7 +258,7 @@ class SchedulerRole:
         elif self._unready_since_s is not None:
             self._unready_since_s = None
             for entry in self._requests.queued:
-                if never_fits := self._never_fits(entry.order):
+                if not entry.order.recovering and (never_fits := self._never_fits(entry.order)):
                     self._give_up(entry, RejectCode.NEVER_FITS, never_fits, None)
 
     def _give_up(self, entry: AcceptedRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:

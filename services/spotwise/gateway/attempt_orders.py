@@ -13,7 +13,9 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.messages import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
 from spotwise.core.worker_messages import StreamRef
+from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.token_saver import TokenSaver
@@ -33,6 +35,7 @@ class AttemptOrders:
         host: store and bus.
         settings: names and patience.
         is_open: whether an attempt, by choice id and epoch, is the current one of an open request.
+        most_kv_tokens: tokens that the largest KV cache in the mesh holds now; 0 where no worker is ready.
         saver: of kept requests' tokens.
         feed: gives the role an answer, or a failure.
     """
@@ -42,12 +45,14 @@ class AttemptOrders:
         host: ServiceHost,
         settings: GatewaySettings,
         is_open: Callable[[str, int], bool],
+        most_kv_tokens: Callable[[], int],
         saver: TokenSaver,
         feed: Callable[[Message | g.SubmitFailed | g.RequestTaken], None],
     ) -> None:
         self._host = host
         self._settings = settings
         self._is_open = is_open
+        self._most_kv_tokens = most_kv_tokens
         self._saver = saver
         self._feed = feed
         self._turns = StoreTurns(settings.store_timeout_s)
@@ -76,12 +81,13 @@ class AttemptOrders:
     async def _submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         attempt = (command.choice_id, command.epoch)
         failed = partial(self._submit_failed, command)
+        stop = self._stop(stream.spec, len(command.output_token_ids))
         try:
             async with self._turns.turn(), stream.record_turn:
                 if not self._is_open(*attempt):
                     return
                 stream.has_record = True
-                is_ours = await self._put_record(stream, command)
+                is_ours = await self._put_record(stream, command, stop)
         except (MeshError, TimeoutError) as error:
             failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
             return
@@ -95,7 +101,7 @@ class AttemptOrders:
         stream.submitted_epoch = command.epoch
         try:
             reply = await self._host.bus.request(
-                subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
+                subjects.REQUESTS, encode(self._order(stream, command, stop)), self._settings.submit_timeout_s
             )
             answer = decode(reply)
             if not isinstance(answer, RequestAccepted | RequestRejected):
@@ -105,8 +111,17 @@ class AttemptOrders:
             return
         self._feed(answer)
 
-    async def _put_record(self, stream: TokenStream, command: g.SubmitAttempt) -> bool:
-        record = self._record(stream, command)
+    def _stop(self, spec: SequenceSpec, committed: int) -> StopCriteria:
+        """Return when an attempt ends: one without a bound of its client's at what the largest worker holds now. The next one
+        may have more or less; one with a bound, or that no worker holds as it is, is left to the scheduler.
+        """
+        free_tokens = self._most_kv_tokens() - len(spec.prompt_token_ids) - committed
+        if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens - committed <= free_tokens:
+            return spec.stop
+        return replace(spec.stop, max_new_tokens=committed + free_tokens)
+
+    async def _put_record(self, stream: TokenStream, command: g.SubmitAttempt, stop: StopCriteria) -> bool:
+        record = self._record(stream, command, stop)
         if stream.spec.owner:
             return await self._host.store.put_owned_record(record, stream.spec.owner)
         await self._host.store.put_record(record)
@@ -119,7 +134,7 @@ class AttemptOrders:
         _log.warning("submit_failed", choice_id=command.choice_id, reason=str(error) or type(error).__name__)
         self._feed(g.SubmitFailed(command.choice_id, command.epoch, reason, store_unavailable))
 
-    def _record(self, stream: TokenStream, command: g.SubmitAttempt) -> RequestRecord:
+    def _record(self, stream: TokenStream, command: g.SubmitAttempt, stop: StopCriteria) -> RequestRecord:
         return RequestRecord(
             choice_id=stream.choice_id,
             epoch=command.epoch,
@@ -129,7 +144,7 @@ class AttemptOrders:
             prompt_token_ids=stream.spec.prompt_token_ids,
             output_token_ids=command.output_token_ids,
             sampling=stream.spec.sampling,
-            stop=stream.spec.stop,
+            stop=stop,
             arrival_unix_s=stream.received_s,
             priority=stream.spec.priority,
             tenant=stream.spec.tenant,
@@ -139,7 +154,7 @@ class AttemptOrders:
             adapter=stream.spec.adapter,
         )
 
-    def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
+    def _order(self, stream: TokenStream, command: g.SubmitAttempt, stop: StopCriteria) -> SubmitRequest:
         committed = len(command.output_token_ids)
         may_reuse = not stream.spec.sampling.reads_whole_prompt
         known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
@@ -148,7 +163,7 @@ class AttemptOrders:
             epoch=command.epoch,
             stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
-            max_new_tokens=stream.spec.stop.max_new_tokens - committed,
+            max_new_tokens=stop.max_new_tokens - committed,
             prefix_spans=(
                 prefix_spans(self._settings.served_name, known, stream.spec.prefix_salt) if may_reuse else ()
             ),

@@ -82,7 +82,7 @@ class MeshGeneration:
         self._streams: dict[str, TokenStream] = {}
         self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
         self._attempts = AttemptOrders(
-            host, settings, self._role.is_open, self._saver, lambda event: self._loop.feed(event)
+            host, settings, self._role.is_open, self._most_kv_tokens, self._saver, lambda event: self._loop.feed(event)
         )
         self._loop = RoleLoop(
             self._role,
@@ -126,7 +126,7 @@ class MeshGeneration:
         """Generate one sequence; closing the generator cancels its work."""
         earlier = spec.earlier
         stop = None if earlier is None else earlier.stop
-        spec = self._fit(spec) if stop is None else replace(spec, stop=stop)
+        spec = spec if stop is None else replace(spec, stop=stop)
         stream = TokenStream(choice_id, spec, self._host.clock.now())
         if choice_id in self._streams:
             self.step_down(choice_id)  # two connections resume it at once: the later one has it
@@ -208,26 +208,25 @@ class MeshGeneration:
                 entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.now(), ((name, other),))
                 self._host.record(entry)
 
-    def _fit(self, spec: SequenceSpec) -> SequenceSpec:
-        """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""
-        loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
-        free_tokens = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
-            spec.prompt_token_ids
-        )
-        if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens <= free_tokens:
-            return spec
-        return replace(spec, stop=replace(spec.stop, max_new_tokens=free_tokens))
+    def _ready_workers(self) -> list[Member]:
+        """The workers that take requests, as far as is known: those with the weights that are served."""
+        served = {each.model_digest for each in self._role.membership.all(MemberKind.CLUSTER_SCHEDULER)} - {None}
+        return [
+            worker
+            for worker in self._role.membership.workers()
+            if worker.state is MemberState.READY and (not served or worker.model_digest in served)
+        ]
+
+    def _most_kv_tokens(self) -> int:
+        """Tokens that the largest KV cache of a worker that takes requests holds now; 0 without one."""
+        loads = [worker.load for worker in self._ready_workers() if worker.load is not None]
+        return max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0)
 
     async def health(self) -> MeshHealth:
         """Return whether requests can be served."""
         workers = self._role.membership.workers()
         schedulers = self._role.membership.all(MemberKind.CLUSTER_SCHEDULER)
-        served = {scheduler.model_digest for scheduler in schedulers} - {None}
-        ready = [
-            worker
-            for worker in workers
-            if worker.state is MemberState.READY and (not served or worker.model_digest in served)
-        ]
+        ready = self._ready_workers()
         counts = Counter(worker.kind.value for worker in ready)
         if not schedulers:
             return MeshHealth(False, "no cluster scheduler is in the mesh", counts)

@@ -17,7 +17,7 @@ LIMITS = RecoveryLimits(recovery_s=10.0, retry_pause_s=0.5, stall_s=60.0, member
 PROMPT, TOKEN = worker_member("p", m.Pool.PROMPT), worker_member("t")
 SCHEDULER = plain_member("s", m.MemberKind.CLUSTER_SCHEDULER)
 
-FINAL = (m.RejectCode.NEVER_FITS, m.RejectCode.DEADLINE_EXCEEDED)
+FINAL = (m.RejectCode.DEADLINE_EXCEEDED,)
 
 
 def bench_with_members(*, workers: tuple[str, str] | None = ("p", "t")) -> GatewayBench:
@@ -191,12 +191,13 @@ class TestRetries:
         (third,) = only(bench.error(stream=2), g.SubmitAttempt)
         assert [each.recovering for each in (first, second, third)] == [False, False, True]
 
-    def test_what_will_never_fit_fails_at_once(self) -> None:
-        """The worker that held it is gone, and no other is large enough."""
+    def test_what_fits_no_worker_for_a_while_is_tried_again(self) -> None:
+        """The worker that held it is gone, and no other is large enough yet; for a new request that is final."""
         bench = bench_with_members()
         bench.error()
-        commands = bench.rejected(epoch=2, code=m.RejectCode.NEVER_FITS)
-        assert only(commands, g.Fail)[0].code == "never_fits"
+        assert only(bench.rejected(epoch=2, code=m.RejectCode.NEVER_FITS), g.Fail) == []
+        (again,) = only(bench.tick(after_s=0.5), g.SubmitAttempt)
+        assert (again.epoch, again.recovering) == (3, True)
 
     def test_a_token_starts_the_recovery_time_anew(self) -> None:
         """An attempt that got on was a recovery."""

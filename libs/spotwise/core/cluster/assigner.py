@@ -64,6 +64,9 @@ class Assigner:
         index, may_be_full = 0, False
         while (entry := self._requests.waiting_at(index)) is not None:
             order = entry.order
+            if not self._pools.could_ever_hold(order):
+                index += 1  # until a worker as large is ready
+                continue
             demand = RequestDemand(
                 order.prompt_tokens,
                 order.max_new_tokens,
@@ -95,7 +98,8 @@ class Assigner:
         if entry is None:
             return
         view, least = self._pools[worker_id], self._passing.least_demand
-        if entry is not self._passing.head or least is None or (view.is_ready and view.has_capacity(*least)):
+        is_blocked = entry is self._passing.head and least is not None and self._pools.could_ever_hold(entry.order)
+        if not is_blocked or least is None or (view.is_ready and view.has_capacity(*least)):
             self.assign_waiting(now)
 
     def _incarnation_of(self, worker_id: str) -> int | None:

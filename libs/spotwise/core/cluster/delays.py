@@ -51,6 +51,10 @@ class Delays:
             return tokens * token_s
         return timed * token_s + (tokens - timed) * fastest_s
 
+    def wait_s(self, view: WorkerView) -> float:
+        """Return less than the delay of any placement whose prompt is computed there."""
+        return view.pending_prompt_tokens * self._fastest_s
+
     def prompt_s(self, view: WorkerView) -> float:
         """Return the seconds until the prompt is computed there, and what that delays those who decode there."""
         uncomputed = self._demand.uncomputed(view)

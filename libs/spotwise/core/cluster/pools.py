@@ -20,6 +20,7 @@ from spotwise.core.cluster.served_model import ServedModel
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.cluster.worker_life import WorkerLife
 from spotwise.core.members import Member, Pool
+from spotwise.core.messages import SubmitRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +195,10 @@ class Pools:
         """Tell whether any worker meets the need now."""
         # The last first: where the others have some, a placement has found it before it comes to ask.
         return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
+
+    def could_ever_hold(self, order: SubmitRequest) -> bool:
+        """Tell whether a ready worker's cache could hold all of a request when idle."""
+        return order.prompt_tokens + order.max_new_tokens <= self.most_kv_tokens()
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""

@@ -29,9 +29,6 @@ from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent
 
-#: What no further attempt would change.
-_FINAL_REJECTIONS = (m.RejectCode.NEVER_FITS, m.RejectCode.DEADLINE_EXCEEDED)
-
 
 class GatewayRole:
     """The gateway's state machine: `handle(event, now) -> commands`."""
@@ -143,7 +140,7 @@ class GatewayRole:
         request = self._requests.current(event.choice_id, event.epoch)
         if request is None:
             return
-        if request.is_first_attempt or event.code in _FINAL_REJECTIONS:
+        if request.is_first_attempt or event.code is m.RejectCode.DEADLINE_EXCEEDED:
             self._requests.fail(request, event.code.value, event.message, event.retry_after_s, now)
         else:
             self._requests.attempt_lost(request, event.message, now)

@@ -65,7 +65,7 @@ class PromptSide:
         sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
         if table.pool.never_fits(order.prompt_tokens):
-            table.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
+            table.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=True)
         else:
             table.load_record(sequence)
 
