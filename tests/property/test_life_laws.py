@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from spotwise.core import messages as m
 from spotwise.core.cluster.answer_times import AnswerTimes
 from spotwise.core.cluster.cheapest_worker import AnswerLengths, cheapest_worker, place
+from spotwise.core.cluster.delays import BATCH_SHARE
 from spotwise.core.cluster.lives import REPORT_COUNTS_S, Lives
-from spotwise.core.cluster.placement import BATCH_SHARE, Placer
+from spotwise.core.cluster.placement import Placer
 from spotwise.core.cluster.placements import Placement, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools

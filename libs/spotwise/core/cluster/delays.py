@@ -2,7 +2,7 @@
 
 Law: a placement's delay is the wait behind all prompt tokens that its prompt worker has not computed yet, those of iterations
 that run among them; the prompt's own computing, once more for each sequence that decodes there; a split's hand-off; what the
-token worker's decodes add to the answer's tokens; and an interruption's seconds times its chance.
+token worker's decodes and prompts add to the answer's tokens; and an interruption's seconds times its chance.
 Every term is in seconds, so that none outranks a queue. A figure holds up to the length that it was measured at
 (`tokens_timed`). Beyond it a worker counts as fast as the fastest one compared, and a hand-off takes as long as one of that
 length: a worker that is wrongly taken for fast computes one long prompt, and is known from then on; one wrongly taken for slow
@@ -76,9 +76,14 @@ class Delays:
             return load_s
         return expected_cost_s(place(view, load_s), self._times.lengths(new_tokens).seconds, interruption_s)
 
+    def partner_s(self, view: WorkerView) -> float:
+        """Return what a worker adds to an answer whose prompt another one computes: its own prompts hold decodes up."""
+        pending = view.pending_prompt_tokens
+        return self.answer_s(view) + (self.compute_s(view, pending) if pending else 0.0)
+
     def split_s(self, prompt_worker: WorkerView, token_worker: WorkerView) -> float:
         """Return the delay of a placement on two workers."""
-        return self.prompt_s(prompt_worker) + (self.hand_off_s(prompt_worker) or 0.0) + self.answer_s(token_worker)
+        return self.prompt_s(prompt_worker) + (self.hand_off_s(prompt_worker) or 0.0) + self.partner_s(token_worker)
 
     def in_place_s(self, view: WorkerView) -> float:
         """Return the delay of a placement on one worker."""

@@ -129,7 +129,7 @@ class LeastDelay:
         found = self._pools.first_of(Queue.HOME_POOL, _TOKEN_GROUPS, demand.need, self._number)
         if is_planned:
             found.insert(0, plan.token_worker)
-        return min(found, key=delays.answer_s, default=None)
+        return min(found, key=delays.partner_s, default=None)
 
 
 def _delay_s(delays: Delays, plan: Placement) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.cost_profile import BUILT_IN
 from spotwise.core.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
@@ -409,3 +410,24 @@ def test_of_a_recorded_machine_only_the_number_is_given(
     ended = spotwise("simulate", "run", "--profile", str(profile), *options.split())
     assert ended.status == 2, ended.stderr
     assert named in ended.stderr
+
+
+@pytest.mark.parametrize("link_s", [0.0, 0.4, 2.0])
+def test_a_newcomer_is_not_sent_behind_a_long_prompt(spotwise: CommandLine, tmp_path: Path, link_s: float) -> None:
+    """One prompt and one token machine, one word, 7,000 tokens and three seconds later 1,000, as slow as a laptop; a first
+    hand-off that took seconds is no reason to wait for half a minute.
+    """
+    cost = LinearIterationCost(0.5, prompt_token_s=2.9e-3, prompt_context_s=2e-7, decode_s=1e-3, decode_context_s=0.0)
+    mine = replace(BUILT_IN, iteration=cost, link=LinkCost(link_s, 1e9), kv_tokens=16384)
+    profile, trace, file = (tmp_path / name for name in ("profile.json", "mine.csv", "requests.csv"))
+    profile.write_bytes(orjson.dumps(profile_as_dict(mine)))
+    sizes = ((0, 20), (10, 7000), (13, 1000))
+    lines = "".join(f"2024-01-01 00:00:{second:02},{tokens},8\n" for second, tokens in sizes)
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
+    arguments = f"simulate run --profile {profile} --machines 1,1 --trace {trace} --arrivals trace --jobs 1"
+    ended = spotwise(*arguments.split(), "--requests", str(file))
+    assert ended.status == 0, ended.stderr
+    with file.open() as rows:
+        found = {int(row["prompt_tokens"]): row for row in csv.DictReader(rows)}
+    assert found[1000]["prompt_machine"] != found[7000]["prompt_machine"]
+    assert float(found[1000]["finished_s"]) < float(found[7000]["finished_s"])

@@ -175,10 +175,11 @@ class TestBreakEven:
         assert self.by(figures, {"decoding": 1}) is PlacedBy.BREAK_EVEN
 
     def test_both_prompt_queues_count(self) -> None:
-        """The request would wait in one or the other."""
+        """The request would wait in one or the other; in both, where the token worker computes prompts beside its answer."""
         waits = {"prompt_token_s": 1.0, "kv_push_token_s": 0.0, "pending": 20}
         assert self.by(waits, {"decoding": 1}) is PlacedBy.BREAK_EVEN
-        assert self.by(waits, {"decoding": 1, "pending": 5}) is PlacedBy.HOME_POOL
+        assert self.by(waits, {"decoding": 2}) is PlacedBy.HOME_POOL
+        assert self.by(waits, {"decoding": 2, "pending": 5}) is PlacedBy.LEAST_DELAY  # the prompt worker alone
 
     def test_each_worker_has_its_own_pace(self) -> None:
         """One that has computed no prompt yet is taken for as fast as the other."""
