@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ class TraceError(ValueError):
 def csv_header(path: Path) -> tuple[str, ...]:
     """Return the names of a CSV file's columns; none of an empty file. Raises TraceError if it cannot be read."""
     with _read_as(path, "CSV file"), path.open(newline="", encoding="utf-8-sig") as file:
-        return tuple(next(csv.reader(file), []))
+        return _header(path, csv.reader(file))
 
 
 def csv_rows(
@@ -35,7 +36,7 @@ def csv_rows(
     """
     with _read_as(path, "CSV file"), path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
-        header = next(lines, [])
+        header = _header(path, lines)
         missing = [column for column in columns if column not in header]
         if missing:
             raise TraceError(f"{path}, line 1: no column {', '.join(missing)}; {kind} begins with {','.join(columns)}")
@@ -62,6 +63,14 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise TraceError(f"{path}, line {number}: no JSON object in braces")
             yield number, row
+
+
+def _header(path: Path, lines: Iterator[list[str]]) -> tuple[str, ...]:
+    header = tuple(next(lines, []))
+    twice = [name for name, count in Counter(header).items() if count > 1 and name.strip()]
+    if twice:
+        raise TraceError(f"{path}, line 1: column {', '.join(twice)} is there twice; leave one out")
+    return header
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import typer
 
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import require_writable
-from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.errors import OptionError
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
@@ -146,11 +146,11 @@ def processors(jobs: int | None) -> int:
 
 @contextmanager
 def command_errors() -> Iterator[None]:
-    """Turn a `TraceError` or `ProfileError` (a wrong file or design) into a `CommandError`."""
+    """Turn a `TraceError` or `ProfileError` (a wrong file or design) into an `OptionError`."""
     try:
         yield
     except (TraceError, ProfileError) as error:
-        raise CommandError(str(error)) from error
+        raise OptionError(str(error)) from error
 
 
 def require_outputs(json: Path | None, runs: Path | None, figures: Path | None) -> None:

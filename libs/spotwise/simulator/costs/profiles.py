@@ -69,7 +69,10 @@ def read_profile(path: Path) -> list[ProfileRow]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file)
-            missing = [column for column in _COLUMNS if column not in (lines.fieldnames or ())]
+            names = list(lines.fieldnames or ())
+            if twice := [column for column in _COLUMNS if names.count(column) > 1]:
+                raise ProfileError(f"{path}, line 1: column {', '.join(twice)} is there twice; leave one out")
+            missing = [column for column in _COLUMNS if column not in names]
             if missing:
                 raise ProfileError(f"{path}, line 1: no column {', '.join(missing)}")
             return [_row(path, lines.line_num, line) for line in lines]

@@ -48,6 +48,8 @@ _LOG_TYPE = "logtype"
 _TOO_LATE_S = 1e11
 #: Whole numbers below it name blocks themselves.
 _LARGEST_HASH = 2**62
+#: Tokens of a prompt or an answer: a thousand times the longest context of today's models.
+_MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,10 @@ def _tokens(path: Path, line: int, column: str, cell: Any) -> int:
         tokens = int(cell) if isinstance(cell, (str, int)) else 0
     except ValueError:
         tokens = 0
+    if tokens > _MOST_TOKENS:
+        raise TraceError(
+            f"{path}, line {line}: {column} is {tokens:.3g} tokens; no request has more than {_MOST_TOKENS:.0e}"
+        )
     if tokens < 1:
         raise TraceError(f"{path}, line {line}: {column} is {cell!r}, not a number of tokens of at least 1")
     return tokens

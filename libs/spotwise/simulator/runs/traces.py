@@ -86,6 +86,8 @@ def trace_arrivals(path: Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Ite
             raise TraceError(f"{path}, line {row.line}: its time is earlier than the line's before it")
         last_s = at_s
         yield Arrival(at_s, row.prompt_tokens, row.output_tokens, row.blocks)
+    if start_s is None:
+        raise TraceError(f"{path} has no requests")
 
 
 def read_sizes(path: Path, *, jointly: bool = False, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> TraceSizes:

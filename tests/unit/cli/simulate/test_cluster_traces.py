@@ -195,7 +195,7 @@ def test_a_trace_that_is_wrong_is_reported_before_a_search(spotwise: CommandLine
     trace.write_text('{"timestamp": 1, "hash_ids": [1]}')
     arguments = f"simulate provision --objective machines --rate 4 --cluster {cluster} --trace {trace} --jointly"
     ended = spotwise(*arguments.split())
-    assert ended.status == 1
+    assert ended.status == 2
     assert "wrong.jsonl, line 1: no column" in " ".join(ended.stderr.split())
     assert "--cluster" not in ended.stderr
 
