@@ -3,15 +3,86 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from spotwise.cli.errors import CommandError, os_error_line
 from spotwise.cli.lazy_group import lazy_group
 from spotwise.cli.silence import silence_logging
+
+#: Where each command is, and what `--help` says of it, for which none is imported.
+COMMANDS = {
+    "up": (
+        "spotwise.cli.launch.up:up",
+        "Start a mesh: model, broker, store and the six services; Ctrl-C stops it.",
+    ),
+    "down": (
+        "spotwise.cli.launch.down:down",
+        "Stop the mesh that `spotwise up` started, and wait until all its processes have ended.",
+    ),
+    "chat": (
+        "spotwise.cli.chat:chat",
+        "Chat with the mesh, or ask it one question: the argument, or the text piped in.",
+    ),
+    "status": (
+        "spotwise.cli.status:status",
+        "Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing.",
+    ),
+    "join": (
+        "spotwise.cli.join:join",
+        "Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` removes it again.",
+    ),
+    "drain": (
+        "spotwise.cli.drain:drain",
+        "Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere. "
+        "A device leaves once its groups are formed anew without it.",
+    ),
+    "move": (
+        "spotwise.cli.move:move",
+        "Move a running request to another worker, with its KV: it goes on there at its next token.",
+    ),
+    "reshape": (
+        "spotwise.cli.reshape:reshape",
+        "Change how the devices of a mesh are grouped, while it serves: new groups form, and running requests move to them.",
+    ),
+    "fleet": (
+        "spotwise.cli.fleet:fleet",
+        "Show the instances of a mesh: lives, prices, and why each is there; and what can be had.",
+    ),
+    "keys": (
+        "spotwise.cli.keys.app:keys",
+        "Make, show, rotate and revoke the API keys of a mesh.",
+    ),
+    "explain": (
+        "spotwise.cli.explain:explain",
+        "Show what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens.",
+    ),
+    "profile": (
+        "spotwise.cli.profile:profile",
+        "Record what iterations and KV hand-offs cost on a live mesh; `up --engine simulated` and `simulate run` take it.",
+    ),
+    "replay": (
+        "spotwise.cli.replay:replay_command",
+        "Feed journals to fresh roles and compare every command. Exit status 1 where a command differs.",
+    ),
+    "certs": (
+        "spotwise.cli.certs.app:certs",
+        "Make certificates, users and passwords for a mesh on several hosts.",
+    ),
+    "plan": (
+        "spotwise.cli.plan.command:plan",
+        "Plan a change of the parallel configuration: new positions of devices, order of transfers, duration.",
+    ),
+    "bench": (
+        "spotwise.cli.bench.app:bench",
+        "Measure a mesh; every benchmark takes --json FILE.",
+    ),
+    "simulate": (
+        "spotwise.cli.simulate.app:simulate",
+        "Simulate a cluster with the mesh's own scheduler and workers; every command takes --json FILE.",
+    ),
+}
 
 app = typer.Typer(
     name="spotwise",
@@ -20,31 +91,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     cls=lazy_group(
-        {
-            "up": "spotwise.cli.launch.up:up",
-            "down": "spotwise.cli.launch.down:down",
-            "chat": "spotwise.cli.chat:chat",
-            "status": "spotwise.cli.status:status",
-            "join": "spotwise.cli.join:join",
-            "drain": "spotwise.cli.drain:drain",
-            "move": "spotwise.cli.move:move",
-            "reshape": "spotwise.cli.reshape:reshape",
-            "fleet": "spotwise.cli.fleet:fleet",
-            "keys": "spotwise.cli.keys.app:keys",
-            "explain": "spotwise.cli.explain:explain",
-            "profile": "spotwise.cli.profile:profile",
-            "replay": "spotwise.cli.replay:replay_command",
-            "certs": "spotwise.cli.certs.app:certs",
-            "plan": "spotwise.cli.plan.command:plan",
-            "bench": "spotwise.cli.bench.app:bench",
-            "simulate": "spotwise.cli.simulate.app:simulate",
-        }
+        {name: place for name, (place, _) in COMMANDS.items()},
+        before=lambda name: silence_logging(),
+        texts={name: text for name, (_, text) in COMMANDS.items()},
     ),
 )
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # imports email, and much else
+
         typer.echo(f"spotwise {metadata.version('spotwise')}")
         raise typer.Exit
 
@@ -62,7 +119,6 @@ def main() -> None:
     """Run one command; a `CommandError` is printed on one line, with exit status 1, or 2 where an option is wrong, and what the
     operating system refuses on one line, too.
     """
-    silence_logging()
     try:
         app()
     except CommandError as error:
@@ -72,6 +128,8 @@ def main() -> None:
 
 
 def _end(message: str, exit_status: int) -> None:
+    from rich.console import Console
+
     Console(stderr=True, highlight=False).print(f"error: {message}", style="red", markup=False, soft_wrap=True)
     sys.exit(exit_status)
 

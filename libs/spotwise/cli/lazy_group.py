@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 
@@ -52,20 +52,38 @@ def _load(name: str, place: str) -> Any:
     return command
 
 
-def lazy_group(places: Mapping[str, str], before: Callable[[str], object] = lambda name: None) -> type[TyperGroup]:
+def lazy_group(
+    places: Mapping[str, str],
+    before: Callable[[str], object] = lambda name: None,
+    texts: Mapping[str, str] | None = None,
+) -> type[TyperGroup]:
     """Return a group class for `typer.Typer(cls=...)`.
 
     Args:
         places: by name of a command, in the order of `--help`, its function or `typer.Typer` as `module:attribute`.
         before: called with a command's name before its module is imported.
+        texts: what each command does, for `--help` of the group, which then imports none of them.
     """
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands = _Commands(places, before)
+            self._is_listing = False
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(self.commands)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if self._is_listing and texts is not None and cmd_name in texts:
+                return TyperCommand(cmd_name, help=texts[cmd_name], rich_markup_mode=self.rich_markup_mode)
+            return super().get_command(ctx, cmd_name)
+
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            self._is_listing = True
+            try:
+                super().format_help(ctx, formatter)
+            finally:
+                self._is_listing = False
 
     return LazyGroup

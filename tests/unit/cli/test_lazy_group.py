@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from spotwise.cli import __main__ as program
 from spotwise.cli.lazy_group import lazy_group
 
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "spotwise.simulator", "spotwise.benchmarks")
@@ -59,3 +62,41 @@ def test_a_command_is_announced_before_its_module_is_imported() -> None:
     app.callback()(lambda: None)
     assert CliRunner().invoke(app, ["status", "--help"]).exit_code == 0
     assert announced == [("status", False)]
+
+
+def test_help_of_all_commands_says_what_each_says_of_itself() -> None:
+    """The list imports no command, and so has texts of its own."""
+    group = get_command(program.app)
+    assert isinstance(group, TyperGroup)
+    for name, (_, text) in program.COMMANDS.items():
+        command = group.commands[name]
+        assert command.help is not None
+        assert " ".join(command.help.split()) == text
+
+
+#: What takes long to import, and what a list of commands needs none of.
+NOT_FOR_A_LIST = {
+    "cryptography",
+    "grpc",
+    "httpx",
+    "nats",
+    "numpy",
+    "opentelemetry",
+    "pydantic",
+    "redis",
+    "structlog",
+    "torch",
+    "transformers",
+}
+
+
+def test_help_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys\nfrom spotwise.cli import __main__ as program\nsys.argv = ['spotwise', '--help']\n"
+        "try:\n    program.main()\nfinally:\n    print('modules', *{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "simulate" in done.stdout, done.stderr
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert {"modules", "typer", "spotwise"} <= imported
+    assert not NOT_FOR_A_LIST & imported
