@@ -97,10 +97,10 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel is prefetched, unless it is so
   // large that it would evict data in use.
   const bool fetch = group == 1 && row_bytes * kPanel <= kFetchBytes;
-  team.each(blocks * groups, [&](int piece, int) {
-    const int first_row = piece / groups * block_rows;
+  team.each(int64_t(blocks) * groups, [&](int64_t piece, int) {
+    const int first_row = int(piece / groups) * block_rows;
     const int last_row = std::min(rows, first_row + block_rows);
-    const int first_panel = piece % groups * group;
+    const int first_panel = int(piece % groups) * group;
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
       const auto* next = fetch && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -41,7 +42,23 @@ class Team {
 
   // Computes pieces 0..count-1 by `body(piece, thread)`, and returns when all are done.
   template <class Body>
-  void each(int count, const Body& body) {
+  void each(int64_t count, const Body& body) {
+    for (int64_t first = 0; first < count; first += kMostPieces) {
+      const int part = int(std::min<int64_t>(count - first, kMostPieces));
+      each_of(part, [&](int piece, int thread) { body(first + piece, thread); });
+    }
+  }
+
+ private:
+  // One atomic word holds number, count of pieces and next piece, so that no helper mixes two operations.
+  static constexpr int kBits = 20;
+  static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
+  // Of one operation: half of what its fields hold, since each thread that finds no piece left has taken one more.
+  static constexpr int kMostPieces = 1 << (kBits - 1);
+  static uint32_t number(uint64_t word) { return uint32_t(word >> (2 * kBits)); }
+
+  template <class Body>
+  void each_of(int count, const Body& body) {
     if (size_ == 1 || count <= 1) {
       for (int piece = 0; piece < count; piece++) body(piece, 0);
       return;
@@ -59,12 +76,6 @@ class Team {
       }
     }
   }
-
- private:
-  // One atomic word holds number, count of pieces and next piece, so that no helper mixes two operations.
-  static constexpr int kBits = 20;
-  static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
-  static uint32_t number(uint64_t word) { return uint32_t(word >> (2 * kBits)); }
 
   void offer(int count) {
     operation_++;
