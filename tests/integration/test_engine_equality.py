@@ -150,11 +150,14 @@ def test_repetition_penalty_is_transformers_own(llama: Path, prompts: list[list[
     assert results != generate_alone(llama, chosen, NEW_TOKENS)
 
 
-def test_prompt_logprobs_are_those_of_the_whole_prompt(llama: Path, prompts: list[list[int]]) -> None:
+@pytest.mark.parametrize("chunk_tokens", [1 << 30, 23], ids=["whole", "chunked"])
+def test_prompt_logprobs_are_those_of_the_whole_prompt(
+    llama: Path, prompts: list[list[int]], chunk_tokens: int
+) -> None:
     """Scored in pieces of many forwards, a prompt has the log-probabilities of one forward; the tokens stay the same."""
     chosen = [prompts[0] * 3, prompts[1], [5], prompts[2] * 2]
     model: Any = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
-    driver = Driver(load_engine(llama))
+    driver = Driver(load_engine(llama), chunk_tokens)
     for index, prompt in enumerate(chosen):
         sampling = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=3)
         driver.add(record(str(index), prompt, sampling, max_new_tokens=4))

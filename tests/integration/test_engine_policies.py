@@ -18,6 +18,7 @@ from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.prefix_salt import prefix_salt
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.chunked_prefill import ALONE_TOKENS
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
@@ -191,6 +192,26 @@ def test_prompts_in_parts_change_no_token(
     assert worker.serve(requests) == expected
     assert max(tokens for _, tokens in worker.prefill_rows) <= 13
     assert any(first > 0 for first, _ in worker.prefill_rows)
+
+
+@pytest.mark.parametrize("max_stall_s", [None, 1e-6], ids=["by the cap", "by time"])
+def test_prompts_cut_alone_change_no_token(engine: Engine, max_stall_s: float | None) -> None:
+    """One request at a time, so that nothing is beside a prompt, of lengths around the cuts; each chunk but the last is full.
+    What `generate` gives for whole prompts is the same, token by token.
+    """
+    cap = 64 if max_stall_s is None else 2048
+    policy = WorkerPolicy(
+        BatchLimits(8, cap, cuts_prompts=True), Reserve.MAX_TOKENS, prefix_caching=False, max_stall_s=max_stall_s
+    )
+    part = cap if max_stall_s is None else ALONE_TOKENS
+    rng = random.Random(7)
+    for number, tokens in enumerate((part, part + 2, 450)):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(tokens)]
+        request = replace(record(f"r{number}", prompt, max_new_tokens=MAX_NEW), attempt_id=number)
+        worker = SoloWorker(engine, policy, 256)
+        assert worker.serve([request]) == SoloWorker(engine, PLAIN, 256).serve([request])
+        starts = [*range(0, tokens, part)]
+        assert worker.prefill_rows == [(start, min(part, tokens - start)) for start in starts]
 
 
 #: An iteration lasts an event or two of the worker above, which are 10 ms apart.

@@ -1,8 +1,8 @@
 """Builds the next iteration's batch.
 
 Law: decode and prefill rows share an iteration (iteration-level scheduling: Orca, section 4.1), in order of arrival.
-Prompts are FCFS, at most `max_prompt_tokens` a batch (Splitwise, section 4.3); a longer prompt runs alone among prompts.
-With `max_num_batched_tokens` or a prefill budget prompts are cut instead: decodes first, prompts get what is left.
+Prompts are FCFS, at most `max_prompt_tokens` a batch (Splitwise, section 4.3); whole, a longer one runs alone among prompts.
+With `cuts_prompts`, `max_num_batched_tokens` or a prefill budget they are cut instead: decodes first, prompts get what is left.
 At most one prompt of a batch is cut, the last; a prompt is never passed over for a later one.
 The first prompt offered always gets a token, so decodes cannot starve it.
 With `decodes_pause` decodes take part beside prompts up to `max_prompt_tokens` tokens in all; the last offered pause.
@@ -52,15 +52,17 @@ class Batch:
 
 @value
 class BatchLimits:
-    """Bounds of one iteration; a single whole prompt may exceed `max_prompt_tokens`. `max_num_batched_tokens` includes decodes
-    and cuts prompts to fit (`None`: prompts run whole); at least `max_num_seqs`, so that a prompt always gets a token.
-    `decodes_pause`: prompts that fill `max_prompt_tokens` run without decodes (Splitwise's published simulator).
+    """Bounds of one iteration. `max_num_batched_tokens` includes decodes and cuts prompts to fit (`None`: no such bound); at
+    least `max_num_seqs`, so that a prompt always gets a token. `decodes_pause`: prompts that fill `max_prompt_tokens` run
+    without decodes (Splitwise's published simulator). `cuts_prompts`: no prompt exceeds `max_prompt_tokens`; else a single one
+    may, where nothing else cuts it (as there).
     """
 
     max_num_seqs: int = 256
     max_prompt_tokens: int = 2048
     max_num_batched_tokens: int | None = None
     decodes_pause: bool = False
+    cuts_prompts: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_prompt_tokens < 1:
@@ -76,7 +78,7 @@ class BatchLimits:
             )
 
     def part_tokens(self, decodes: int) -> int | None:
-        """Return how many tokens are left to prompts beside so many decodes; `None` where prompts run whole."""
+        """Return how many tokens are left to prompts beside so many decodes; `None` for no such bound."""
         if self.max_num_batched_tokens is None:
             return None
         # A prompt that has a row leaves the decodes one row less.
@@ -84,7 +86,7 @@ class BatchLimits:
 
 
 class PromptBudget(Protocol):
-    """Bounds the prompts of one iteration for the sake of its decodes."""
+    """Bounds the prompts of one iteration for the sake of its decodes, and of what comes next."""
 
     def max_chunk_tokens(self, first_position: int) -> int:
         """Return how many prompt tokens from `first_position` on may join; at least 1 at first."""
@@ -123,7 +125,7 @@ class BatchBuilder:
         if prompt_tokens <= min(bounds):
             return prompt_tokens
         self._prompts_closed = True
-        if len(bounds) > 1:  # prompts are cut
+        if self.limits.cuts_prompts or len(bounds) > 1:
             return min(bounds)
         return prompt_tokens if self._prompt_tokens == 0 else 0
 

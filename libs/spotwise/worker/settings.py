@@ -72,16 +72,22 @@ class WorkerSettings(ModelServiceSettings):
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
-    max_prompt_tokens: int = Field(2048, ge=1, description="prompt tokens of one batch at most")
+    max_prompt_tokens: int = Field(
+        2048,
+        ge=1,
+        description="prompt tokens of one iteration at most; longer prompts are cut, so that what arrives waits for one "
+        "iteration, and memory for activations is bounded",
+    )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens of one iteration at most, decodes included; prompts are cut to fit, and run whole where unset",
+        description="tokens of one iteration at most, decodes included; prompts are cut to fit; where unset max_stall_ms and "
+        "max_prompt_tokens cut them",
     )
     decodes_pause: bool = Field(
         False,
-        description="prompts that fill max_prompt_tokens run without decodes, which pause; needs whole prompts: no "
-        "max_num_batched_tokens, and max_stall_ms=0",
+        description="prompts that fill max_prompt_tokens run without decodes, which pause; needs prompts that nothing else "
+        "cuts: no max_num_batched_tokens, and max_stall_ms=0",
     )
     reserve: Reserve = Field(
         Reserve.ON_DEMAND,
@@ -107,7 +113,8 @@ class WorkerSettings(ModelServiceSettings):
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="about how long a prompt's chunk may delay the decodes of its iteration; 0 for no bound",
+        description="about how long a prompt's chunk may delay the decodes of its iteration, and a prompt alone what arrives, "
+        "which is at least 256 tokens; 0 for no bound but max_prompt_tokens",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Discipline.FCFS.value,
@@ -279,7 +286,13 @@ class WorkerSettings(ModelServiceSettings):
         """Return how the worker batches and allocates memory; `context_parity` is the model's, `cost` that of its iterations
         (`None` only where the policy needs none). Raises `ValueError` where settings contradict one another.
         """
-        limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens, self.decodes_pause)
+        limits = BatchLimits(
+            self.max_num_seqs,
+            self.max_prompt_tokens,
+            self.max_num_batched_tokens,
+            self.decodes_pause,
+            cuts_prompts=True,
+        )
         mlfq = None
         if self.policy == Discipline.MLFQ and cost is not None:
             starve_limit_s = None if self.starve_limit_ms is None else self.starve_limit_ms / 1000

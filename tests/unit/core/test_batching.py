@@ -67,6 +67,16 @@ def test_a_prompt_longer_than_the_cap_runs_alone_among_prompts() -> None:
     assert [row.sequence_id for row in built.rows] == ["d", "long", "e"]
 
 
+def test_with_cuts_no_prompt_exceeds_the_cap() -> None:
+    """The last one is cut to what is left."""
+    batch = BatchBuilder(BatchLimits(8, 100, cuts_prompts=True))
+    assert offer(batch, "long", 101) == 100
+    batch = BatchBuilder(BatchLimits(8, 100, cuts_prompts=True))
+    assert offer(batch, "a", 60) == 60
+    assert offer(batch, "b", 60) == 40
+    assert offer(batch, "c", 1) == 0
+
+
 def test_a_long_prompt_joins_no_other_prompt() -> None:
     """A long prompt waits for a batch without other prompts."""
     batch = builder()

@@ -26,20 +26,24 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: No setting lets a prompt exceed `max_prompt_tokens`.
+CUT = BatchLimits(cuts_prompts=True)
+
+
 def test_without_settings_a_worker_has_the_default_policy(model_dir: Path) -> None:
     """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them.
 
     Hand-offs leave in the cheaper way.
     """
     assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(
-        max_stall_s=0.06, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
+        CUT, max_stall_s=0.06, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
-    """A `max_stall_ms` of 0 means no bound, so that prompts run whole."""
+    """A `max_stall_ms` of 0 means no bound, so that only `max_prompt_tokens` cuts prompts."""
     assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
-        kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
+        CUT, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
@@ -72,7 +76,7 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         preempt_after_ms=250,
         kv_push="layerwise",  # type: ignore[arg-type]
     )
-    limits = BatchLimits(8, 512, 64)
+    limits = BatchLimits(8, 512, 64, cuts_prompts=True)
     expected = WorkerPolicy(
         limits,
         Reserve.MAX_TOKENS,
@@ -92,7 +96,7 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
 def test_decodes_pause_where_configured(model_dir: Path) -> None:
     """Decodes pause for prompts where the settings say so, and without a bound on their delay."""
     settings = WorkerSettings(model_dir=model_dir, decodes_pause=True, max_stall_ms=0)
-    assert settings.worker_policy().limits == BatchLimits(decodes_pause=True)
+    assert settings.worker_policy().limits == BatchLimits(decodes_pause=True, cuts_prompts=True)
 
 
 @pytest.mark.parametrize(

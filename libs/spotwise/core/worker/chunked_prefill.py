@@ -1,8 +1,8 @@
-"""How many prompt tokens may join an iteration with decodes (stall-free batching).
+"""How many prompt tokens may join an iteration (stall-free batching).
 
-Law: an iteration with decodes takes about `max_stall_s` at most; prompts beside them are cut to fit.
+Law: an iteration takes about `max_stall_s` at most; prompts are cut to fit, also alone: what arrives waits for one iteration.
 A token's cost is learned from the iterations before, or starts from a profile; context adds to it by `context_parity`.
-A prompt always advances by `MIN_TOKENS` at least; without decodes it runs whole.
+Beside decodes prompts advance by `MIN_TOKENS` at least, alone by `ALONE_TOKENS`.
 Source: Sarathi-Serve (Agrawal et al., OSDI 2024), section 4, where the number of tokens is configured.
 """
 
@@ -19,7 +19,10 @@ from spotwise.core.worker.token_rate import TokenRate
 
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
-#: Prompt tokens of an iteration before any cost is known.
+#: Prompt tokens of an iteration without decodes at least, also before any cost is known: on processors what an iteration costs
+#: whatever its size is then about 2 % of it (docs/benchmarks.md has it measured).
+ALONE_TOKENS = 256
+#: Prompt tokens of an iteration with decodes before any cost is known.
 _FIRST_TOKENS = 64
 #: Length of the prompt whose profiled seconds give a token's first cost: long enough to spread an iteration's fixed cost,
 #: short enough not to be dominated by attention.
@@ -48,11 +51,13 @@ class TokenCost:
 
 
 class IterationPrefillBudget:
-    """What prompts may take of one iteration: seconds, by the cost of a token, which is `None` before any is known."""
+    """What prompts may take of one iteration: seconds, by the cost of a token, which is `None` before any is known, and
+    `min_tokens` at least."""
 
-    def __init__(self, cost: TokenCost | None, seconds: float) -> None:
+    def __init__(self, cost: TokenCost | None, seconds: float, min_tokens: int = MIN_TOKENS) -> None:
         self._cost = cost
         self._seconds = seconds
+        self._min_tokens = min_tokens
         self._spent_tokens = 0
 
     def max_chunk_tokens(self, first_position: int) -> int:
@@ -60,7 +65,7 @@ class IterationPrefillBudget:
         tokens = _FIRST_TOKENS - self._spent_tokens
         if self._cost is not None:
             tokens = self._cost.part_within(self._seconds, first_position)
-        return max(tokens, MIN_TOKENS - self._spent_tokens, 0)
+        return max(tokens, self._min_tokens - self._spent_tokens, 0)
 
     def spend(self, first_position: int, tokens: int) -> None:
         """Note a chunk that joins."""
@@ -107,14 +112,22 @@ class ChunkedPrefillBudget:
 
     def budget(self, decode_contexts: Sequence[int]) -> IterationPrefillBudget | None:
         """Return what prompts may take beside decodes with these contexts; `None` for no bound."""
-        if self._max_stall_s is None or not decode_contexts:
+        if self._max_stall_s is None:
             return None
+        if not decode_contexts:
+            return IterationPrefillBudget(self._cost, self._max_stall_s, ALONE_TOKENS)
         taken = self._cost.of(len(decode_contexts), sum(decode_contexts)) if self._cost else 0.0
         return IterationPrefillBudget(self._cost, self._max_stall_s - taken)
 
     def ordered(self, batch: Batch | BatchShape, now: float) -> None:
         """Note an iteration that begins now, or after the ones in flight; its shape is enough."""
         self._in_flight.append((batch, now))
+
+    def dropped(self, now: float) -> None:
+        """Learn nothing from the iterations in flight, which will not end."""
+        if self._in_flight:
+            self._in_flight.clear()
+            self._last_end_s = now
 
     def ended(self, now: float, *, failed: bool = False) -> None:
         """Learn from the oldest iteration in flight, which began when ordered or when its predecessor ended."""

@@ -78,8 +78,7 @@ class Iterations:
 
     def drop_all(self, now: float) -> None:
         """Forget the iterations in flight: the engine that ran them is gone."""
-        if self._table.iterations_in_flight:
-            self._prefill_budget.ended(now, failed=True)
+        self._prefill_budget.dropped(now)
         self._table.drop_iterations()
         self._examination = Examination()
 

@@ -32,7 +32,7 @@ class ServingPolicy:
         chunk_tokens: token budget of an iteration (chunked prefill); `None` runs prompts whole.
         max_num_seqs, max_prompt_tokens: of an iteration.
         decodes_pause: prompts that fill an iteration run without decodes.
-        max_stall_s: seconds that a prompt may delay decodes; 0 is no bound.
+        max_stall_s: seconds that a prompt may delay decodes, or alone what arrives; 0 is no bound.
         when_full, spare_slots, burst_queues: as in `SwapPolicy`; swapping needs machines with host memory.
         max_pending_prompt_tokens, max_owed_tokens, break_even, repurpose_share, decode_queue, max_passes: as in `PoolPolicy`;
             `None`: as of the machines' decode model, the mesh's own by default.

@@ -90,6 +90,7 @@ class WorkerBench:
         sampling: SamplingParams | None = None,
         salt: str = "",
         deadline_unix_s: float | None = None,
+        priority: int = 0,
     ) -> list[c.WorkerCommand]:
         """Report the record as loaded; no two requests' prompts share a prefix, unless the test gives one."""
         others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
@@ -107,6 +108,7 @@ class WorkerBench:
             self.now,
             prefix_salt=salt,
             deadline_unix_s=deadline_unix_s,
+            priority=priority,
         )
         return self.feed(c.RecordLoaded(record))
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotwise.core import messages as m
 from spotwise.core.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.worker.chunked_prefill import MIN_TOKENS, ChunkedPrefillBudget, TokenCost
-from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
+from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.token_rate import REMEMBERED_TOKENS
-from tests.unit.core.worker.bench import WorkerBench, row_of
+from tests.unit.core.worker.bench import WorkerBench, row_of, rows
 
 STALL_S = 1 / 16
 TOKEN_S = 1 / 1024
@@ -47,15 +48,28 @@ def paced() -> ChunkedPrefillBudget:
     return pace
 
 
-def test_a_prompt_alone_runs_whole() -> None:
-    """A prompt alone delays no decode, so it runs whole."""
-    assert paced().budget([]) is None
+def test_a_prompt_alone_is_cut_to_the_same_time() -> None:
+    """What arrives, or is to stop, waits for one iteration: half a second is 512 tokens here."""
+    pace = ChunkedPrefillBudget(0.5)
+    run(pace, 1.0, part(1024))
+    assert room(pace, decodes=0) == 512
+
+
+def test_a_prompt_alone_gets_as_many_tokens_as_hide_the_cost_of_an_iteration() -> None:
+    """Its time would hold 64; before any cost is known, too, and for all prompts of an iteration together."""
+    for pace in (paced(), ChunkedPrefillBudget(STALL_S)):
+        budget = pace.budget([])
+        assert budget is not None
+        assert budget.max_chunk_tokens(0) == ALONE_TOKENS
+        budget.spend(0, 200)
+        assert budget.max_chunk_tokens(0) == ALONE_TOKENS - 200
 
 
 def test_without_a_bound_prompts_run_whole_beside_decodes_too() -> None:
     pace = ChunkedPrefillBudget(None)
     run(pace, 1.0, part(1024))
     assert pace.budget([1, 2, 3, 4]) is None
+    assert pace.budget([]) is None
 
 
 def test_a_prompt_is_cut_to_what_the_device_computes_in_time() -> None:
@@ -126,8 +140,8 @@ def test_there_is_always_room_for_some_tokens(
 ) -> None:
     """The budget admits `MIN_TOKENS` at least, for every measured duration."""
     pace = ChunkedPrefillBudget(max_stall_s)
-    for rows, seconds in past:
-        run(pace, seconds, *rows)
+    for computed, seconds in past:
+        run(pace, seconds, *computed)
     budget = pace.budget(decodes)
     assert budget is not None
     assert budget.max_chunk_tokens(first_position) >= MIN_TOKENS
@@ -256,6 +270,63 @@ class TestInAWorker:
         bench.prefill("p", prompt=200)
         assert row_of(bench.iterate(d=51), "p") == (0, 64)
         assert row_of(bench.iterate(after_s=65 * TOKEN_S, d=51), "p") == (64, 63)
+
+    def test_a_long_prompt_alone_is_cut_and_a_decode_that_arrives_has_the_next_iteration(self) -> None:
+        """It waits for one part of the prompt, which goes on beside it in smaller ones."""
+        bench = self.bench()
+        assert row_of(bench.prefill("p", prompt=1200), "p") == (0, ALONE_TOKENS)
+        bench.decode("d")
+        assert row_of(bench.iterate(after_s=ALONE_TOKENS * TOKEN_S), "d") == (30, 1)
+        commands = bench.iterate(after_s=65 * TOKEN_S, d=51)
+        assert row_of(commands, "d") == (31, 1)
+
+    def test_of_a_long_prompt_that_is_cancelled_no_further_part_runs(self) -> None:
+        """The next prompt has the next iteration; the blocks of the first are free by then."""
+        bench = self.bench()
+        bench.prefill("p", prompt=1200)
+        bench.prefill("q", prompt=100)
+        bench.feed(m.CancelRequest("p", 1))
+        assert bench.role.load().pending_prompt_tokens == ALONE_TOKENS + 100
+        assert rows(bench.iterate()) == ["q@1"]
+        bench.feed(m.CancelRequest("q", 1))
+        bench.iterate()
+        bench.assert_empty()
+
+    def test_of_a_long_prompt_whose_deadline_comes_no_further_part_runs(self) -> None:
+        """The worker ends it at a tick, whatever the gateway does."""
+        bench = self.bench()
+        bench.start("p", prompt=1200)
+        bench.load("p", deadline_unix_s=bench.now + 2.0)
+        bench.prefill("q", prompt=100)
+        bench.tick(after_s=2.5)
+        assert rows(bench.iterate()) == ["q@1"]
+
+    def test_first_come_first_served_a_newcomer_waits_for_a_long_prompt(self) -> None:
+        """A part of it is not its end: that is FCFS's word."""
+        bench = self.bench()
+        bench.prefill("p", prompt=600)
+        bench.prefill("q", prompt=100)
+        assert rows(bench.iterate()) == ["p@1"]
+
+    def test_by_priority_a_newcomer_passes_a_long_prompt_at_the_next_cut(self) -> None:
+        """The long prompt gets what it leaves of that iteration."""
+        policy = WorkerPolicy(BatchLimits(), prefix_caching=False, max_stall_s=STALL_S, discipline=Discipline.PRIORITY)
+        bench = WorkerBench(blocks=100, policy=policy)
+        bench.start("p", prompt=1200)
+        bench.load("p", priority=1)
+        bench.start("q", prompt=100)
+        bench.load("q", priority=0)
+        commands = bench.iterate(after_s=ALONE_TOKENS * TOKEN_S)
+        assert rows(commands) == ["q@1", "p@1"]
+        assert row_of(commands, "p") == (ALONE_TOKENS, ALONE_TOKENS - 100)
+
+    def test_without_a_bound_of_time_a_prompt_is_cut_to_the_cap(self) -> None:
+        """And nothing computed is computed again."""
+        limits = BatchLimits(max_prompt_tokens=500, cuts_prompts=True)
+        bench = WorkerBench(blocks=100, limits=limits)
+        assert row_of(bench.prefill("p", prompt=1200), "p") == (0, 500)
+        assert row_of(bench.iterate(), "p") == (500, 500)
+        assert row_of(bench.iterate(), "p") == (1000, 200)
 
     def test_a_prompt_alone_is_whole_and_teaches_what_a_token_costs(self) -> None:
         """The first prompt runs whole and teaches the token cost, which bounds the next prompt's chunk beside a decode."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
@@ -31,6 +33,19 @@ def test_every_sequence_is_given_back_and_its_blocks_are_free() -> None:
     assert len(ended) >= 3
     assert bench.role.is_empty and bench.pool.used_blocks == 0
     assert {command.choice_id for command in only(commands, c.ForgetKv)} >= {"r"}
+
+
+def test_no_iteration_in_flight_teaches_a_cost() -> None:
+    """What is learned afterwards is of the iterations that were ordered afterwards, however many were in flight."""
+    bench = WorkerBench(policy=WorkerPolicy(max_in_flight=2, prefix_caching=False), blocks=400)
+    bench.in_place("a", prompt=600)
+    bench.in_place("b", prompt=600)
+    lost(bench)
+    bench.feed(c.EngineRestored())
+    bench.tick(after_s=60.0)
+    bench.in_place("d", prompt=600)
+    bench.iterate(after_s=0.5, d=50)
+    assert bench.role.load().prompt_token_s == pytest.approx(0.5 / 600)
 
 
 def test_nothing_runs_and_nothing_is_taken_until_it_is_whole_again() -> None:
