@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire.permissions import ADMIN
+from tests.death_watch import death_watch
 
 MODEL = "smollm2-135m-instruct"
 #: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
@@ -42,6 +44,7 @@ class LiveMesh:
         self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200"}
         self.env |= SPLIT_ALWAYS | PATIENT | (env or {})
         self._clients: list[openai.OpenAI] = []
+        self._watching = contextlib.ExitStack()
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run `spotwise ARGUMENTS` as a user would."""
@@ -49,15 +52,18 @@ class LiveMesh:
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def __enter__(self) -> Self:
+        self._watching.enter_context(death_watch(self.home))
         try:
             self.up()
         except BaseException:  # what came up of it would load the machine under all that follows
-            self.command("down")
+            with self._watching:
+                self.command("down")
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.down()
+        with self._watching:
+            self.down()
 
     def up(self) -> None:
         """Start it; float32, so that tokens can be compared."""

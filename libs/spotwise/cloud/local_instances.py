@@ -1,7 +1,7 @@
 """The provider `local`: processes of this computer.
 
-An instance is a session of processes that outlives this provider; a provider that opens the folder again knows it. Spot and
-on-demand differ in name only.
+An instance is a session of processes that outlives this provider, and ends with its supervisor where it has one; a provider
+that opens the folder again knows it. Spot and on-demand differ in name only.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class LocalOptions:
         grace_s: time from SIGTERM to SIGKILL.
         unset: variables of this process's environment that instances do not get, nor its secrets.
         env: variables that they get beside it, or in its place.
+        supervisor: `PID:START` of the process with which instances end, however it does; empty: they outlive all others.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class LocalOptions:
     grace_s: float = 30.0
     unset: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    supervisor: str = ""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -237,6 +239,7 @@ class LocalInstances:
             },
             mark=self._folder.mark(machine),
             lock_fd=lock_fd,
+            supervisor=self._options.supervisor,
         )
 
     def _let_go(self, instance_ids: Sequence[str], grace_s: float) -> list[LocalMachine]:
@@ -286,11 +289,15 @@ class LocalInstances:
             now_unix_s = self._now()
             state = self._folder.read(now_unix_s)
             for machine in state.machines:
-                if machine.mesh != self._mesh or machine.gone_unix_s is not None or machine.kill_at_unix_s is None:
+                if machine.mesh != self._mesh or machine.gone_unix_s is not None:
                     continue
                 process = self._folder.process(machine)
+                if process is None:
+                    continue
                 # The process that released the machine may have ended before killing it.
-                if process is not None and now_unix_s >= machine.kill_at_unix_s:
+                is_overdue = machine.kill_at_unix_s is not None and now_unix_s >= machine.kill_at_unix_s
+                # Its guard stays until all others have ended: it was killed.
+                if is_overdue or (machine.kill_at_unix_s is None and process.left_behind()):
                     process.kill()
             self._folder.write(state)
             return in_order([self._acquired(machine) for machine in state.machines if machine.mesh == self._mesh])

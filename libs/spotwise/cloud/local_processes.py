@@ -1,7 +1,8 @@
 """Processes that stand for machines of the provider `local`; Linux only.
 
-A machine is its first process and all descendants, known by session and by a mark in their environment. A process is identified
-by pid, start time and boot; signals go through a pidfd, so that a reused pid is never signalled.
+A machine is its first process, a guard, and all descendants, known by session and by a mark in their environment. It ends with
+the supervisor that it is given. A process is identified by pid, start time and boot; signals go through a pidfd, so that a
+reused pid is never signalled.
 """
 
 from __future__ import annotations
@@ -18,33 +19,109 @@ from pathlib import Path
 #: Environment variable that marks a machine's processes. Its value includes the folder, so it is unique on this computer.
 MARK = "SPOTWISE_INSTANCE"
 
+#: What a program leaves behind has so long from SIGTERM to SIGKILL.
+_LEFT_S = 30.0
+
 # A separate program, so that a process with threads is never forked. It writes the machine's process file before the machine
 # runs anything, and holds the caller's lock meanwhile: the next holder of the lock can rely on the file.
+# The machine's first process guards the program: it passes SIGTERM on. Once the program has ended, it ends what is left, by
+# SIGTERM and then by SIGKILL; once the supervisor has, everything, by SIGKILL. The kernel kills the program if the guard is
+# killed (PR_SET_PDEATHSIG), and the next listing what is left then.
 _LAUNCHER = """
-import os, signal, sys
-path, lock, *argv = sys.argv[1:]
+import ctypes, os, select, signal, sys, time
+path, lock, owner, mark, left_s, *argv = sys.argv[1:]
 reader, writer = os.pipe()
 if os.fork():
     os.close(writer)
     with open(reader) as failed:
         sys.exit(failed.read() or 0)
+
+def fail(words):
+    os.unlink(path)
+    os.write(writer, words.encode())
+    os._exit(1)
+
+def stat_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
 os.setsid()
 os.dup2(1, 2)
-with open("/proc/self/stat") as stat:
-    ticks = stat.read().rpartition(")")[2].split()[19]
+guard = os.getpid()
 with open("/proc/sys/kernel/random/boot_id") as boot:
-    known = f"{os.getpid()} {ticks} {boot.read().strip()}"
+    known = f"{guard} {int(stat_of(guard)[19])} {boot.read().strip()}"
 with open(path + ".draft", "w") as draft:
     draft.write(known)
 os.replace(path + ".draft", path)
 os.close(int(lock))
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try:
-    os.execvpe(argv[0], argv, os.environ)
-except OSError as error:
-    os.unlink(path)
-    os.write(writer, f"cannot run {argv[0]}: {error.strerror}".encode())
-    os._exit(1)
+watched = select.poll()
+supervisor = None
+if owner:
+    pid, ticks = map(int, owner.split(":"))
+    try:
+        supervisor = os.pidfd_open(pid)
+    except OSError:
+        fail("its supervisor has ended")
+    stat = stat_of(pid)
+    if stat is None or int(stat[19]) != ticks or stat[0] in (b"Z", b"X"):
+        fail("its supervisor has ended")
+    watched.register(supervisor, select.POLLIN)
+
+program = os.fork()
+if not program:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+    if os.getppid() != guard:
+        os._exit(1)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, os.environ)
+    except OSError as error:
+        fail(f"cannot run {argv[0]}: {error.strerror}")
+os.close(writer)
+
+def others():
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == guard:
+            continue
+        stat = stat_of(entry)
+        if stat is None or stat[0] in (b"Z", b"X"):
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as environ:
+                is_marked = mark.encode() in environ.read().split(bytes(1))
+        except OSError:
+            is_marked = False
+        if is_marked or int(stat[3]) == guard:
+            found.append(int(entry))
+    return found
+
+def send(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+ends_at = None
+signal.signal(signal.SIGTERM, lambda *_: send([program] if ends_at is None else others(), signal.SIGTERM))
+child = os.pidfd_open(program)
+watched.register(child, select.POLLIN)
+while ends_at is None or others():
+    ready = [found for found, _ in watched.poll(None if ends_at is None else 100)]
+    if child in ready:
+        watched.unregister(child)
+        os.waitpid(program, 0)
+        ends_at = time.monotonic() + float(left_s)
+        send(others(), signal.SIGTERM)
+    if supervisor in ready:
+        ends_at = 0
+    if ends_at is not None and time.monotonic() >= ends_at:
+        send(others(), signal.SIGKILL)
+        time.sleep(0.01)
 """
 
 
@@ -121,7 +198,15 @@ class MachineProcess:
 
 
 def start_machine(
-    argv: Sequence[str], *, known_at: Path, log: Path, folder: Path, env: Mapping[str, str], mark: str, lock_fd: int
+    argv: Sequence[str],
+    *,
+    known_at: Path,
+    log: Path,
+    folder: Path,
+    env: Mapping[str, str],
+    mark: str,
+    lock_fd: int,
+    supervisor: str = "",
 ) -> MachineProcess:
     """Start a machine in its own session.
 
@@ -133,13 +218,26 @@ def start_machine(
         env: the complete environment; the mark is added.
         mark: unique on this computer.
         lock_fd: a descriptor that the launcher keeps open until the process file is written.
+        supervisor: `PID:START` of the process with which the machine ends; empty: it ends with none.
 
     Raises:
         StartError: its program cannot be run.
     """
     with log.open("ab") as output:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(known_at), str(lock_fd), *argv],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _LAUNCHER,
+                str(known_at),
+                str(lock_fd),
+                supervisor,
+                f"{MARK}={mark}",
+                str(_LEFT_S),
+                *argv,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.PIPE,

@@ -55,6 +55,7 @@ def local_options(settings: SpotWatcherSettings, fleet: FleetFile) -> LocalOptio
         fleet.notice_s,
         WATCHERS_VARIABLES,
         {f"SPOTWISE_{name}": url for name, url in given_urls.items() if url is not None},
+        settings.fleet_supervisor,
     )
 
 

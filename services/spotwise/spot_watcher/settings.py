@@ -83,6 +83,12 @@ class SpotWatcherSettings(ServiceSettings):
     fleet_folder: Path | None = Field(
         None, description="state and logs of local instances; where unset ~/.local/state/spotwise/fleet"
     )
+    fleet_supervisor: str = Field(
+        "",
+        pattern=r"^([0-9]+:[0-9]+)?$",
+        description="process with which local instances end, however it does: its pid and its start in clock ticks "
+        "(field 22 of /proc/PID/stat), PID:START; where empty they go on until they are given back",
+    )
     fleet_list_s: float | None = Field(
         None,
         gt=0,

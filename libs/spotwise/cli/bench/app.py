@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 
 import typer
 
@@ -31,4 +32,6 @@ bench = typer.Typer(
 
 @bench.callback(help=_ABOUT)
 def _group() -> None:
-    """Keep `load` a subcommand where it is the only one."""
+    """Keep `load` a subcommand where it is the only one; end as by Ctrl-C, with all that was started, however one is ended."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)

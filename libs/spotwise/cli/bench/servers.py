@@ -19,7 +19,7 @@ from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.run_state import read_state
 from spotwise.cli.launch.service_logs import log_tail
 from spotwise.cli.mesh_access import running_state
-from spotwise.mesh.child_process import ChildProcess, start_child
+from spotwise.mesh.child_process import ChildProcess, identify, start_child
 
 _START_S = 600.0
 GRACE_S = 30.0
@@ -37,6 +37,9 @@ _OWN_OPTIONS = {
     "--name": "the command names the mesh that it starts (for one that runs already: --name of the command itself)",
     "--detach": "the mesh ends with the command",
 }
+
+#: A file in a run folder that is kept.
+_FAILED = "failed"
 
 _numbers = itertools.count()
 
@@ -113,11 +116,27 @@ def mesh_of(name: str | None, up_args: str, env: Mapping[str, str] | None = None
 
 @contextmanager
 def own_run_folder(kind: str) -> Iterator[RunFolder]:
-    """A temporary run folder, kept with its logs where the block failed."""
+    """A temporary run folder, kept with its logs where the block failed; it also removes those of killed benchmarks."""
     folder = run_folder(f"bench-{kind}-{os.getpid()}-{next(_numbers)}")
+    _remove_left_folders(folder.path.parent)
     folder.logs_folder.mkdir(parents=True)
-    yield folder
+    try:
+        yield folder
+    except Exception:
+        (folder.path / _FAILED).touch()
+        raise
+    except BaseException:  # interrupted
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
     shutil.rmtree(folder.path)
+
+
+def _remove_left_folders(parent: Path) -> None:
+    """Remove the run folders of benchmarks that were killed; not those that failed, whose logs are kept."""
+    for path in parent.glob("bench-*-*-*"):
+        pid = path.name.split("-")[-2]
+        if pid.isdecimal() and identify(int(pid)) is None and not (path / _FAILED).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def wait_until(up: Callable[[], bool], child: ChildProcess, what: str, log_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 
 from spotwise.cli.launch.simulated_plan import simulated_env
 from spotwise.cli.launch.worker_plan import LocalHost, shares, worker
 from spotwise.cli.options import EngineKind, FleetOptions, MeshOptions
+from spotwise.mesh.child_process import identify
 
 #: Command of a local instance that is one simulated device.
 _SIMULATED_INSTANCE = (
@@ -52,8 +54,15 @@ def watcher_of_fleet(
         "SPOTWISE_FLEET_FILE": fleet.file,
         "SPOTWISE_FLEET_MESH": options.name,
         "SPOTWISE_FLEET_FOLDER": fleet.folder,
+        "SPOTWISE_FLEET_SUPERVISOR": _this_process(),
         "SPOTWISE_FLEET_TRACE": fleet.trace,
         "SPOTWISE_FLEET_COMPRESS": fleet.compress,
         "SPOTWISE_FLEET_GRACE_S": fleet.grace_s,
     }
     return {**device, **{name: str(value) for name, value in given.items() if value is not None}}
+
+
+def _this_process() -> str | None:
+    """Return the supervisor, with which local instances end, as the watcher reads it."""
+    identity = identify(os.getpid())
+    return None if identity is None else f"{identity.pid}:{identity.start_ticks}"
