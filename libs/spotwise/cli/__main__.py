@@ -47,7 +47,7 @@ COMMANDS = {
         "Change how the devices of a mesh are grouped, while it serves: new groups form, and running requests move to them.",
     ),
     "fleet": (
-        "spotwise.cli.fleet:fleet",
+        "spotwise.cli.fleet:app",
         "Show the instances of a mesh: lives, prices, and why each is there; and what can be had.",
     ),
     "keys": (

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.lazy_group import lazy_group
 from spotwise.cli.mesh_access import connect_bus, find_broker
 from spotwise.cli.quantities import duration_text
 from spotwise.cli.watching import watch as watch_live
@@ -35,7 +36,20 @@ _STYLES = {
 }
 
 
+app = typer.Typer(
+    add_completion=False,
+    cls=lazy_group(
+        {
+            "orphans": "spotwise.cli.fleet_orphans:orphans",
+            "user-data": "spotwise.cli.fleet_orphans:print_user_data",
+        }
+    ),
+)
+
+
+@app.callback(invoke_without_command=True)
 def fleet(
+    context: typer.Context,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -43,6 +57,8 @@ def fleet(
     gone: Annotated[bool, typer.Option("--gone", help="Also instances that are gone.")] = False,
 ) -> None:
     """Show the instances of a mesh: lives, prices, and why each is there; and what can be had."""
+    if context.invoked_subcommand is not None:
+        return
     url = find_broker(name, nats_url)
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+from spotwise.cloud.ec2_dead_man import MARK_TAG, USUAL_ALONE_S
 from spotwise.cloud.instances import (
     OWN_TAGS,
     TOKEN_TAG,
@@ -51,6 +52,7 @@ class Ec2Options:
         spot_strategy: how EC2 chooses among types and subnets for spot instances.
         use_fleet: order by CreateFleet; otherwise, or if it is not allowed, by RunInstances for each type and subnet.
         attempts: tries of a call before it fails.
+        alone_s: an instance whose mark no keeper has renewed for so long ends itself (`ec2_dead_man.py`).
     """
 
     launch_template: str
@@ -62,12 +64,15 @@ class Ec2Options:
     spot_strategy: SpotStrategy = "price-capacity-optimized"
     use_fleet: bool = True
     attempts: int = 5
+    alone_s: float = USUAL_ALONE_S
 
     def __post_init__(self) -> None:
         if not self.launch_template:
             raise ValueError("launch_template: name the template that instances are made from")
         if self.attempts < 1:
             raise ValueError(f"attempts {self.attempts}: 1 at least")
+        if self.alone_s <= 0:
+            raise ValueError(f"alone_s {self.alone_s}: above 0")
 
     def template(self) -> dict[str, str]:
         """Return the launch template as a parameter of EC2's calls."""
@@ -92,6 +97,12 @@ class Ec2Client(Protocol):
 
     def describe_spot_price_history(self, **parameters: Any) -> dict[str, Any]:
         """DescribeSpotPriceHistory."""
+
+    def create_tags(self, **parameters: Any) -> dict[str, Any]:
+        """CreateTags."""
+
+    def describe_launch_template_versions(self, **parameters: Any) -> dict[str, Any]:
+        """DescribeLaunchTemplateVersions."""
 
     def close(self) -> None:
         """Close its connections."""
@@ -202,7 +213,12 @@ def instance_of(described: Mapping[str, Any]) -> AcquiredInstance:
         tags={key: value for key, value in tags.items() if not key.startswith((OWN_TAGS, "aws:"))},
         address=described.get("PrivateIpAddress"),
         zone=described.get("Placement", {}).get("AvailabilityZone"),
+        seen_unix_s=_time_of(tags.get(MARK_TAG)),
     )
+
+
+def _time_of(mark: str | None) -> float | None:
+    return float(mark) if mark is not None and mark.isdecimal() else None
 
 
 class Ec2Connection:
@@ -232,6 +248,8 @@ class Ec2Connection:
             "describe_instances",
             "terminate_instances",
             "describe_spot_price_history",
+            "create_tags",
+            "describe_launch_template_versions",
         ],
         **parameters: Any,
     ) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from spotwise.cloud.ec2_client import Cause, Ec2Connection, Ec2Failure, Ec2Options, instance_of, worst
+from spotwise.cloud.ec2_dead_man import MARK_TAG, renewal_s, template_faults
 from spotwise.cloud.instances import (
     MESH_TAG,
     TOKEN_TAG,
@@ -184,6 +185,42 @@ class Ec2Instances:
             raise failure.as_provider_error() from failure
         return [newest[key] for key in sorted(newest)]
 
+    @property
+    def renewal_s(self) -> float:
+        """Seconds between two renewals of the instances' mark."""
+        return renewal_s(self._options.alone_s)
+
+    async def renew(self) -> None:
+        """Renew the mark of this mesh's instances, without which they end themselves.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: as in `MarkedProvider`.
+        """
+        own = [each.id for each in await self.instances() if each.state is not InstanceState.GONE]
+        mark = [{"Key": MARK_TAG, "Value": str(int(self._now()))}]
+        failures = []
+        for first in range(0, len(own), _PAGE):
+            try:
+                await self._connection.call("create_tags", Resources=own[first : first + _PAGE], Tags=mark)
+            except Ec2Failure as failure:
+                failures.append(failure)
+        if failures:
+            raise worst(failures).as_provider_error()
+
+    async def switch_faults(self) -> Sequence[str]:
+        """Return what the launch template lacks for instances to end themselves; empty: nothing.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: as in `MarkedProvider`.
+        """
+        named = self._options.template()
+        version = named.pop("Version")
+        try:
+            answer = await self._connection.call("describe_launch_template_versions", Versions=[version], **named)
+        except Ec2Failure as failure:
+            raise failure.as_provider_error() from failure
+        return template_faults(answer["LaunchTemplateVersions"][0]["LaunchTemplateData"])
+
     async def close(self) -> None:
         """Close boto3's connections; idempotent."""
         await self._connection.close()
@@ -249,6 +286,7 @@ class Ec2Instances:
                         "run_instances",
                         ClientToken=self._client_token(request, f"{instance_type}/{subnet}"),
                         LaunchTemplate=self._options.template(),
+                        InstanceInitiatedShutdownBehavior="terminate",
                         InstanceType=instance_type,
                         MinCount=1,
                         MaxCount=missing,

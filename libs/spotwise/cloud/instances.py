@@ -70,6 +70,7 @@ class AcquiredInstance:
         address: at which other workers reach it; `None`: the provider assigns none, or has not yet.
         zone: the failure domain, if the provider has zones.
         gone_unix_s: when it was found gone, where the provider keeps that.
+        seen_unix_s: when a keeper renewed its mark last, where the provider has marks (`MarkedProvider`).
     """
 
     id: str
@@ -82,6 +83,7 @@ class AcquiredInstance:
     address: str | None = None
     zone: str | None = None
     gone_unix_s: float | None = None
+    seen_unix_s: float | None = None
 
 
 class ProviderError(Exception):
@@ -174,6 +176,25 @@ class PricedProvider(InstanceProvider, Protocol):
         Raises:
             ProviderRefused, ProviderUnavailable: the prices cannot be read.
         """
+
+
+@runtime_checkable
+class MarkedProvider(InstanceProvider, Protocol):
+    """A provider whose instances end themselves once their mark has not been renewed for `alone_s`."""
+
+    @property
+    def renewal_s(self) -> float:
+        """Seconds between two renewals."""
+
+    async def renew(self) -> None:
+        """Renew the mark of all instances of this mesh.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: some may not have been renewed.
+        """
+
+    async def switch_faults(self) -> Sequence[str]:
+        """Return why instances would not end themselves; empty: they would. Raises as `renew`."""
 
 
 class KillableProvider(InstanceProvider, Protocol):

@@ -92,6 +92,7 @@ class AwsFleet(FileTable):
     ] = "price-capacity-optimized"
     use_fleet: bool = True
     attempts: int = Field(5, ge=1)
+    alone_s: float = Field(7200.0, ge=600, le=86_400)
 
 
 class FleetFile(FileTable):

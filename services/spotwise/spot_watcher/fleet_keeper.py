@@ -12,6 +12,7 @@ import structlog
 from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
+    MarkedProvider,
     NoCapacity,
     PricedProvider,
     ProviderError,
@@ -42,6 +43,7 @@ _log = structlog.get_logger(__name__)
 _TICK_S = 0.25
 _RELOAD_S = 1.0
 _MARKET_S = 60.0
+_RETRY_S = 30.0
 _LIST_S = {"local": 1.0, "aws": 10.0}
 
 
@@ -109,6 +111,8 @@ class FleetKeeper:
         self._host.every(_RELOAD_S, self._reload, "reload_fleet_file")
         if isinstance(self._provider, PricedProvider):
             self._host.spawn(self._follow_market(self._provider), "follow_market")
+        if isinstance(self._provider, MarkedProvider):
+            self._host.spawn(self._renew(self._provider), "renew_marks")
         _log.info("keeping_fleet", provider=self._fleet.provider, mesh=self._settings.fleet_mesh)
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -154,6 +158,21 @@ class FleetKeeper:
             except ProviderError as error:
                 _log.warning("prices_unreadable", error=str(error))
             await asyncio.sleep(_MARKET_S)
+
+    async def _renew(self, provider: MarkedProvider) -> None:
+        """Renew the instances' marks for as long as this process keeps the fleet."""
+        is_checked = False
+        while True:
+            pause_s = provider.renewal_s
+            try:
+                if not is_checked and (faults := await provider.switch_faults()):
+                    _log.warning("no_dead_mans_switch", faults="; ".join(faults), effect="instances outlive their mesh")
+                is_checked = True
+                await provider.renew()
+            except (ProviderError, OSError) as error:
+                _log.warning("marks_not_renewed", error=str(error))
+                pause_s = min(pause_s, _RETRY_S)
+            await asyncio.sleep(pause_s)
 
     def _feed_prices(self) -> None:
         now = self._host.clock.now()

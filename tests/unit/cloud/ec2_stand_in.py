@@ -100,6 +100,18 @@ class Ec2StandIn:
             self._note("terminate_instances", parameters)
             return self._moto.terminate_instances(**parameters)
 
+    def create_tags(self, **parameters: Any) -> dict[str, Any]:
+        """Tag by moto."""
+        with self._turn:
+            self._note("create_tags", parameters)
+            return self._moto.create_tags(**parameters)
+
+    def describe_launch_template_versions(self, **parameters: Any) -> dict[str, Any]:
+        """Describe by moto."""
+        with self._turn:
+            self._note("describe_launch_template_versions", parameters)
+            return self._moto.describe_launch_template_versions(**parameters)
+
     def describe_spot_price_history(self, **parameters: Any) -> dict[str, Any]:
         """List `prices` in pages of one."""
         with self._turn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from botocore import exceptions as boto
 from moto import mock_aws
 from moto.ec2.models import ec2_backends
 
+from spotwise.cli.fleet_orphans import end_orphans, find_orphans
 from spotwise.cloud import ec2_instances
 from spotwise.cloud.ec2_client import Ec2Client, Ec2Connection, Ec2Failure, Ec2Options, worst
 from spotwise.cloud.ec2_instances import Ec2Instances
@@ -542,3 +544,47 @@ async def test_motos_prices_are_read(ec2: Ec2StandIn, moto_client: Any) -> None:
     provider = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(moto_client))
     prices = await provider.spot_prices([TYPE])
     assert all(isinstance(each, SpotPrice) and each.type_name == TYPE and each.per_h > 0 for each in prices)
+
+
+async def test_marks_are_renewed_and_only_what_no_keeper_marks_is_an_orphan(ec2: Ec2StandIn) -> None:
+    """Of this mesh alone; what a mesh knows, what is marked and what was just bought is none."""
+    now = time.time() + 10_000.0
+    mine = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(ec2), lambda: now)
+    other = Ec2Instances("mesh-b", Ec2Options("worker"), Ec2Connection(ec2), lambda: now)
+    first, second = await mine.acquire(order(2))
+    await other.acquire(order(1, "two"))
+    listed = await mine.instances()
+    assert [each.seen_unix_s for each in listed] == [None, None]
+    assert find_orphans(listed, (), 900.0, time.time()) == []  # just bought
+    assert ids(find_orphans(listed, (), 900.0, now)) == ids([first, second])
+    assert ids(find_orphans(listed, {first.id}, 900.0, now)) == [second.id]
+    await mine.renew()
+    marked = await mine.instances()
+    assert [each.seen_unix_s for each in marked] == [int(now)] * 2
+    assert [each.seen_unix_s for each in await other.instances()] == [None]
+    assert find_orphans(marked, (), 900.0, now + 60.0) == []
+    assert ids(find_orphans(marked, (), 900.0, now + 1000.0)) == ids([first, second])
+
+
+async def test_ended_are_orphans_that_still_are_and_never_another_meshs(ec2: Ec2StandIn) -> None:
+    """A mesh may have come back while the operator was asked."""
+    now = time.time() + 10_000.0
+    mine, other = (Ec2Instances(name, Ec2Options("worker"), Ec2Connection(ec2)) for name in ("mesh-a", "mesh-b"))
+    first, second = await mine.acquire(order(2))
+    [foreign] = await other.acquire(order(1, "two"))
+    chosen = {first.id, second.id, foreign.id}
+    assert await end_orphans(mine, chosen, {first.id}, 900.0, now) == [second.id]
+    assert [each.state for each in await other.instances()] == [InstanceState.RUNNING]
+    staying = [each.id for each in await mine.instances() if each.state is InstanceState.RUNNING]
+    assert staying == [first.id]
+    await mine.renew()
+    assert await end_orphans(mine, chosen, (), 900.0, time.time()) == []
+
+
+async def test_a_launch_template_without_the_switch_is_named(ec2: Ec2StandIn) -> None:
+    faults = await provider(ec2).switch_faults()
+    assert [each.split()[0] for each in faults] == [
+        "its",
+        "InstanceInitiatedShutdownBehavior",
+        "MetadataOptions.InstanceMetadataTags",
+    ]
