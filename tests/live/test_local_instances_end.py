@@ -44,7 +44,12 @@ def test_instances_outlive_the_watcher_and_not_the_supervisor(tmp_path: Path) ->
         wait_for(lambda: is_seen(mesh), lambda: f"an instance: {mesh.log_ends()}", PATIENCE_S)
         before, watcher = instances(mesh), mesh.pid("watcher-0")
         os.kill(watcher, signal.SIGKILL)
-        wait_for(lambda: mesh.pid("watcher-0") != watcher, lambda: "the watcher's new process", PATIENCE_S)
+
+        def is_started_again() -> bool:
+            process = mesh.state.services["watcher-0"].process
+            return process is not None and process.pid != watcher
+
+        wait_for(is_started_again, lambda: "the watcher's new process", PATIENCE_S)
         assert instances(mesh) >= before
         os.kill(mesh.state.supervisor.pid, signal.SIGKILL)
         wait_for(lambda: not mesh.processes(), lambda: f"no process, of {mesh.processes()}", PATIENCE_S)
