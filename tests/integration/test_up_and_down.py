@@ -19,6 +19,7 @@ import redis
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state
 from spotwise.cli.options import MeshOptions
 from spotwise.mesh.embedded import free_port, nats_answers, nats_server, redis_server, running
+from tests.death_watch import death_watch
 
 pytestmark = pytest.mark.mesh
 
@@ -118,7 +119,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def home(tmp_path: Path) -> Iterator[Home]:
     """A SPOTWISE_HOME whose processes are killed at the end, even after a failed test."""
     home = Home(tmp_path)
-    yield home
+    with death_watch(tmp_path):
+        yield home
     for line in home.left():
         psutil.Process(int(line.split()[0])).kill()
 
