@@ -26,7 +26,15 @@ STORED = [
 ]
 EMBEDDING = ["POST /v1/embeddings"]
 TOKENS = ["POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize"]
-READING = ["GET /v1/models", "GET /v1/models/{model_id}", "GET /health", "GET /metrics"]
+READING = [
+    "GET /v1/models",
+    "GET /v1/models/{model_id}",
+    "GET /health",
+    "GET /metrics",
+    "GET /ping",
+    "POST /ping",
+    "GET /version",
+]
 
 
 @pytest.fixture(scope="module")
