@@ -22,7 +22,7 @@ NATIVE := libs/spotwise/engine/native
 KERNELS := .venv/.kernels
 SIMULATOR := libs/spotwise/simulator/compiled
 CLIENTS := build/clients
-CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed \
+CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed $(CLIENTS)/agents/.installed \
   $(patsubst tests/clients/environments/%.lock,$(CLIENTS)/%/.installed,$(wildcard tests/clients/environments/*.lock))
 
 .PHONY: help setup up down check proto-check test test-properties test-long test-faults soak test-compose test-cuda test-clients proto lock audit bench bench-peer clean distclean
@@ -142,14 +142,16 @@ $(CLIENTS)/%/.installed: tests/clients/environments/%.lock
 	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-deps --require-hashes -r $<
 	@touch $@
 
-# Without npm, the tests of clients for Node are skipped; the next `make` looks for it again.
-$(CLIENTS)/node/.installed: $(addprefix tests/clients/node/,package.json package-lock.json .npmrc)
+# Without npm, the tests of clients for Node are skipped; the next `make` looks for it again. `npm ci` refuses a lock without the packages
+# of other platforms, which Cline does not publish all; `npm install` takes the same versions by the same hashes.
+$(CLIENTS)/%/.installed: tests/clients/%/package.json tests/clients/%/package-lock.json tests/clients/%/.npmrc
 	@if command -v npm >/dev/null; then \
-	  echo "installing the clients of tests/clients/node/package-lock.json ..."; \
-	  mkdir -p $(@D); cp $^ $(@D); cd $(@D); npm ci --silent; touch .installed; \
+	  echo "installing the clients of tests/clients/$*/package-lock.json ..."; \
+	  mkdir -p $(@D); cp $^ $(@D); cd $(@D); \
+	  npm ci --silent || npm install --no-save --silent; touch .installed; \
 	fi
 
-test-clients: setup $(CLIENT_ENVIRONMENTS) ## Clients of other people (LangChain, Vercel's AI SDK, ...) against one mesh; a choice in ARGS
+test-clients: setup $(CLIENT_ENVIRONMENTS) ## Clients of other people (LangChain, Vercel's AI SDK, Codex, ...) against one mesh; a choice in ARGS
 	$(BIN)/pytest -m clients tests/clients $(ARGS)
 
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Resolve the environments of tests/clients anew: of each tests/clients/environments/NAME.in its NAME.lock, and of
-# tests/clients/node/package.json its package-lock.json. As in requirements.lock there are names, exact versions and the hashes of
+# tests/clients/node/package.json and tests/clients/agents/package.json their package-lock.json. As in requirements.lock there are names, exact versions and the hashes of
 # every file, no addresses. Without npm the latter stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,8 @@ for wanted in tests/clients/environments/*.in; do
   mv "$folder/lock" "${wanted%.in}.lock"
 done
 if command -v npm >/dev/null; then
-  cd tests/clients/node
-  rm -f package-lock.json
-  npm install --package-lock-only # no addresses of packages: see .npmrc
+  for wanted in tests/clients/node tests/clients/agents; do
+    rm -f "$wanted/package-lock.json"
+    npm install --prefix "$wanted" --package-lock-only # no addresses of packages: see .npmrc
+  done
 fi

@@ -29,11 +29,11 @@ _QUIET = {
 
 def why_not(environment: str) -> str:
     """Why the programs of an environment cannot run here; empty where they can."""
-    if environment == "node" and shutil.which("node") is None:
+    if environment in ("node", "agents") and shutil.which("node") is None:
         return "node is absent"
     if not (INSTALLED / environment / ".installed").exists():
         return f"the environment '{environment}' is absent; make test-clients installs it" + (
-            " where npm is there" if environment == "node" else ""
+            " where npm is there" if environment in ("node", "agents") else ""
         )
     return ""
 

@@ -13,13 +13,13 @@ from tests.unit.docs.docs_pages import API, quoted, section, table
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 LOCKS = sorted((CLIENTS / "environments").glob("*.lock"))
-NODE_LOCK = CLIENTS / "node" / "package-lock.json"
+NODE_LOCKS = [CLIENTS / name / "package-lock.json" for name in ("node", "agents")]
 
 
 def locked(environment: str) -> dict[str, str]:
     """Versions by distribution or package."""
     if environment == "node":
-        packages = json.loads(NODE_LOCK.read_text())["packages"].items()
+        packages = json.loads(NODE_LOCKS[0].read_text())["packages"].items()
         return {path.removeprefix("node_modules/"): entry["version"] for path, entry in packages if path}
     return dict(
         re.findall(r"^([a-z0-9-]+)==([^ ]+)", (CLIENTS / "environments" / f"{environment}.lock").read_text(), re.M)
@@ -70,7 +70,8 @@ def test_every_locked_distribution_is_known_by_its_hashes(lock: Path) -> None:
     assert not re.search(r"://|^-|@", lock.read_text(), re.M)
 
 
-def test_every_locked_package_of_node_is_known_by_its_hash() -> None:
-    for path, entry in json.loads(NODE_LOCK.read_text())["packages"].items():
+@pytest.mark.parametrize("lock", NODE_LOCKS, ids=lambda lock: lock.parent.name)
+def test_every_locked_package_of_node_is_known_by_its_hash(lock: Path) -> None:
+    for path, entry in json.loads(lock.read_text())["packages"].items():
         assert not path or entry["integrity"].startswith("sha512-"), path
         assert "resolved" not in entry, path
