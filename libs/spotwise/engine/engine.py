@@ -276,7 +276,15 @@ class Engine:
         """
         sequence = self._sequences.add(record)
         if self.samples and self._grammars is not None:
-            self._grammars.prepare(sequence)
+            self._grammars.follow(sequence)
+
+    def prepare(self, record: RequestRecord) -> Future[Any] | None:
+        """Begin what a sequence needs before it is added and may take seconds, on other threads: its grammar is compiled.
+        `None`: nothing. The future's error is a `GrammarError`: the sequence can be served nowhere. Any thread may call this.
+        """
+        if not record.sampling.grammar or self._grammars is None or not self.samples:
+            return None
+        return self._grammars.compile(record.sampling.grammar, record.tenant)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Add an output token that was sampled elsewhere (the first token of a hand-off).

@@ -1,8 +1,8 @@
 """What a grammar allows next, as masks over the vocabulary: structured output by llguidance.
 
 A matcher follows the output tokens that a sequence knows here. So it is the same wherever the sequence goes on: after a swap, a
-hand-off, a move or another attempt it is made anew from these tokens. Masks are computed in a thread beside the forward pass;
-compiling takes a millisecond, for the worst grammars seconds, in which the batch waits.
+hand-off, a move or another attempt it is made anew from these tokens. Masks are computed in a thread beside the forward
+pass. Grammars are compiled in others, before their sequences are added: compiling takes a millisecond, for the worst grammars seconds.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
+from spotwise.engine.fair_threads import FairThreads
+from spotwise.engine.grammar_following import DEAD_END, GrammarError, allowed_tokens, compiled, consume
+from spotwise.engine.grammar_tokens import grammar_tokenizer
 from spotwise.engine.sequences import EngineSequence
 
 TOKENIZER_FILE = "tokenizer.json"
 #: Grammars that are kept compiled: requests with the same schema follow one another.
 _KEPT_GRAMMARS = 64
-#: llguidance's own; what went wrong is said without the text so far.
-_LIMITS = LLParserLimits(verbose_errors=False)
-
-
-class GrammarError(Exception):
-    """A sequence's grammar cannot be followed: it is none, too complex, or its tokens do not fit it."""
-
+_COMPILING_THREADS = 2
 
 #: By row, which tokens are allowed next, or why that is not known; `None`: its sequence has no grammar.
 AllowedTokens = list[NDArray[np.bool_] | GrammarError | None]
@@ -47,15 +46,7 @@ class _Follower:
         output = sequence.tokens[sequence.prompt_length :]
         fresh = output[self._consumed :].tolist()
         self._consumed = len(output)
-        # After its end only further ends are drawn, of sequences that ignore them.
-        if fresh and not self.matcher.is_stopped():
-            self.matcher.consume_tokens(fresh)
-        self.check()
-
-    def check(self) -> None:
-        """Raise `GrammarError` where it has lost its way."""
-        if self.matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {self.matcher.get_error()}")
+        consume(self.matcher, fresh)
 
 
 class Grammars:
@@ -70,15 +61,32 @@ class Grammars:
         self._file = model_dir / TOKENIZER_FILE
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._compiling = FairThreads(_COMPILING_THREADS, "grammar")
+        self._matching = LLExecutor()
+        self._opening = Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._matching: LLExecutor | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._followers: WeakKeyDictionary[EngineSequence, _Follower] = WeakKeyDictionary()
+        self._lock = Lock()
 
-    def prepare(self, sequence: EngineSequence) -> None:
-        """Compile a sequence's grammar, if it has one, before its first mask is needed."""
-        if sequence.sampling.grammar:
-            self._thread.submit(self._follower, sequence)
+    def compile(self, grammar: str, tenant: str) -> Future[LLMatcher]:
+        """Return a matcher at its start, once it is compiled, to be copied; its error is a `GrammarError`.
+
+        Grammars are kept: requests with the same schema follow one another.
+
+        Args:
+            grammar: llguidance's own JSON or Lark.
+            tenant: tenants take turns.
+        """
+        with self._lock:
+            future = self._compiled.get(grammar)
+            if future is None:
+                future = self._compiling.submit(tenant, partial(self._compile, grammar))
+                self._compiled[grammar] = future
+                while len(self._compiled) > _KEPT_GRAMMARS:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return future
 
     def begin(self, sequences: Rows[EngineSequence]) -> Future[AllowedTokens] | None:
         """Begin to compute what the sequences' grammars allow next, by their tokens, which must not change meanwhile; `None`:
@@ -87,6 +95,11 @@ class Grammars:
         if not any(sequence.sampling.grammar for sequence in sequences):
             return None
         return self._thread.submit(self._allowed, sequences)
+
+    def follow(self, sequence: EngineSequence) -> None:
+        """Keep what a sequence's grammar was compiled to until it is dropped; begin to compile one that nobody has."""
+        if sequence.sampling.grammar:
+            self._thread.submit(self._follower, sequence)
 
     def _allowed(self, sequences: Rows[EngineSequence]) -> AllowedTokens:
         allowed: AllowedTokens = [None] * len(sequences)
@@ -101,17 +114,14 @@ class Grammars:
         masks = allocate_token_bitmask(len(sequences), self._vocab_size)
         matchers = [(follower.matcher, index) for index, follower in followers.items() if allowed[index] is None]
         if matchers:
-            assert self._matching is not None
             fill_next_token_bitmask_par(self._matching, matchers, masks)
-        for _, index in matchers:
+        for matcher, index in matchers:
             try:
-                followers[index].check()
+                bits = allowed_tokens(matcher, masks[index], self._vocab_size)
+                self._end_as_asked(bits, sequences[index].stop.stop_token_ids)
+                allowed[index] = bits
             except GrammarError as error:
                 allowed[index] = error
-                continue
-            bits = np.unpackbits(masks[index].view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
-            self._end_as_asked(bits, sequences[index].stop.stop_token_ids)
-            allowed[index] = bits
         return allowed
 
     def _end_as_asked(self, allowed: NDArray[np.bool_], stop_token_ids: Rows[int]) -> None:
@@ -122,30 +132,24 @@ class Grammars:
             may_end = bool(allowed[self._tokenizer.eos_token])
             allowed[self._tokenizer.eos_tokens] = False
             allowed[ends] = may_end
+            if not allowed.any():
+                raise GrammarError(DEAD_END)
 
     def _follower(self, sequence: EngineSequence) -> _Follower:
         follower = self._followers.get(sequence)
         if follower is None:
-            follower = self._followers[sequence] = _Follower(self._matcher(sequence.sampling.grammar))
+            start = self.compile(sequence.sampling.grammar, "").result()
+            follower = self._followers[sequence] = _Follower(start.deep_copy())
         return follower
 
-    def _matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher at its start."""
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = LLMatcher(self._open(), grammar, log_level=0, limits=_LIMITS)
-            while len(self._compiled) > _KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        if compiled.is_error():
-            raise GrammarError(f"the grammar cannot be compiled: {compiled.get_error()}")
-        return compiled.deep_copy()
+    def _compile(self, grammar: str) -> LLMatcher:
+        return compiled(self._open(), grammar)
 
     def _open(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            try:
-                self._tokenizer = LLTokenizer(str(self._file), n_vocab=self._vocab_size)
-            except Exception as error:  # of a Rust library, whose errors have no common class
-                raise GrammarError(f"no tokenizer for grammars at {self._file}: {error}") from error
-            self._matching = LLExecutor()
-        return self._tokenizer
+        with self._opening:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = grammar_tokenizer(self._file.read_text(encoding="utf-8"), self._vocab_size)
+                except Exception as error:  # of a Rust library, whose errors have no common class
+                    raise GrammarError(f"this worker has no usable {TOKENIZER_FILE}") from error
+            return self._tokenizer

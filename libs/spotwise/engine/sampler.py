@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
-from spotwise.engine.grammars import AllowedTokens, GrammarError
+from spotwise.engine.grammar_following import GrammarError
+from spotwise.engine.grammars import AllowedTokens
 from spotwise.engine.logit_changes import SamplingRow, change_logits
 from spotwise.engine.native.library import DRAW, Kernels
 from spotwise.engine.sequences import EngineSequence

@@ -150,6 +150,7 @@ class WorkerRuntime:
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
             require_same_weights(record, self._host.id, self._host.member.model_digest)
+            await self._engine.prepare(record)
             with self._watch.call():
                 await self._engine.add_sequence(record)
         except (MeshError, ValueError) as error:

@@ -55,6 +55,11 @@ class WorkerEngine(Protocol):
         dropped; `on_restored` when it is whole again. Both on the event loop. An engine of one process is never lost alone.
         """
 
+    async def prepare(self, record: RequestRecord) -> None:
+        """Do what a sequence needs before it is added, beside iterations: its grammar is compiled. Raises `ValueError` where it
+        can be served nowhere.
+        """
+
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence: prompt and output tokens committed so far; raises `ValueError` where the engine refuses it."""
 

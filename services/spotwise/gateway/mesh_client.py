@@ -22,6 +22,7 @@ from spotwise.core.messages import (
     Send,
     Tick,
 )
+from spotwise.core.sampling import ENGINE_FAILS
 from spotwise.gateway.addresses import without_addresses
 from spotwise.gateway.attempt_orders import AttemptOrders
 from spotwise.gateway.generation import (
@@ -57,6 +58,7 @@ _STATUS = {
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
+    g.FAIL_GRAMMAR: 400,
     g.FAIL_STORE: 503,
     g.FAIL_TAKEN: 409,
     g.FAIL_FELLS_WORKERS: 422,  # no 5xx: clients send those again by themselves
@@ -302,6 +304,8 @@ class MeshGeneration:
 
     def _fail(self, command: g.Fail) -> None:
         status, message = _STATUS[command.code], without_addresses(command.message)
+        if message.startswith(ENGINE_FAILS):
+            message = f"{ENGINE_FAILS}; the server's log says why"  # an exception's words
         if status == 500 or message != command.message:
             _log.warning("request_failed", choice_id=command.choice_id, code=str(command.code), reason=command.message)
         self._put(

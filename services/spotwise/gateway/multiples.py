@@ -11,8 +11,8 @@ import math
 from decimal import Decimal
 from typing import Any
 
-#: States of all multiples of a grammar, each taken to be as large as their least common multiple: some 5 s of compilation.
-MAX_MULTIPLE_STATES = 500_000
+#: States of all multiples of a grammar, each taken to be as large as their least common multiple: some 3 s of compilation.
+MAX_MULTIPLE_STATES = 300_000
 #: Digits before and after the point.
 _MAX_DIGITS = 18
 _EMBEDDED_SCHEMA = "%json"

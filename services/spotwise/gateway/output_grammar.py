@@ -1,7 +1,7 @@
 """From what a text has to look like to the grammar that engines follow; what none of them could follow is refused here.
 
-llguidance compiles it for the model's own tokens, as an engine will, so that a grammar which is wrong or too complex is a 400
-and never reaches a batch.
+It is compiled for the model's own tokens and followed for a while, by the code of an engine, so that a grammar which is wrong
+or too complex is a 400 and never reaches a batch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 
+from spotwise.engine.grammar_following import trial_problem
 from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.grammar_schemas import promises_problem
 from spotwise.gateway.multiples import multiples_problem
-from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
-from spotwise.gateway.tool_grammar import ANY_MESSAGE, JSON_BLANKS, MessageGrammar
+from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs, Whitespace
+from spotwise.gateway.tool_grammar import ANY_MESSAGE, COMPACT, JSON_BLANKS, MessageGrammar
 
 #: It travels with every choice's record.
 MAX_GRAMMAR_BYTES = 128 << 10
 #: Verdicts on grammars that are remembered: requests with the same schema follow one another.
 _KEPT_VERDICTS = 256
 _ANY_OBJECT = {"type": "object"}
-_LIMITS = LLParserLimits(verbose_errors=False)
 
 
 class GrammarCheck:
@@ -42,15 +43,12 @@ class GrammarCheck:
 
     def _problem(self, grammar: str) -> str:
         """Return why a grammar cannot be followed; empty where it can."""
-        if problem := multiples_problem(grammar):
+        if problem := multiples_problem(grammar) or promises_problem(grammar):
             return problem
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        return matcher.get_error()
+        return trial_problem(self._tokenizer, grammar)
 
 
 def grammar_of(
@@ -94,13 +92,21 @@ def _of_format(response_format: OutputFormat | None) -> tuple[str, str]:
     if response_format is None or response_format.type == "text":
         return "", "response_format"
     given = response_format.json_schema
+    layout = _layout(response_format.whitespace)
     if response_format.type == "json_object" or given is None or given.schema_ is None:
-        return _of_schema(_ANY_OBJECT, "response_format")
-    return _of_schema(given.schema_, "response_format.json_schema.schema")
+        return _of_schema(_ANY_OBJECT, "response_format", layout)
+    return _of_schema(given.schema_, "response_format.json_schema.schema", layout)
+
+
+def _layout(whitespace: Whitespace | None) -> dict[str, Any]:
+    """Return how llguidance lays JSON out."""
+    return {"whitespace_pattern": JSON_BLANKS} if whitespace == "flexible" else COMPACT
 
 
 def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
-    options: dict[str, Any] = {"whitespace_pattern": given.whitespace_pattern or JSON_BLANKS}
+    options = _layout(given.whitespace)
+    if given.whitespace_pattern is not None:
+        options = {"whitespace_pattern": given.whitespace_pattern}
     if given.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     if given.json_object:
@@ -118,8 +124,7 @@ def _of_outputs(given: StructuredOutputs) -> tuple[str, str]:
         raise _refused("structured_outputs.grammar", str(error)) from error
 
 
-def _of_schema(schema: Any, param: str, options: dict[str, Any] | None = None) -> tuple[str, str]:
-    options = options or {"whitespace_pattern": JSON_BLANKS}
+def _of_schema(schema: Any, param: str, options: dict[str, Any]) -> tuple[str, str]:
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=options), param  # type: ignore[arg-type]

@@ -14,6 +14,8 @@ MAX_CHOICE_CHARACTERS = 4096
 #: Of `regex` and `grammar`.
 MAX_GRAMMAR_CHARACTERS = 64 << 10
 
+#: Between the tokens of JSON: one blank at most after colons and commas, or any layout.
+Whitespace = Literal["compact", "flexible"]
 _Name = Annotated[str, Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")]
 _Schema = dict[str, Any] | bool
 
@@ -28,10 +30,11 @@ class JsonSchema(StrictBody):
 
 
 class OutputFormat(StrictBody):
-    """`response_format`."""
+    """`response_format`; `whitespace` is this server's own."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    whitespace: Whitespace | None = None
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> OutputFormat:
@@ -41,7 +44,9 @@ class OutputFormat(StrictBody):
 
 
 class StructuredOutputs(StrictBody):
-    """vLLM's `structured_outputs`: one of `json`, `json_object`, `regex`, `choice` and `grammar`; whitespace in JSON."""
+    """vLLM's `structured_outputs`: one of `json`, `json_object`, `regex`, `choice` and `grammar`; whitespace in JSON,
+    of which `whitespace` is this server's own.
+    """
 
     json_: _Schema | Annotated[str, Field(max_length=MAX_GRAMMAR_CHARACTERS)] | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -56,6 +61,7 @@ class StructuredOutputs(StrictBody):
     grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    whitespace: Whitespace | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:

@@ -30,7 +30,7 @@ class ToolFunction(StrictBody):
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
         """The schema of the arguments."""
-        return self.parameters or {"type": "object", "properties": {}}
+        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Tool(StrictBody):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from spotwise.engine.grammar_tokens import grammar_tokenizer
 from spotwise.gateway.chat_template import ChatMessage, ChatTemplate
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
@@ -89,7 +89,7 @@ class ChatText:
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.token_bytes = TokenBytes(self._backend)
-        self.grammar_check = GrammarCheck(lambda: LLTokenizer(self._backend.to_str(), n_vocab=vocab_size))
+        self.grammar_check = GrammarCheck(lambda: grammar_tokenizer(self._backend.to_str(), vocab_size))
         self._longest_token_characters = max(map(len, self._backend.get_vocab()), default=1)
         self.template = template = ChatTemplate(tokenizer)
         declared = getattr(tokenizer, "response_template", None)

@@ -1,6 +1,7 @@
 """Grammars of messages with calls and reasoning: what a model must call, how, and that it may think first.
 
-A call that is required, of a named function, or of a strict tool follows its schema. Grammars are llguidance's, composed of the
+A call that is required, of a named function, of a strict tool, or of one that takes no arguments follows its schema.
+Grammars are llguidance's, composed of the
 answer's own (output_grammar.py) and one for the arguments of each function.
 """
 
@@ -20,9 +21,9 @@ _BLANKS = "/[ \\t\\r\\n]{0,8}/"
 _ANSWER = "answer"
 #: Of a message that has to call: a small model would repeat its call until its length ends.
 MAX_CALLS = 32
-#: Between the tokens of arguments: as models write them, in one line, where a small one would write nothing but blanks.
-_ARGUMENT_BLANKS = " ?"
-#: Between the tokens of JSON: room for any layout, and none for a model that writes blanks for ever.
+#: How llguidance lays JSON out, as models write it, in one line: with room for blanks a small one would write nothing else.
+COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+#: Between the tokens of JSON of any layout: no room for a model that writes blanks for ever.
 JSON_BLANKS = "[ \\t\\n\\r]{1,32}"
 
 
@@ -49,7 +50,9 @@ class MessageGrammar:
     def around(self, answer: str) -> str:
         """Return the grammar of a message whose answer has a grammar, or may be any text (empty); empty allows any message."""
         is_required = bool(self.tools) and self.calls == "required"
-        is_strict = any(tool.function.strict for tool in self.tools)
+        is_strict = any(
+            tool.function.strict or (self.form.trigger and not tool.function.parameters) for tool in self.tools
+        )
         if not (answer or is_required or is_strict):
             return ""
         if not self.tools and self.thinking is None:
@@ -116,9 +119,9 @@ def _parts_of(grammar: str) -> list[dict[str, Any]]:
 
 
 def _arguments(index: int, tool: Tool, *, free: bool) -> dict[str, Any]:
-    is_free = free and not tool.function.strict
+    is_free = free and not tool.function.strict and bool(tool.function.parameters)
     schema = {"type": "object"} if is_free else tool.function.schema_of_arguments
     return {
         "name": f"arguments_{index}",
-        "json_schema": schema | {"x-guidance": {"whitespace_pattern": _ARGUMENT_BLANKS}},
+        "json_schema": schema | {"x-guidance": COMPACT},
     }

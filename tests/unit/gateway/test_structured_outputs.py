@@ -43,11 +43,21 @@ def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
     ("asked", "good", "bad"),
     [
         (
-            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "json_object", "whitespace": "flexible"}},
             ["{}", GOOD, '{"a": [1, {}]}', "{\n\t" + 30 * " " + '"a":\r\n1}'],
             ["[]", "x", '"a"', "{" + 33 * " " + "}"],
         ),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}}, [GOOD], ["{}"]),
+        (
+            {"response_format": {"type": "json_object"}},
+            ["{}", GOOD, '{"a":[1, {}],"b": 2}'],
+            ["[]", '{ "a":1}', '{"a" :1}', '{"a":  1}', '{"a":\n1}', '{"a":1 }', "{}\n"],
+        ),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace": "flexible"}}, [GOOD.replace(" ", "\n\n")], ["{}"]),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}},
+            [GOOD, GOOD.replace(" ", "")],
+            ["{}", GOOD.replace(" ", "  ")],
+        ),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "w"}}}, ["{}", GOOD], ["1"]),
         ({"structured_outputs": {"json": SCHEMA}}, [GOOD], ["{}"]),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, [GOOD], ["{}"]),

@@ -25,10 +25,11 @@ def tool(name: str, **function: Any) -> Tool:
     return Tool.model_validate({"type": "function", "function": {"name": name, **function}})
 
 
-WEATHER, STRICT, OTHER = (
+WEATHER, STRICT, OTHER, FREE = (
     tool("weather", parameters=CITY),
     tool("weather", parameters=CITY, strict=True),
     tool("other"),
+    tool("free", parameters={"type": "object"}),
 )
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 WRONG = '{"name": "weather", "arguments": {"town": 1}}'
@@ -74,16 +75,28 @@ CASES: dict[str, tuple[MessageGrammar, str, list[str], list[str]]] = {
         [CALL, "[]"],
     ),
     "strict": (
-        MessageGrammar([STRICT, OTHER], form=_tagged()),
+        MessageGrammar([STRICT, OTHER, FREE], form=_tagged()),
         "",
         [
             "",
             "Paris.",
             TAGGED,
             f"Well: {TAGGED} and {TAGGED}.",
-            '<tool_call>\n{"name": "other", "arguments": {"a": 1}}\n</tool_call>',
+            '<tool_call>\n{"name": "free", "arguments": {"a": 1}}\n</tool_call>',
+            '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
         ],
-        [TAGGED.replace(CALL, WRONG), "<tool_call>", '<tool_call>\n{"name": "third", "arguments": {}}\n</tool_call>'],
+        [
+            '<tool_call>\n{"name": "other", "arguments": {"a": 1}}\n</tool_call>',
+            TAGGED.replace(CALL, WRONG),
+            "<tool_call>",
+            '<tool_call>\n{"name": "third", "arguments": {}}\n</tool_call>',
+        ],
+    ),
+    "a tool without parameters": (
+        MessageGrammar([OTHER, FREE], form=_tagged()),
+        "",
+        ["Paris.", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'],
+        ['<tool_call>\n{"name": "other", "arguments": {"a": 1}}\n</tool_call>'],
     ),
     "strict, one": (
         MessageGrammar([STRICT], is_single=True, form=_tagged()),

@@ -45,6 +45,9 @@ class TimedEngine:
     def num_sequences(self) -> int:
         return len(self._lengths)
 
+    async def prepare(self, record: RequestRecord) -> None:
+        """Nothing is needed."""
+
     async def add_sequence(self, record: RequestRecord) -> None:
         assert record.sequence_id not in self._lengths
         assert record.prompt_token_ids

@@ -170,6 +170,7 @@ class PublishLoad:
 FAIL_NO_SCHEDULER = "no_scheduler"
 FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
+FAIL_GRAMMAR = "grammar_not_followed"
 FAIL_STORE = "store_unavailable"
 FAIL_FELLS_WORKERS = "fells_workers"
 FAIL_TAKEN = "resumed_elsewhere"

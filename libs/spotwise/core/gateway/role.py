@@ -28,6 +28,7 @@ from spotwise.core.gateway.open_requests import OpenRequests
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent
+from spotwise.core.sampling import GRAMMAR_FAILS
 
 
 class GatewayRole:
@@ -220,7 +221,8 @@ class GatewayRole:
             if delta.retryable:
                 self._requests.attempt_lost(request, delta.error, now, suspects=delta.suspects)
             else:
-                self._requests.fail(request, g.FAIL_ENGINE, delta.error, None, now)
+                code = g.FAIL_GRAMMAR if delta.error.startswith(GRAMMAR_FAILS) else g.FAIL_ENGINE
+                self._requests.fail(request, code, delta.error, None, now)
             return True
         expected = len(request.token_ids)
         if delta.token_index > expected and (missed := request.missed_before(delta)):

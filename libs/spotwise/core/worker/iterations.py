@@ -15,7 +15,7 @@ from typing import Any
 from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.sampling import ENGINE_FAILS, SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, ExaminationVerdict
@@ -197,7 +197,7 @@ class Iterations:
         members = [sequence for sequence, _ in self._table.end_iteration(failed=True)]
         match self._examination.failed(members):
             case ExaminationVerdict.CULPRIT:
-                reason = f"the engine fails with this request: {event.reason}"
+                reason = f"{ENGINE_FAILS}: {event.reason}"
                 self._table.fail(members[0], reason, now, retryable=False)
             case ExaminationVerdict.GIVE_BACK:
                 self._give_back(members, f"the engine failed with this request alone: {event.reason}", now)

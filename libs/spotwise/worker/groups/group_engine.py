@@ -160,6 +160,11 @@ class GroupEngine:
         for swap in swaps.values():
             swap.on_ended(EngineLostError(reason))
 
+    async def prepare(self, record: RequestRecord) -> None:
+        """Do what a sequence needs before it is added; raises `ValueError` where it can be served nowhere."""
+        if self._epoch:
+            await self._own.prepare(record)
+
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence; raises `ValueError` where the engine refuses it, `MeshError` where the group is not whole."""
         epoch = self._epoch

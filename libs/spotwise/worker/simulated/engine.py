@@ -112,6 +112,9 @@ class SimulatedEngine:
     def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
         """Neither is ever called: the engine is this process."""
 
+    async def prepare(self, record: RequestRecord) -> None:
+        """Nothing is needed: words follow no grammar."""
+
     async def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence; raises `ValueError` where it exists already, has no prompt, an adapter, an embedding to give, or all
         words are its stop tokens.

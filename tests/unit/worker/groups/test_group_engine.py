@@ -31,6 +31,9 @@ class OwnEngine:
         self.running: list[tuple[Callable[[Any], None], Callable[[Exception], None]]] = []
         self.swapping: list[Callable[[Exception | None], None]] = []
 
+    async def prepare(self, record: RequestRecord) -> None:
+        """Nothing is needed."""
+
     async def add_sequence(self, record: RequestRecord) -> None:
         if not record.prompt_token_ids:
             raise ValueError("empty")

@@ -1,0 +1,46 @@
+"""Threads that owners share: they take turns, and none has all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from spotwise.engine.fair_threads import FairThreads
+
+WAIT_S = 30
+
+
+def test_one_owner_never_has_all_threads() -> None:
+    """However much it brought before."""
+    threads, hold = FairThreads(2, "t"), threading.Event()
+    crowd = [threads.submit("crowd", lambda: hold.wait(WAIT_S)) for _ in range(5)]
+    assert threads.submit("other", lambda: "done").result(WAIT_S) == "done"
+    assert not any(each.done() for each in crowd)
+    hold.set()
+    assert [each.result(WAIT_S) for each in crowd] == [True] * 5
+
+
+def test_owners_take_turns() -> None:
+    """One thread that is left goes round."""
+    threads, hold, order = FairThreads(2, "t"), threading.Event(), list[str]()
+    threads.submit("x", lambda: hold.wait(WAIT_S))
+    first = threads.submit("y", lambda: hold.wait(WAIT_S))
+    later = [threads.submit(owner, lambda owner=owner: order.append(owner)) for owner in ("a", "a", "a", "b", "b", "c")]  # type: ignore[misc]
+    hold.set()
+    first.result(WAIT_S)
+    for each in later:
+        each.result(WAIT_S)
+    assert order.index("b") < 3 and order.index("c") < 4
+
+
+def test_an_error_is_its_futures() -> None:
+    """The thread goes on; what is cancelled before its turn does not run."""
+    threads, hold = FairThreads(2, "t"), threading.Event()
+    held = threads.submit("a", lambda: hold.wait(WAIT_S))
+    cancelled, failing = threads.submit("a", lambda: 1 / 0), threads.submit("b", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(WAIT_S)
+    assert threads.waiting("a") == 1 and cancelled.cancel()
+    hold.set()
+    assert held.result(WAIT_S) and threads.submit("a", lambda: 2).result(WAIT_S) == 2
