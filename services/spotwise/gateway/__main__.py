@@ -76,7 +76,10 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     try:
         text = ChatText.load(
-            settings.model_dir, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+            settings.model_dir,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
+            control_tokens_in_text=settings.control_tokens_in_text,
         )
     except ModelTextError as error:
         raise MeshError(str(error)) from error

@@ -38,9 +38,11 @@ def text_of_parts(parts: list[Any], kinds: Collection[str]) -> list[str]:
     return texts
 
 
-def _as_text(value: Any) -> Any:
-    """Join the text parts of a content, one a line, as vLLM does for templates that expect strings."""
-    return "\n".join(text_of_parts(value, ("text",))) if isinstance(value, list) else value
+def _as_texts(value: Any) -> Any:
+    """Return a content whose parts are texts and nothing else."""
+    if not isinstance(value, list):
+        return value
+    return [{"type": "text", "text": text} for text in text_of_parts(value, ("text",))]
 
 
 def _as_arguments(value: Any) -> Any:
@@ -89,7 +91,9 @@ class ChatRequestMessage(StrictBody):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_as_text, json_schema_input_type=str | list[TextPart] | None)] = None
+    content: Annotated[
+        str | list[TextPart] | None, BeforeValidator(_as_texts, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
     function_call: FunctionCall | None = None
 

@@ -16,6 +16,7 @@ from spotwise.core.members import Member
 from spotwise.core.model_alias import model_aliases
 from spotwise.core.sampling import Pooling
 from spotwise.gateway.auth import ApiKey, parse_api_keys
+from spotwise.gateway.control_tokens import ControlTokensInText
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.message_forms import AUTO, TOOL_PARSERS
@@ -113,6 +114,11 @@ class GatewaySettings(ModelServiceSettings):
         AUTO,
         description="how the model's reasoning is found in its text: auto (as its tokenizer or its chat template says), none, "
         "or think (between <think> and </think>)",
+    )
+    control_tokens_in_text: ControlTokensInText = Field(
+        "text",
+        description="what a control token of the model, such as <|im_end|>, is in the messages and tools of a chat: text like "
+        "any other, or allow: what the tokenizer reads, so that clients can end turns and open some",
     )
     embedding_pooling: Pooling | None = Field(
         None,

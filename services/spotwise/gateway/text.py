@@ -4,7 +4,7 @@ No other file knows the tokenizer or the chat template. Torch is not needed: of 
 which reads `tokenizer.json` alone.
 
 Special tokens are added as vLLM does: to a completion's prompt as the tokenizer says, never to a rendered chat
-template, which has written its own.
+template, which has written its own. In a completion's prompt control tokens are read as such, in a chat's texts they are text.
 """
 
 from __future__ import annotations
@@ -20,32 +20,23 @@ from transformers import PreTrainedTokenizerFast
 
 from spotwise.engine.grammar_tokens import grammar_tokenizer
 from spotwise.gateway.chat_template import ChatMessage, ChatTemplate
+from spotwise.gateway.control_tokens import ControlTokens, ControlTokensInText
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
 from spotwise.gateway.output_grammar import GrammarCheck
+from spotwise.gateway.prompt_encoder import PromptEncoder, PromptTooLongError
 from spotwise.gateway.truncation import Truncation
 
-#: A longer prompt is counted in parts of so many characters first: tokenizing takes hundreds of bytes a character.
-_PART_CHARACTERS = 1 << 16
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.
 _UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
 
 
+__all__ = ["ChatText", "ModelTextError", "PromptTooLongError"]
+
+
 class ModelTextError(Exception):
     """The model's folder has no usable tokenizer."""
-
-
-class PromptTooLongError(Exception):
-    """A text cannot fit into the context.
-
-    Attributes:
-        at_least_tokens: it has so many tokens or more.
-    """
-
-    def __init__(self, at_least_tokens: int) -> None:
-        super().__init__(f"at least {at_least_tokens} tokens")
-        self.at_least_tokens = at_least_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +68,7 @@ class ChatText:
         eos_token_ids: frozenset[int],
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        control_tokens_in_text: ControlTokensInText = "text",
     ) -> None:
         self.context_length = context_length
         self.vocab_size = vocab_size
@@ -90,7 +82,9 @@ class ChatText:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.token_bytes = TokenBytes(self._backend)
         self.grammar_check = GrammarCheck(lambda: grammar_tokenizer(self._backend.to_str(), vocab_size))
-        self._longest_token_characters = max(map(len, self._backend.get_vocab()), default=1)
+        self._prompts = PromptEncoder(self._backend)
+        self._twin_prompts: PromptEncoder | None = None
+        self._control_tokens = ControlTokens(self._backend, eos_token_ids, are_read=control_tokens_in_text == "allow")
         self.template = template = ChatTemplate(tokenizer)
         declared = getattr(tokenizer, "response_template", None)
         self.form = self.tool_form = message_form(
@@ -107,6 +101,7 @@ class ChatText:
         max_context_length: int | None = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        control_tokens_in_text: ControlTokensInText = "text",
     ) -> ChatText:
         """Read `tokenizer.json`, `tokenizer_config.json`, the chat template, `config.json` and `generation_config.json`.
 
@@ -114,6 +109,7 @@ class ChatText:
             model_dir: folder of the model.
             max_context_length: serve no longer context than this, though the model could.
             tool_parser, reasoning_parser: see `message_form`.
+            control_tokens_in_text: what a control token is in the text of a chat.
 
         Raises:
             ModelTextError: a file is missing or incomplete, or there is no such parser.
@@ -127,7 +123,15 @@ class ChatText:
         facts = _read_facts(model_dir, tokenizer)
         context_length = min(facts.context_length, max_context_length or facts.context_length)
         try:
-            text = cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids, tool_parser, reasoning_parser)
+            text = cls(
+                tokenizer,
+                context_length,
+                facts.vocab_size,
+                facts.eos_token_ids,
+                tool_parser,
+                reasoning_parser,
+                control_tokens_in_text,
+            )
         except ValueError as error:
             raise ModelTextError(
                 f"SPOTWISE_TOOL_PARSER, SPOTWISE_REASONING_PARSER or the tokenizer: {error}"
@@ -142,10 +146,7 @@ class ChatText:
         Raises:
             PromptTooLongError: it cannot fit into the context, and is not cut; found before all of it is tokenized.
         """
-        if truncation is not None:
-            return truncation.of_text(prompt, self._backend, add_special_tokens=add_special_tokens)
-        self._refuse_overlong(prompt)
-        return self._encode(prompt, add_special_tokens)
+        return self._prompts.encode(prompt, self.context_length, truncation, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -172,8 +173,24 @@ class ChatText:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
             PromptTooLongError: they cannot fit into the context.
         """
-        rendered = self.template.render(messages, add_generation_prompt, continue_final_message, template_kwargs, tools)
-        return self.encode(rendered, add_special_tokens, truncation)
+        marked = self._control_tokens.marking()
+        rendered = self.template.render(
+            marked.mark(list(messages)),
+            add_generation_prompt,
+            continue_final_message,
+            marked.mark(template_kwargs or {}),
+            marked.mark(list(tools)),
+        )
+        if not marked.has_any:
+            return self._prompts.encode(
+                rendered, self.context_length, truncation, add_special_tokens=add_special_tokens
+            )
+        if self._twin_prompts is None:
+            self._twin_prompts = PromptEncoder(self._control_tokens.twin)
+        rendered = self._control_tokens.for_twin(rendered, marked)
+        return self._twin_prompts.encode(
+            rendered, self.context_length, truncation, add_special_tokens=add_special_tokens
+        )
 
     def detokenizer(self, skip_special_tokens: bool = True, form: MessageForm | None = None) -> Detokenizer:
         """Start the text of one sequence.
@@ -197,28 +214,6 @@ class ChatText:
         return frozenset(
             token_id for token_id in self._special_ids if form is None or not form.looks_for(added[token_id].content)
         )
-
-    def _refuse_overlong(self, prompt: str) -> None:
-        """Refuse by characters, then by counting parts until the context is full.
-
-        A part that is cut within a token may count that token's characters singly, and no more: so much is allowed for.
-        """
-        # Every character belongs to a token, as in all tokenizers of language models that fall back to bytes.
-        fits_at_most = self.context_length * self._longest_token_characters
-        if len(prompt) > fits_at_most:
-            raise PromptTooLongError(-(-len(prompt) // self._longest_token_characters))
-        if len(prompt) <= _PART_CHARACTERS:
-            return
-        tokens = 0
-        for start in range(0, len(prompt), _PART_CHARACTERS):
-            tokens += len(self._encode(prompt[start : start + _PART_CHARACTERS], add_special_tokens=False))
-            tokens -= 2 * self._longest_token_characters
-            if tokens > self.context_length:
-                raise PromptTooLongError(tokens)
-
-    def _encode(self, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
-        # encode_batch releases the interpreter lock; encode holds it, which would stall the loop from any thread.
-        return tuple(self._backend.encode_batch([prompt], add_special_tokens=add_special_tokens)[0].ids)
 
 
 def _read_facts(model_dir: Path, tokenizer: PreTrainedTokenizerFast) -> _ModelFacts:

@@ -13,7 +13,8 @@ import pytest
 from transformers import Gemma3TextConfig
 
 from spotwise.gateway.chat_template import ChatTemplateError
-from spotwise.gateway.text import ChatText, ModelTextError, PromptTooLongError
+from spotwise.gateway.prompt_encoder import PromptEncoder, PromptTooLongError
+from spotwise.gateway.text import ChatText, ModelTextError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
 
 Encode = Callable[[str], list[int]]
@@ -29,7 +30,7 @@ def test_long_prompts_give_the_same_tokens(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, part_characters: int
 ) -> None:
     """A prompt that is counted in parts first is tokenized whole."""
-    monkeypatch.setattr("spotwise.gateway.text._PART_CHARACTERS", part_characters)
+    monkeypatch.setattr("spotwise.gateway.prompt_encoder._PART_CHARACTERS", part_characters)
     words = "the quick brown fox 👩‍🚀 " * 40
     assert text.encode(words) == (0, *encode(words))
 
@@ -39,16 +40,16 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     """Some parts, or its length, suffice to refuse it; the number of tokens in the error is true."""
-    monkeypatch.setattr("spotwise.gateway.text._PART_CHARACTERS", 500)
+    monkeypatch.setattr("spotwise.gateway.prompt_encoder._PART_CHARACTERS", 500)
     tokenized = 0
-    tokenize = ChatText._encode
+    tokenize = PromptEncoder._encode
 
-    def counted(self: ChatText, part: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def counted(self: PromptEncoder, part: str, add_special_tokens: bool) -> tuple[int, ...]:
         nonlocal tokenized
         tokenized += len(part)
         return tokenize(self, part, add_special_tokens)
 
-    monkeypatch.setattr(ChatText, "_encode", counted)
+    monkeypatch.setattr(PromptEncoder, "_encode", counted)
     for characters in (2500, 50_000):
         prompt = (words * characters)[:characters]
         with pytest.raises(PromptTooLongError) as refused:
