@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._tokenizer import TokenizerWrapper
 
 
 class _TextTokens:
@@ -53,7 +56,7 @@ def grammar_tokenizer(tokenizer_json: str, vocab_size: int) -> LLTokenizer:
     known = LLTokenizer(tokenizer_json, n_vocab=vocab_size)
     tokenizer = Tokenizer.from_str(_without_prefixes(tokenizer_json))
     tokenizer.encode_special_tokens = True
-    return LLTokenizer(_TextTokens(tokenizer, known), eos_token=known.eos_tokens)
+    return LLTokenizer(cast("TokenizerWrapper", _TextTokens(tokenizer, known)), eos_token=known.eos_tokens)
 
 
 def _without_prefixes(tokenizer_json: str) -> str:

@@ -1,8 +1,8 @@
 """What a grammar allows next, as masks over the vocabulary: structured output by llguidance.
 
 A matcher follows the output tokens that a sequence knows here. So it is the same wherever the sequence goes on: after a swap, a
-hand-off, a move or another attempt it is made anew from these tokens. Masks are computed in a thread beside the forward
-pass. Grammars are compiled in others, before their sequences are added: compiling takes a millisecond, for the worst grammars seconds.
+hand-off, a move or another attempt it is made anew from these tokens. Masks are computed in a thread beside the forward pass.
+Grammars are compiled in others, before their sequences are added: that takes a millisecond, for the worst grammars seconds.
 """
 
 from __future__ import annotations

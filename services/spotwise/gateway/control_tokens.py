@@ -1,7 +1,7 @@
 """Control tokens in the text of clients: there they are text, and only the chat template writes them.
 
-A tokenizer finds its control tokens anywhere. So a message that holds `<|im_end|>` would end its turn, and could open one of the
-system's. Here what clients write is marked before a template renders it, wherever it looks like a control token or could
+A tokenizer finds its control tokens anywhere. So a message that holds `<|im_end|>` would end its turn, and could open one of
+the system's. Here what clients write is marked before a template renders it, wherever it looks like a control token or could
 become one beside other text. After rendering, the tokens that are left are the template's; a twin of the tokenizer knows them
 by names that no client can write, and reads the marked texts, restored, as text. Where nothing is marked the tokenizer itself
 reads the prompt.

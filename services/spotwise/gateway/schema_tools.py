@@ -42,7 +42,8 @@ class Tool(StrictBody):
     def for_template(self) -> dict[str, Any]:
         """Return the tool as chat templates take it."""
         function = self.function.model_dump(exclude_none=True, exclude={"strict"})
-        return {"type": "function", "function": function | {"parameters": self.function.schema_of_arguments}}
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function | {"parameters": parameters}}
 
 
 class NamedFunction(StrictBody):
