@@ -117,8 +117,8 @@ class GatewaySettings(ModelServiceSettings):
     )
     control_tokens_in_text: ControlTokensInText = Field(
         "text",
-        description="what a control token of the model, such as its end of a turn, is in the messages and tools of a chat: text "
-        "like any other, or allow: what the tokenizer reads, so that clients can end turns and open some",
+        description="what a control token of the model, such as its end of a turn, is in the messages and tools of a chat: "
+        "text like any other, or allow: what the tokenizer reads, so that clients can end turns and open some",
     )
     embedding_pooling: Pooling | None = Field(
         None,
