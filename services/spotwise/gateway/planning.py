@@ -194,5 +194,6 @@ class Planning:
 
 def _effort_bytes(body: bytearray | bytes) -> int:
     """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
-    has_grammar = any(name in body for name in _GRAMMARS)
+    # JSON may write a name with escapes.
+    has_grammar = b"\\u" in body or any(name in body for name in _GRAMMARS)
     return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)
