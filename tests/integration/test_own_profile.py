@@ -49,6 +49,7 @@ def settings(model_dir: Path, tmp_path: Path) -> WorkerSettings:
 
 
 async def loaded(settings: WorkerSettings) -> EngineThread:
+    assert settings.kv_cache_bytes != "auto"
     config = EngineConfig(
         settings.model_dir, settings.dtype, settings.device, settings.kv_cache_bytes, BLOCK_SIZE, threads=1
     )

@@ -113,7 +113,7 @@ class MeshOptions(BaseModel):
         nats_url, redis_url: running servers to use; None starts embedded ones.
         keep_store: whether an embedded store begins with what it held, where it is started anew within the mesh's life.
         mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
-        kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
+        kv_cache_bytes: KV memory of each worker; None: measured once the model is loaded.
         threads: compute threads of each worker; None shares the cores.
         policy: the workers' scheduling policy; None: from their environment, else first come, first served.
         kv_host_bytes: host memory for each worker's swapped KV; None: the worker's own choice, where its policy swaps.

@@ -32,6 +32,7 @@ from spotwise.engine.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.held_sequences import HeldSequences
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.layer_progress import LayersWritten, reporting_layers
 from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
@@ -140,18 +141,24 @@ class Engine:
             AdapterError: an adapter cannot be read, or applied to the model.
             ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block.
         """
-        model, facts = load_model(config)
-        adapters = Adapters.load(config.adapters, model)
+        with named_memory_errors(f"the model in {config.model_dir}"):
+            model, facts = load_model(config)
+            adapters = Adapters.load(config.adapters, model)
         bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
-        num_blocks = config.kv_cache_bytes // bytes_per_block
+        kv_bytes = config.kv_cache_bytes
+        if isinstance(kv_bytes, AutoKvSize):
+            kv_bytes = kv_bytes.measured(facts, model.device, config.block_size)
+        num_blocks = kv_bytes // bytes_per_block
         if num_blocks < 1:
             raise ValueError(
-                f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {bytes_per_block}"
+                f"kv_cache_bytes is {kv_bytes}, and one block of this model takes {bytes_per_block}: more memory has to be "
+                "free, or SPOTWISE_KV_CACHE_BYTES (--kv-cache) larger"
             )
         records = config.decode_graphs and model.device.type == "cuda"
-        cache = PagedKvCache(
-            facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
-        )
+        with named_memory_errors(f"a KV cache of {kv_bytes} bytes"):
+            cache = PagedKvCache(
+                facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
+            )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
         grammars = Grammars(config.model_dir, facts.vocab_size)
         if kernels is None:

@@ -9,6 +9,7 @@ from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.kv_size import AutoKvSize
 from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions
@@ -56,10 +57,12 @@ def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_b
         ValueError: not one block fits, or not so many.
     """
     bytes_per_block = share.block_elements(config.block_size) * facts.kv_dtype.itemsize
-    most = config.kv_cache_bytes // bytes_per_block
+    if isinstance(kv_bytes := config.kv_cache_bytes, AutoKvSize):
+        raise ValueError("a member of a group says what it offers before its part is loaded")
+    most = kv_bytes // bytes_per_block
     if most < max(1, num_blocks or 1):
         raise ValueError(
-            f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this part takes {bytes_per_block}, and "
+            f"kv_cache_bytes is {kv_bytes}; one block of this part takes {bytes_per_block}, and "
             f"{num_blocks or 1} are needed"
         )
     device, _ = resolve(config)

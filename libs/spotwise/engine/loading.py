@@ -20,6 +20,7 @@ from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.compatibility import ModelFacts, inspect_model
 from spotwise.engine.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.errors import ModelError, UnsupportedModelError
+from spotwise.engine.kv_size import AutoKvSize
 from spotwise.engine.model_digest import model_digest
 from spotwise.engine.quantization import Quantization, require_known_formats
 
@@ -35,7 +36,7 @@ class EngineConfig:
         model_dir: folder in Hugging Face layout.
         dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 where the hardware multiplies it, else float32.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available.
-        kv_cache_bytes: limit of the KV cache, which holds whole blocks.
+        kv_cache_bytes: limit of the KV cache, which holds whole blocks; or how it is measured once the model is loaded.
         block_size: tokens of a KV block.
         threads: threads of a CPU operation; `None`: torch's default.
         native: use the native CPU kernels where they can be compiled and support the model's dtype.
@@ -48,7 +49,7 @@ class EngineConfig:
     model_dir: Path
     dtype: str = "auto"
     device: str = "auto"
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | AutoKvSize = 1 << 30
     block_size: int = 16
     threads: int | None = None
     native: bool = True

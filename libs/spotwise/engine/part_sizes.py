@@ -62,11 +62,13 @@ class PartSizes:
         block_bytes: of a KV block, by position: stage, then shard.
         dtype: of the model, as in `EngineConfig`.
         digest: of its weights.
+        context_length: positions that a sequence may have.
     """
 
     block_bytes: tuple[int, ...]
     dtype: str
     digest: str | None
+    context_length: int
 
     @classmethod
     def of(cls, store: WeightStore, stages: int, shards: int) -> Self:
@@ -85,7 +87,12 @@ class PartSizes:
             for index in range(shards):
                 share = GroupPlace(Shard(index, shards, stage), stages).share_of(sketch)
                 sizes.append(share.block_elements(store.config.block_size) * sketch.facts.kv_dtype.itemsize)
-        return cls(tuple(sizes), str(sketch.model.dtype).removeprefix("torch."), sketch.facts.digest)
+        return cls(
+            tuple(sizes),
+            str(sketch.model.dtype).removeprefix("torch."),
+            sketch.facts.digest,
+            sketch.facts.context_length,
+        )
 
     def blocks(self, member_bytes: Sequence[int]) -> int:
         """Return how many blocks every member can hold, given its bytes, in order of position."""

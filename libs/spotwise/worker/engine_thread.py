@@ -24,6 +24,7 @@ from spotwise.engine.engine import Engine
 from spotwise.engine.exchange import GroupBrokenError
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.host_swap import HostSwap
+from spotwise.engine.kv_size import named_memory_errors
 from spotwise.engine.layer_progress import LayersWritten
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
@@ -87,20 +88,25 @@ class EngineThread:
         self._last_s = 0.0
 
     @classmethod
-    async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
+    async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: Callable[[int], int] | None = None) -> Self:
         """Load an engine on the thread that will own it; the event loop keeps running. Raises `ModelError`, `ValueError` as
-        `Engine.load`, or where `kv_host_bytes` do not hold one block.
+        `Engine.load`, or where `kv_host_bytes` do not hold one block or cannot be had.
 
         Args:
             niceness: added to the threads that compute, as by nice(2); not to the event loop.
-            kv_host_bytes: host memory for swapped KV; 0: none.
+            kv_host_bytes: host memory for swapped KV beside so many bytes of a cache; 0, or `None`: none.
         """
         executor = _one_thread(niceness=niceness)
 
         def load() -> tuple[Engine, HostSwap | None]:
             engine = Engine.load(config)
             give_back_freed_memory()
-            return engine, HostSwap.within(engine.kv, kv_host_bytes) if kv_host_bytes else None
+            if kv_host_bytes is None:
+                return engine, None
+            cache = engine.kv
+            host_bytes = kv_host_bytes(cache.num_blocks * cache.num_layers * cache.layer_block_bytes)
+            with named_memory_errors(f"{host_bytes} bytes of swapped KV (SPOTWISE_KV_HOST_BYTES)"):
+                return engine, HostSwap.within(cache, host_bytes) if host_bytes else None
 
         try:
             engine, host = await asyncio.get_running_loop().run_in_executor(executor, load)

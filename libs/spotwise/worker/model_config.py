@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from spotwise.engine.kv_size import AutoKvSize
 from spotwise.engine.loading import EngineConfig
+from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.settings import WorkerSettings
 
 
@@ -12,7 +14,9 @@ def engine_config(settings: WorkerSettings) -> EngineConfig:
         model_dir=settings.model_dir,
         dtype=settings.dtype,
         device=settings.device,
-        kv_cache_bytes=settings.kv_cache_bytes,
+        kv_cache_bytes=AutoKvSize(settings.max_num_seqs, settings.local_workers, free_memory_bytes)
+        if settings.kv_cache_bytes == "auto"
+        else settings.kv_cache_bytes,
         block_size=settings.kv_block_size,
         threads=settings.threads,
         decode_graphs=settings.decode_graphs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 
 from spotwise.core.members import MemberKind, Pool
 from spotwise.engine.errors import ModelError
@@ -34,7 +35,9 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         host.introduce(pool=pool, model=settings.served_name)
         config = engine_config(settings)
         try:
-            engine = await EngineThread.load(config, settings.niceness, settings.host_bytes(free_memory_bytes()))
+            engine = await EngineThread.load(
+                config, settings.niceness, partial(settings.host_bytes, free_memory_bytes())
+            )
         except (ModelError, ValueError) as error:
             raise MeshError(f"the model cannot be served: {error}") from error
         stack.callback(engine.close)

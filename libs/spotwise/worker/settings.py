@@ -13,6 +13,7 @@ from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
+from spotwise.core.kv_size import CPU_SHARE
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.members import Pool
 from spotwise.core.worker.mlfq_policy import queues_for
@@ -69,7 +70,16 @@ class WorkerSettings(ModelServiceSettings):
         description="seconds that an iteration may take at least before its engine counts as stuck: ten times as long while "
         "nothing is measured, and never less than twenty times what iterations take",
     )
-    kv_cache_bytes: int = Field(1 << 30, gt=0)
+    kv_cache_bytes: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="KV memory; auto: once the model is loaded nearly all of a GPU's free memory, or a quarter of the "
+        "machine's, divided by local_workers; no more than max_num_seqs sequences of the model's context use",
+    )
+    local_workers: int = Field(
+        1,
+        ge=1,
+        description="workers that divide the memory of this machine, or of its GPU, where kv_cache_bytes is auto",
+    )
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
     max_prompt_tokens: int = Field(
@@ -144,8 +154,8 @@ class WorkerSettings(ModelServiceSettings):
     kv_host_bytes: int | None = Field(
         None,
         ge=0,
-        description="host memory for swapped KV; where unset an eighth of what is free at the start, and no less than "
-        "kv_cache_bytes; 0 swaps nothing",
+        description="host memory for swapped KV; where unset an eighth of what is free at the start, divided by local_workers, "
+        "and no less than the KV cache; 0 swaps nothing",
     )
     spare_slots: int = Field(2, ge=0, description="with proactive: so many new sequences find free blocks at least")
     burst_queues: int = Field(
@@ -258,15 +268,21 @@ class WorkerSettings(ModelServiceSettings):
         """Whether KV is swapped to host memory."""
         return self._when_full.swaps
 
-    def host_bytes(self, free_bytes: int) -> int:
-        """Return the host memory for swapped KV where `free_bytes` are free; 0 where none is swapped. Generous, since a
-        sequence without host blocks is recomputed, and pages are committed only as they are written.
+    def host_bytes(self, free_bytes: int, kv_bytes: int) -> int:
+        """Return the host memory for swapped KV where `free_bytes` are free and the cache has `kv_bytes`; 0 where none is
+        swapped. Generous, since a sequence without host blocks is recomputed, and pages are committed only as they are written.
         """
         if not self.swaps:
             return 0
         if self.kv_host_bytes is None:
-            return max(self.kv_cache_bytes, round(_HOST_SHARE * free_bytes))
+            return max(kv_bytes, round(_HOST_SHARE * free_bytes) // self.local_workers)
         return self.kv_host_bytes
+
+    def offered_kv_bytes(self, free_bytes: int) -> int:
+        """Return the KV memory that a device of groups offers, of `free_bytes`, before it has a part of a model."""
+        if self.kv_cache_bytes == "auto":
+            return max(1, int(CPU_SHARE * free_bytes) // self.local_workers)
+        return self.kv_cache_bytes
 
     @property
     def member_metrics(self) -> tuple[int | None, str]:

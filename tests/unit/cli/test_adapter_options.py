@@ -48,7 +48,7 @@ def test_folders_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_all_services_that_depend_on_the_model_get_them(folder: Path) -> None:
     """Gateway and workers."""
     options = mesh(adapters=f"law={folder}")
-    services = plan_services(options, "nats://h", "redis://h", LocalHost((0, 1), 1 << 30, native_kernels=True))
+    services = plan_services(options, "nats://h", "redis://h", LocalHost((0, 1), native_kernels=True))
     env = {service.service_id: service.env.get("SPOTWISE_ADAPTERS") for service in services}
     assert {env[service] for service in ("gateway-0", "prompt-0", "token-0")} == {f"law={folder}"}
 

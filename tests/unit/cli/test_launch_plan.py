@@ -15,18 +15,15 @@ from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import EngineKind, MeshOptions
 
-GIB = 1024**3
 NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"
 
 
-def plan(
-    cores: int = 2, memory_bytes: int = 64 * GIB, *, native: bool = False, **options: object
-) -> dict[str, ServiceProcess]:
+def plan(cores: int = 2, *, native: bool = False, **options: object) -> dict[str, ServiceProcess]:
     mesh = MeshOptions(
         **{"name": "default", "model_folder": Path("/models/tiny"), "model_name": "tiny", **options}  # type: ignore[arg-type]
     )
-    services = plan_services(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), memory_bytes, native))
+    services = plan_services(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native))
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -63,7 +60,7 @@ def test_every_service_knows_the_mesh_secret() -> None:
     services = plan(mesh_secret_file=secret)
     assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
     options = MeshOptions(name="default", model_folder=Path("/m"), model_name="m", mesh_secret_file=secret)
-    joining = plan_joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), GIB, native_kernels=True))
+    joining = plan_joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), native_kernels=True))
     assert joining.env["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
 
 
@@ -92,7 +89,7 @@ def test_replicas_serve_their_metrics_at_ports_of_their_own() -> None:
     """The port of the environment is the first one's; 0 takes a free one for each."""
     options = MeshOptions(name="m", model_folder=Path("/m"), model_name="m", schedulers=2, planners=2)
     given = {"SPOTWISE_SCHEDULER_METRICS_PORT": "9500", "SPOTWISE_PLANNER_METRICS_PORT": "0"}
-    services = plan_services(options, NATS, REDIS, LocalHost((0,), GIB, False), given)
+    services = plan_services(options, NATS, REDIS, LocalHost((0,), False), given)
     set_ports = {each.service_id: value for each in services for name, value in each.env.items() if "METRICS" in name}
     assert set_ports == {"scheduler-1": "9501"}
 
@@ -171,16 +168,11 @@ def test_services_without_a_model_keep_to_one_thread() -> None:
     assert plan(cores=8)["gateway-0"].env["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("memory_bytes", "workers", "expected_bytes"),
-    [(64 * GIB, 2, 4 * GIB), (16 * GIB, 2, 2 * GIB), (16 * GIB, 8, GIB // 2)],
-)
-def test_kv_memory_is_a_quarter_of_what_is_available_shared_up_to_a_limit(
-    memory_bytes: int, workers: int, expected_bytes: int
-) -> None:
-    """min(4 GiB, 25 % of the available memory / workers)."""
-    services = plan(memory_bytes=memory_bytes, token_workers=workers - 1)
-    assert services["token-0"].env["SPOTWISE_KV_CACHE_BYTES"] == str(expected_bytes)
+@pytest.mark.parametrize("workers", [2, 8])
+def test_workers_measure_their_kv_memory_and_know_how_many_share_it(workers: int) -> None:
+    """Each divides what is free by all that start with it, also where none has taken any yet."""
+    env = plan(token_workers=workers - 1)["token-0"].env
+    assert (env["SPOTWISE_KV_CACHE_BYTES"], env["SPOTWISE_LOCAL_WORKERS"]) == ("auto", str(workers))
 
 
 def test_workers_share_weights_where_there_is_a_folder_for_them() -> None:
@@ -261,7 +253,7 @@ def test_options_reach_simulated_workers() -> None:
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
     """A worker that joins a simulated mesh is simulated, alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
-    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), GIB, False))
+    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
     assert (joining.service_id, joining.members, joining.env["SPOTWISE_POOL"]) == ("extra", ("extra",), "mixed")
 
@@ -353,11 +345,11 @@ def test_devices_of_simulated_groups_live_many_to_a_process() -> None:
     assert "SPOTWISE_GROUPS" not in spare.env
 
 
-def fleet_plan(cores: int = 4, memory_bytes: int = 64 * GIB, **options: object) -> dict[str, ServiceProcess]:
+def fleet_plan(cores: int = 4, **options: object) -> dict[str, ServiceProcess]:
     """The plan of a mesh that buys its instances."""
     given = {"file": "/fleet.toml", "folder": "/run/instances", "most_devices": 4}
     none = {"prompt_workers": 0, "token_workers": 0, "reshapable": True, "fleet": given}
-    return plan(cores, memory_bytes, native=True, **{**none, **options})
+    return plan(cores, native=True, **{**none, **options})
 
 
 def test_a_mesh_that_buys_its_instances_has_no_workers_at_first() -> None:
@@ -401,7 +393,8 @@ def test_an_instance_gets_the_environment_of_a_device_from_its_watcher() -> None
     """The share of one of all that there can be at once; a user's threads count."""
     watcher = fleet_plan()["watcher-0"].env
     assert (watcher["SPOTWISE_POOL"], watcher["SPOTWISE_THREADS"]) == ("mixed", "1")
-    assert watcher["SPOTWISE_KV_CACHE_BYTES"] == str(4 * GIB)
+    assert watcher["SPOTWISE_KV_CACHE_BYTES"] == "auto"
+    assert int(watcher["SPOTWISE_LOCAL_WORKERS"]) >= 1
     assert "SPOTWISE_LEADER_ID" not in watcher
     assert fleet_plan(cores=8)["watcher-0"].env["SPOTWISE_THREADS"] == "2"
     assert fleet_plan(threads=3)["watcher-0"].env["SPOTWISE_THREADS"] == "3"

@@ -19,7 +19,7 @@ SERVERS = MeshServers(
 
 def services(servers: MeshServers = SERVERS) -> dict[str, ServiceProcess]:
     options = MeshOptions(name="default", model_folder=Path("/m"), model_name="m", mixed_workers=1)
-    planned = plan_services(options, *servers.urls(WORKER), LocalHost((0, 1), 2**36, False))
+    planned = plan_services(options, *servers.urls(WORKER), LocalHost((0, 1), False))
     return {each.service_id: servers.logged_in(each) for each in planned}
 
 

@@ -142,7 +142,7 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
     policy = reported.worker_policy(cost=cost)
     assert policy.mlfq == queues_for(cost, 4.0, 0.25)
     assert policy.swap == SwapPolicy(WhenFull.REACTIVE, 5, 0)
-    assert reported.host_bytes(1 << 40) == 1 << 20
+    assert reported.host_bytes(1 << 40, 1 << 30) == 1 << 20
 
 
 def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
@@ -160,7 +160,7 @@ def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
         ({"policy": "mlfq", "when_full": "recompute"}, WhenFull.RECOMPUTE, 0),
         ({"policy": "mlfq", "when_full": "defer"}, WhenFull.DEFER, 0),
         ({"policy": "priority", "when_full": "proactive"}, WhenFull.PROACTIVE, 1 << 33),
-        ({"policy": "mlfq", "kv_cache_bytes": 1 << 35}, WhenFull.PROACTIVE, 1 << 35),
+        ({"policy": "mlfq", "local_workers": 4}, WhenFull.PROACTIVE, 1 << 31),
         ({"when_full": "reactive", "kv_host_bytes": 5}, WhenFull.REACTIVE, 5),
     ],
 )
@@ -170,4 +170,7 @@ def test_the_kv_push_follows_from_the_settings(
     """Memory of the host is taken where KV is swapped, and there only: an eighth of what is free, no less than the cache."""
     made = WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
     assert made.worker_policy(cost=LinearIterationCost(1, 0, 0, 0, 0)).swap.when_full is when_full
-    assert made.host_bytes(1 << 36) == host_bytes
+    assert made.host_bytes(1 << 36, 1 << 30) == host_bytes
+    assert made.host_bytes(0, 1 << 35) == (
+        host_bytes if made.kv_host_bytes is not None else (1 << 35) * bool(host_bytes)
+    )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from spotwise.cli.launch.simulated_plan import simulated_env
-from spotwise.cli.launch.worker_plan import LocalHost, shares, worker
+from spotwise.cli.launch.worker_plan import LocalHost, threads_of, worker
 from spotwise.cli.options import EngineKind, FleetOptions, MeshOptions
 from spotwise.mesh.child_process import identify
 
@@ -47,9 +47,9 @@ def watcher_of_fleet(
         if fleet.profile is not None:
             device.setdefault("SPOTWISE_PROFILE", str(fleet.profile))
     else:
-        threads, kv_cache_bytes = shares(options, fleet.most_devices, machine)
+        threads = threads_of(options, fleet.most_devices, machine)
         threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))
-        device = dict(worker(options, common, "mixed", "", threads, kv_cache_bytes).env)
+        device = dict(worker(options, common, "mixed", "", threads, fleet.most_devices).env)
     given = {
         "SPOTWISE_FLEET_FILE": fleet.file,
         "SPOTWISE_FLEET_MESH": options.name,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from spotwise.cli.launch.fleet_plan import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
 from spotwise.cli.launch.simulated_plan import plan_simulated, plan_simulated_groups, simulated_workers
-from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, shares, worker
+from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, threads_of, worker
 from spotwise.cli.options import EngineKind, MeshOptions
 
 #: Each process of a service serves its metrics at a port of its own: the one that is set, and those that follow it.
@@ -83,5 +83,6 @@ def plan_joining_worker(
     if options.engine is EngineKind.SIMULATED:
         common = common_env(options, nats_url, redis_url) | {"OMP_NUM_THREADS": "1"}
         return simulated_workers(options, common, pool, (worker_id,))
-    threads, kv_cache_bytes = shares(options, options.num_workers + 1, machine)
-    return worker(options, common_env(options, nats_url, redis_url), pool, worker_id, threads, kv_cache_bytes)
+    sharing = options.num_workers + 1
+    threads = threads_of(options, sharing, machine)
+    return worker(options, common_env(options, nats_url, redis_url), pool, worker_id, threads, sharing)

@@ -14,24 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-import psutil
-
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, policy_env, service
 from spotwise.cli.options import POOLS, MeshOptions
 from spotwise.engine.native.build import NoKernelsError, ensure_library
 
-_DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
-_DEFAULT_KV_CACHE_SHARE = 0.25
 #: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.
 _TOKEN_NICENESS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LocalHost:
-    """The machine's resources: the usable cores' numbers, ascending; memory, free or reclaimable; the native kernels."""
+    """The machine's resources: the usable cores' numbers, ascending; the native kernels."""
 
     cores: tuple[int, ...]
-    available_memory_bytes: int
     native_kernels: bool
 
     @classmethod
@@ -42,18 +37,13 @@ class LocalHost:
             native_kernels = True
         except NoKernelsError:
             native_kernels = False
-        return cls(tuple(sorted(os.sched_getaffinity(0))), psutil.virtual_memory().available, native_kernels)
+        return cls(tuple(sorted(os.sched_getaffinity(0))), native_kernels)
 
 
-def shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple[int, int]:
-    """Return the threads and the bytes of KV memory of each of so many workers that share the machine."""
+def threads_of(options: MeshOptions, num_workers: int, machine: LocalHost) -> int:
+    """Return the threads of each of so many workers that share the machine."""
     share = max(1, len(machine.cores) // num_workers)
-    threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
-    kv_cache_bytes = options.kv_cache_bytes or min(
-        _DEFAULT_KV_CACHE_LIMIT_BYTES,
-        int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // num_workers,
-    )
-    return threads, kv_cache_bytes
+    return options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
 
 
 def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
@@ -63,7 +53,7 @@ def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
 def plan_workers(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
     """Plan all workers, each of one process or several, and the spare devices."""
     share = len(machine.cores) // options.num_devices
-    threads, kv_cache_bytes = shares(options, options.num_devices, machine)
+    threads, sharing = threads_of(options, options.num_devices, machine), options.num_devices
     workers: list[ServiceProcess] = []
     pools = [(pool, worker_id) for pool in POOLS for worker_id in options.worker_ids(pool)]
     for index, (pool, worker_id) in enumerate(pools):
@@ -73,10 +63,10 @@ def plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Local
         shape = options.shape_of(pool)
         if shape.size > 1 or options.reshapable:
             group_threads = 1 if shape.size > 1 else threads
-            workers += _group(options, common, pool, worker_id, kv_cache_bytes, niceness, group_threads)
+            workers += _group(options, common, pool, worker_id, sharing, niceness, group_threads)
             continue
-        workers.append(worker(options, common, pool, worker_id, threads, kv_cache_bytes, own_cores, niceness))
-    env = worker(options, common, "mixed", "", options.threads or 1, kv_cache_bytes).env
+        workers.append(worker(options, common, pool, worker_id, threads, sharing, own_cores, niceness))
+    env = worker(options, common, "mixed", "", options.threads or 1, sharing).env
     return (*workers, *(_device(options, f"device-{number}", env) for number in range(options.spare_devices)))
 
 
@@ -85,7 +75,7 @@ def _group(
     common: Mapping[str, str],
     pool: str,
     worker_id: str,
-    kv_cache_bytes: int,
+    sharing: int,
     niceness: int,
     threads: int,
 ) -> list[ServiceProcess]:
@@ -93,7 +83,7 @@ def _group(
     niceness, unless the user says otherwise.
     """
     shape = options.shape_of(pool)
-    leader = worker(options, common, pool, worker_id, options.threads or threads, kv_cache_bytes, niceness=niceness)
+    leader = worker(options, common, pool, worker_id, options.threads or threads, sharing, niceness=niceness)
     shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
     if options.reshapable:
         shaped["SPOTWISE_RESHAPABLE"] = "true"
@@ -113,11 +103,11 @@ def worker(
     pool: str,
     worker_id: str,
     threads: int,
-    kv_cache_bytes: int,
+    sharing: int,
     own_cores: tuple[int, ...] = (),
     niceness: int = 0,
 ) -> ServiceProcess:
-    """Plan a worker of one process; `own_cores`: it is pinned to them."""
+    """Plan a worker of one process; `sharing`: workers that divide the machine's memory; `own_cores`: it is pinned to them."""
     env = {
         **common,
         "SPOTWISE_DTYPE": options.dtype,
@@ -125,7 +115,8 @@ def worker(
         "SPOTWISE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
         "SPOTWISE_NICENESS": str(niceness),
-        "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
+        "SPOTWISE_KV_CACHE_BYTES": str(options.kv_cache_bytes or "auto"),
+        "SPOTWISE_LOCAL_WORKERS": str(sharing),
         "SPOTWISE_POOL": pool,
         **policy_env(options),
     }

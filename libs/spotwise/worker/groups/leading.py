@@ -110,7 +110,8 @@ async def _formed_group(
         try:
             _log.info("waiting_for_devices", devices=settings.group_size - 1)
             offers = await formation.offers()
-            num_blocks = sizes.blocks([offer.kv_cache_bytes for offer in offers])
+            usable = settings.max_num_seqs * -(-sizes.context_length // settings.kv_block_size)
+            num_blocks = min(sizes.blocks([offer.kv_cache_bytes for offer in offers]), usable)
             host_blocks = sizes.blocks([offer.kv_host_bytes for offer in offers])
             if num_blocks < 1:
                 raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")

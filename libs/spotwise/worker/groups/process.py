@@ -85,10 +85,11 @@ class DeviceProcess:
         self.members = members
         self.host = host
         self.settings = settings
+        kv_bytes = settings.offered_kv_bytes(free_memory_bytes())
         self.offer = DeviceOffered(
             host.id,
-            settings.kv_cache_bytes,
-            settings.host_bytes(free_memory_bytes()),
+            kv_bytes,
+            settings.host_bytes(free_memory_bytes(), kv_bytes),
             machine_id(),
             exchange_address,
         )

@@ -56,9 +56,9 @@ class SimulatedWorkerSettings(WorkerSettings):
         return self.cost_profile() or BUILT_IN
 
     def num_blocks(self, costs: CostProfile) -> int:
-        """Return the KV blocks of a worker: the profile's, or those of `kv_cache_bytes` where it is set."""
+        """Return the KV blocks of a worker: the profile's, or those of `kv_cache_bytes` where it is a number."""
         tokens = costs.kv_tokens
-        if "kv_cache_bytes" in self.model_fields_set:
+        if self.kv_cache_bytes != "auto":
             tokens = self.kv_cache_bytes // costs.kv_bytes_per_token
         return max(1, tokens // self.kv_block_size)
 

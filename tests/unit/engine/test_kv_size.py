@@ -1,0 +1,64 @@
+"""A cache that is measured when the model is loaded, and memory that cannot be had."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotwise.engine.engine import Engine
+from spotwise.engine.errors import ModelError
+from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
+from spotwise.engine.loading import EngineConfig
+
+
+def load(folder: Path, free_bytes: int, max_num_seqs: int = 4, workers: int = 1) -> Engine:
+    auto = AutoKvSize(max_num_seqs, workers, lambda: free_bytes)
+    return Engine.load(EngineConfig(folder, "float32", "cpu", auto, threads=1))
+
+
+def test_it_is_no_larger_than_the_model_can_use(llama_folder: Path) -> None:
+    """512 tokens of context, 16 a block: so many blocks for each sequence of an iteration, however much is free."""
+    assert load(llama_folder, 1 << 44).num_blocks == 4 * 512 // 16
+    assert load(llama_folder, 1 << 44, max_num_seqs=1).num_blocks == 512 // 16
+
+
+def test_it_is_no_larger_than_a_share_of_what_is_free(llama_folder: Path) -> None:
+    block_bytes = load(llama_folder, 1 << 44).kv_bytes_per_token * 16
+    assert load(llama_folder, 80 * block_bytes).num_blocks == 20
+    assert load(llama_folder, 80 * block_bytes, workers=2).num_blocks == 10
+
+
+def test_too_little_is_refused_in_one_sentence(llama_folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"more memory has to be free, or SPOTWISE_KV_CACHE_BYTES \(--kv-cache\) larger"
+    ):
+        load(llama_folder, 100)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_memory_that_cannot_be_had_is_one_sentence(error: Exception) -> None:
+    """What it was for, and what to do."""
+    with (
+        pytest.raises(ModelError, match=r"not enough memory for a cache: lower .*--kv-cache") as refusal,
+        named_memory_errors("a cache"),
+    ):
+        raise error
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.ENOENT, "no such file")], ids=str)
+def test_other_errors_pass(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error.args[-1])), named_memory_errors("a cache"):
+        raise error
