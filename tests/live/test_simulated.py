@@ -245,3 +245,52 @@ def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when
         assert load.kv_blocks_swapped_out > 0 and load.kv_blocks_swapped_in > 0, loads
         done = mesh.command("replay", str(journals))
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_newcomer_is_not_sent_behind_a_long_prompt(tmp_path: Path) -> None:
+    """A default mesh, as slow as a laptop: one word, a prompt of 7,000 tokens, and then one of 1,000, which
+    the other worker computes; it ends while the long prompt is computed.
+    """
+    profile = {
+        "format": "spotwise-cost-profile/1",
+        "name": "slow",
+        "iteration": {
+            "kind": "linear",
+            "fixed_s": 0.2,
+            "prompt_token_s": 2e-3,
+            "prompt_context_s": 0.0,
+            "decode_s": 1e-3,
+            "decode_context_s": 0.0,
+        },
+        "link": {"latency_s": 1.0, "bytes_per_s": 1e9},
+        "kv_bytes_per_token": 4096,
+        "kv_tokens": 16384,
+    }
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile))
+    options = ("--prompt-workers", "1", "--token-workers", "1", "--profile", str(path))
+
+    async def case(mesh: SimulatedMesh) -> tuple[str, str, bool]:
+        async with mesh.async_client() as client:
+
+            async def ask(tokens: int) -> str:
+                answer = await client.completions.create(model=MODEL, prompt=[*range(100, 100 + tokens)], max_tokens=4)
+                return answer.id
+
+            def computes() -> bool:
+                loads = [each.member_now.load for each in mesh.members()]
+                return any(load is not None and load.computing_prompt_tokens for load in loads)
+
+            await ask(20)
+            long = asyncio.create_task(ask(7000))
+            await asyncio.to_thread(wait_for, computes, lambda: "a worker to compute the long prompt")
+            newcomer = await ask(1000)
+            is_first = not long.done()
+            return newcomer, await long, is_first
+
+    with SimulatedMesh(tmp_path, *options, env={"SPOTWISE_BREAK_EVEN": "true"}) as mesh:
+        newcomer, long, is_first = asyncio.run(case(mesh))
+        assert is_first
+        placed = {id_: mesh.ledger(id_, "assigned")["assigned"] for id_ in (newcomer, long)}
+        assert placed[newcomer]["prompt_worker"] != placed[long]["prompt_worker"]
+        mesh.wait_until_idle()
