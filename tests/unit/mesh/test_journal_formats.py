@@ -13,10 +13,10 @@ from spotwise.mesh.journal_replay import _is_same, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests
 
 DATA = Path(__file__).parent / "data"
-# A simulated mesh of one prompt and two token workers (mlfq), nine choices of six requests, two of them cancelled.
+# A simulated mesh of one prompt and two token workers (mlfq), nine choices of six requests, two of them cancelled. Schedulers'
+# journals end before the first placement that today's rules decide otherwise (`core/cluster/least_delay.py`).
 WHOLE_MESH = DATA / "journals-1"
-# The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed. The scheduler's ends
-# before its first question about assigned requests: today's scheduler asks of these apart.
+# The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed.
 DRAINED = DATA / "journals-1-drained"
 
 
