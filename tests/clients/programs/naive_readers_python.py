@@ -13,7 +13,10 @@ _CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content"
 #: By the path: a body, and whether its events have names.
 APIS: dict[str, tuple[dict[str, Any], bool]] = {
     "/v1/chat/completions": (_CHAT | {"max_tokens": 24, "stream_options": {"include_usage": True}}, False),
-    "/v1/completions": ({"model": MODEL, "prompt": QUESTION, "max_tokens": 24, "logprobs": 1}, False),
+    "/v1/completions": (
+        {"model": MODEL, "prompt": QUESTION, "max_tokens": 24, "logprobs": 1, "ignore_eos": True},
+        False,
+    ),
     "/v1/responses": ({"model": MODEL, "input": QUESTION, "max_output_tokens": 24}, True),
     "/v1/messages": (_CHAT | {"max_tokens": 24}, True),
 }
