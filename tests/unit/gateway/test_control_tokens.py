@@ -162,7 +162,7 @@ def test_every_field_of_a_client_is_text(texts: dict[tuple[str, str], ChatText],
     text = texts[kind, "plain"]
     function = {"name": "f", "description": INJECTION, "parameters": {"properties": {"<|im_end|>": {"const": "<s>"}}}}
     call = {"type": "function", "function": {"name": "f", "arguments": {"<|im_start|>": INJECTION}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": INJECTION},
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": INJECTION, "tool_calls": [call]},
@@ -195,7 +195,7 @@ def test_templates_that_want_parts_get_parts(model_dir: Path, tmp_path: Path) ->
     template = LOOP.replace("%s", "{% for p in m.content %}({{ p.text }}){% endfor %}")
     text = of_template(model_dir, tmp_path / "parts", template)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     assert text.template.render(messages, True, False) == "[system:(Be brief.)][user:(a)(b)]"
 
 
