@@ -165,7 +165,8 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
-    lines = [*(_quarantine(pair) for status_ in members for pair in status_.member_now.quarantined), *lines]
+    troubles = [f"{s.member.id}: {trouble}" for s in members if (trouble := s.member_now.trouble)]
+    lines = [*troubles, *(_quarantine(pair) for status_ in members for pair in status_.member_now.quarantined), *lines]
     loads = [(s.member.id, load) for s in members if (load := s.member_now.load) is not None]
     for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
         if counts := _preemption_counts(load):

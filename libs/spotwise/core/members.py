@@ -154,6 +154,7 @@ class Member:
         leader_id: of a device: the worker for whose groups it is.
         place: of a device in a group, and of its leader; `None` while there is none.
         term: that a scheduler or planner holds; `None` for one that stands by, and all other members.
+        trouble: why a worker that is a group computes nothing, for people; empty while nothing is wrong.
         open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
@@ -176,3 +177,4 @@ class Member:
     leader_id: str = ""
     place: DevicePlace | None = None
     term: int | None = None
+    trouble: str = ""

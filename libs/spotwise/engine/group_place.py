@@ -9,7 +9,7 @@ from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.kv_size import AutoKvSize
+from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.shard import Shard
 from spotwise.engine.sharding import dimensions
@@ -53,18 +53,27 @@ def require_cpu(config: EngineConfig) -> None:
 def part_cache(config: EngineConfig, facts: ModelFacts, share: ModelShare, num_blocks: int | None) -> PagedKvCache:
     """Return the KV cache of a member, with `num_blocks` blocks or as many as its `kv_cache_bytes` hold.
 
+    Where these are measured, a group that is formed anew has the blocks that its members measured before: the share of another
+    moment is a little less or more, and is no reason to refuse. Memory that is not free is.
+
     Raises:
         ValueError: not one block fits, or not so many.
+        ModelError: there is no memory for them.
     """
     bytes_per_block = share.block_elements(config.block_size) * facts.kv_dtype.itemsize
-    if isinstance(kv_bytes := config.kv_cache_bytes, AutoKvSize):
-        raise ValueError("a member of a group says what it offers before its part is loaded")
+    kv_bytes = config.kv_cache_bytes
+    if isinstance(kv_bytes, AutoKvSize):
+        if num_blocks is None:
+            raise ValueError("a member of a group says what it offers before its part is loaded")
+        kv_bytes = kv_bytes.free_host_bytes()
     most = kv_bytes // bytes_per_block
     if most < max(1, num_blocks or 1):
         raise ValueError(
-            f"kv_cache_bytes is {kv_bytes}; one block of this part takes {bytes_per_block}, and "
-            f"{num_blocks or 1} are needed"
+            f"{kv_bytes} bytes are there for its KV cache, and {num_blocks or 1} blocks of {bytes_per_block} bytes are needed: "
+            "more memory has to be free, or SPOTWISE_KV_CACHE_BYTES (--kv-cache) larger on this machine"
         )
     device, _ = resolve(config)
     part = KvPart.of(share.layers, share.kv_heads)
-    return PagedKvCache(facts.geometry, num_blocks or most, config.block_size, facts.kv_dtype, device, part=part)
+    num_blocks = num_blocks or most
+    with named_memory_errors(f"a KV cache of {num_blocks * bytes_per_block} bytes"):
+        return PagedKvCache(facts.geometry, num_blocks, config.block_size, facts.kv_dtype, device, part=part)

@@ -83,6 +83,7 @@ def member_to(member: m.Member) -> cluster.Member:
         leader_id=member.leader_id,
         place=None if member.place is None else PLACE[0](member.place),
         term=member.term,
+        trouble=member.trouble,
     )
 
 
@@ -111,4 +112,5 @@ def member_from(proto: cluster.Member) -> m.Member:
         leader_id=proto.leader_id,
         place=PLACE[1](proto.place) if proto.HasField("place") else None,
         term=proto.term if proto.HasField("term") else None,
+        trouble=proto.trouble,
     )

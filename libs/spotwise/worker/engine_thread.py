@@ -132,7 +132,8 @@ class EngineThread:
         def load() -> tuple[Engine, HostSwap | None]:
             engine = Engine.load_part(store, place, num_blocks, flow)
             give_back_freed_memory()
-            return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
+            with named_memory_errors(f"{host_blocks} blocks of swapped KV (SPOTWISE_KV_HOST_BYTES)"):
+                return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
 
         try:
             engine, host = await asyncio.get_running_loop().run_in_executor(executor, load)

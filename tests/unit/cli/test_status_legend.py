@@ -34,6 +34,14 @@ def test_workers_that_compute_alike_are_named_together() -> None:
     assert len(_legend([])) == 1
 
 
+def test_why_a_group_computes_nothing_is_shown() -> None:
+    """Its worker says so itself; one that has nothing to say has no line."""
+    status = status_of("mixed-0", MemberKind.TOKEN_WORKER, None)
+    shown = dataclasses.replace(status, member=dataclasses.replace(status.member, trouble="its group cannot be formed"))
+    assert "mixed-0: its group cannot be formed" in _legend([shown])
+    assert not any(line.startswith("mixed-0") for line in _legend([status]))
+
+
 def test_which_scheduler_and_planner_act_is_shown_with_their_terms() -> None:
     """Of the others each stands by; members of other services do neither."""
     active = status_of("scheduler-1", MemberKind.CLUSTER_SCHEDULER, None)

@@ -507,6 +507,7 @@ class Member(_message.Message):
     LEADER_ID_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -527,6 +528,8 @@ class Member(_message.Message):
     """of devices"""
     term: _builtins.int
     """of active schedulers and planners"""
+    trouble: _builtins.str
+    """of workers that are groups"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
@@ -559,10 +562,11 @@ class Member(_message.Message):
         leader_id: _builtins.str = ...,
         place: Global___DevicePlace | None = ...,
         term: _builtins.int | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leaves_at_unix_s: _TypeAlias = _typing.Literal["leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofArgType__leaves_at_unix_s: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s"]  # noqa: Y015

@@ -2,7 +2,9 @@
 
 The devices are named to the leader, by position; or as many as register with its id are given positions, and keep those that
 they had. They load their parts side by side. A device that does not answer any more is left out once its registration has
-expired: it may be stopped, and go on later.
+expired: it may be stopped, and go on later. One that refuses its part is left alone for a while, and others are taken instead.
+Where a group that was whole cannot be formed anew because a device has less memory now, its worker ends, and starts again with
+as many KV blocks as its devices hold: none of its sequences lives then.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -23,6 +25,7 @@ from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
+from spotwise.worker.groups.refusals import Refusals
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +39,8 @@ _CHECK_S = 0.05
 _HEAR_S = 5.0
 #: A leader that leaves waits so long for its devices to leave.
 _LEAVE_S = 2.0
+#: Refusals in a row of a device that holds fewer blocks, after which the worker starts again with so few: others may come.
+_REFUSALS = 3
 
 
 class NotWantedError(MeshError):
@@ -64,6 +69,7 @@ class GroupFormation:
         exchange: opens what its groups exchange through.
         device_ids: of the others, by position; empty: any that register with the leader's id.
         on_place: called with the leader's place in each group, and with `None` when it is in none.
+        blocks: returns the KV blocks of a group whose members offer this, by position; `None`: it does not depend on that.
     """
 
     def __init__(
@@ -76,7 +82,10 @@ class GroupFormation:
         exchange: OpenExchange,
         device_ids: tuple[str, ...] = (),
         on_place: Callable[[DevicePlace | None], None] = lambda place: None,
+        blocks: Callable[[Sequence[g.DeviceOffered]], int] | None = None,
     ) -> None:
+        self._blocks = blocks
+        self._refusals = Refusals()
         self._device_ids = device_ids
         self._on_place = on_place
         self._host = host
@@ -101,12 +110,21 @@ class GroupFormation:
 
     @property
     def _ready(self) -> list[str]:
-        """Devices that have said what they offer."""
-        return sorted(name for name, device in self._devices.items() if device.offer is not None)
+        """Devices that have said what they offer, and are not left alone because they refused."""
+        now_s = time.monotonic()
+        return sorted(
+            name
+            for name, device in self._devices.items()
+            if device.offer is not None and not self._refusals.is_paused(name, device.incarnation, now_s)
+        )
+
+    @property
+    def _can_try(self) -> bool:
+        return self._missing <= 0 and not self._refusals.is_paused(self._host.id, 0, time.monotonic())
 
     async def offers(self) -> list[g.DeviceOffered]:
         """Wait for enough devices; return what all members offer, by position. Raises `NotWantedError`."""
-        await self._look_until(lambda: self._missing <= 0 or not self._is_wanted)
+        await self._look_until(lambda: self._can_try or not self._is_wanted)
         self._require_wanted()
         self._give_positions()
         return self._offers(self._members())
@@ -127,9 +145,9 @@ class GroupFormation:
             raise NotWantedError("the worker is to leave before its group is formed")
 
     async def keep(self) -> None:
-        """Form the group anew each time that it is broken; never returns."""
+        """Form the group anew each time that it is broken; returns where it cannot be, with so many blocks: the worker ends."""
         while True:
-            await self._until_broken()
+            self._show_trouble(f"its group is formed anew: {await self._until_broken()}")
             for device in self._devices.values():
                 device.link.send(g.DissolveGroup("a member is gone"))
             await self._part.leave()
@@ -144,7 +162,10 @@ class GroupFormation:
                     break
                 except MeshError as error:
                     _log.error("group_not_formed", reason=str(error))
-                    await asyncio.sleep(1.0)
+                    self._show_trouble(f"its group cannot be formed: {error}")
+                    if self._is_too_large:
+                        self._host.fail(f"{error}; the worker starts again with the blocks that its devices hold")
+                        return
             _log.info("group_formed_anew", epoch=self._epoch, seconds=round(time.monotonic() - began_s, 3))
 
     async def leave(self, *, devices_stay: bool) -> None:
@@ -166,7 +187,17 @@ class GroupFormation:
         for device in self._devices.values():
             await device.link.close()
 
-    async def _until_broken(self) -> None:
+    @property
+    def _is_too_large(self) -> bool:
+        """Whether a device that is in the group goes on refusing more blocks than the members offer now."""
+        devices = self._members()
+        refusals = [self._refusals.in_a_row(device.link.device_id, device.incarnation) for device in devices]
+        if self._blocks is None or max(refusals, default=0) < _REFUSALS:
+            return False
+        return 0 < self._blocks(self._offers(devices)) < self._form.num_blocks
+
+    async def _until_broken(self) -> str:
+        """Return why."""
         members = set(self._positions)
         while self._is_leaving or (self._part.is_whole and all(name in self._devices for name in members)):
             self._news.clear()
@@ -181,6 +212,7 @@ class GroupFormation:
         reason = f"{', '.join(gone)} is gone" if gone else "a member has failed"
         _log.warning("group_broken", epoch=self._epoch, reason=reason)
         self._engine.lose(reason)
+        return reason
 
     async def _until_formed(self) -> None:
         while not await self._try():
@@ -199,12 +231,17 @@ class GroupFormation:
             for device, form in zip(members, forms[1:], strict=True):
                 device.answer = None
                 device.link.send(form)
-            own = await self._part.load(forms[0])
-            await self._part.join(forms[0])
+            try:
+                own = await self._part.load(forms[0])
+                await self._part.join(forms[0])
+            except MeshError:
+                self._refusals.refused(self._host.id, 0, time.monotonic())
+                raise
             await self._decided(members)
         for device in members:
             if isinstance(device.answer, g.GroupRefused):
                 self._part.break_up()
+                self._refusals.refused(device.link.device_id, device.incarnation, time.monotonic())
                 raise MeshError(f"{device.link.device_id} cannot compute its part: {device.answer.reason}")
             if isinstance(device.answer, g.GroupBroken):
                 _log.warning("group_not_formed", device=device.link.device_id, reason=device.answer.reason)
@@ -212,6 +249,9 @@ class GroupFormation:
         if any(map(_is_gone, members)) or not (self._part.is_whole and self._part.is_complete):
             self._part.break_up()
             return False
+        for name in (self._host.id, *self._positions):
+            self._refusals.joined(name)
+        self._show_trouble("")
         self._show_place(self._part.place(forms[0]))
         joined = [device.answer for device in members if isinstance(device.answer, g.GroupJoined)]
         shares = tuple(answer.share for answer in joined)
@@ -219,6 +259,10 @@ class GroupFormation:
         self._engine.formed([device.link for device in members], self._epoch, shares)
         _log.info("group_formed", epoch=self._epoch, stages=self._form.stages, shards=self._form.shards)
         return True
+
+    def _show_trouble(self, trouble: str) -> None:
+        self._host.introduce(trouble=trouble)
+        self._host.beat_soon()
 
     def _show_place(self, place: DevicePlace | None) -> None:
         self._host.introduce(place=place)

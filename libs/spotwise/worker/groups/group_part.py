@@ -19,6 +19,7 @@ from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.engine.errors import ModelError
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
+from spotwise.engine.kv_size import named_memory_errors
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_flow import WeightFlow
@@ -133,18 +134,19 @@ class GroupPart:
         place = GroupPlace(self._shard, form.stages)
         await self._loads.acquire()
         flow: WeightFlow | None = None
+        fetched: FetchedWeights | None = None
         try:
-            self._store.adopt(form.dtype, form.block_size)
-            share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
-            fetch = await self._fetch(share, form.weights)
-            fetched: FetchedWeights | None = None
-            if form.serves_early and form.stage and fetch.gives_all:
-                flow = WeightFlow(lambda: self.is_whole)
-            else:
-                fetched = await fetch.run()
-            self._engine = await EngineThread.load_part(
-                self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow, self._watch
-            )
+            with named_memory_errors("this process's part of the model"):
+                self._store.adopt(form.dtype, form.block_size)
+                share = place.share_of((await asyncio.to_thread(lambda: self._store.structure)).sketch)
+                fetch = await self._fetch(share, form.weights)
+                if form.serves_early and form.stage and fetch.gives_all:
+                    flow = WeightFlow(lambda: self.is_whole)
+                else:
+                    fetched = await fetch.run()
+                self._engine = await EngineThread.load_part(
+                    self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow, self._watch
+                )
             self._key = key
             if flow is not None:
                 self._flowing = asyncio.create_task(self._flow(fetch, share, flow), name="weights-flow")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import structlog
 
 from spotwise.core import messages as m
+from spotwise.core.group_messages import DeviceOffered
 from spotwise.core.members import DevicePlace, MemberKind
 from spotwise.core.record import KvShare
 from spotwise.engine.errors import ModelError
@@ -94,6 +95,11 @@ async def _formed_group(
         else:
             process.entered(host.id, place)
 
+    usable = settings.max_num_seqs * -(-sizes.context_length // settings.kv_block_size)
+
+    def blocks(offers: Sequence[DeviceOffered]) -> int:
+        return min(sizes.blocks([offer.kv_cache_bytes for offer in offers]), usable)
+
     async with parts.part_of(host.id) as part:
         engine = GroupEngine(part, settings.stages, settings.shards)
         formation = GroupFormation(
@@ -105,13 +111,13 @@ async def _formed_group(
             partial(with_exchange, choice=settings.group_exchange),
             () if order is None else order.device_ids[1:],
             place_changed,
+            blocks,
         )
         process.forms(host.id, formation.give_up)
         try:
             _log.info("waiting_for_devices", devices=settings.group_size - 1)
             offers = await formation.offers()
-            usable = settings.max_num_seqs * -(-sizes.context_length // settings.kv_block_size)
-            num_blocks = min(sizes.blocks([offer.kv_cache_bytes for offer in offers]), usable)
+            num_blocks = blocks(offers)
             host_blocks = sizes.blocks([offer.kv_host_bytes for offer in offers])
             if num_blocks < 1:
                 raise MeshError("kv_cache_bytes of a member do not hold one block of its part; give the group more")

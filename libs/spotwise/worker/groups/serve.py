@@ -20,7 +20,6 @@ from spotwise.worker.groups.leading import lead_worker
 from spotwise.worker.groups.model_sketch import model_of_others
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.groups.settings import DeviceSettings
-from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.settings import WorkerSettings
 
 
@@ -41,8 +40,6 @@ async def serve_leader(settings: WorkerSettings) -> None:
 
 async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_folder: bool = True) -> None:
     runtimes = RuntimeView()
-    if settings.kv_cache_bytes == "auto":  # measured before the process has anything of a model
-        settings = settings.model_copy(update={"kv_cache_bytes": settings.offered_kv_bytes(free_memory_bytes())})
     view = ProcessView(settings.service_id, runtimes)
     process: DeviceProcess | None = None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.record import KvShare
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.settings import ServiceSettings
-from spotwise.worker.groups import formation
+from spotwise.worker.groups import formation, refusals
 from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation, NotWantedError
+from tests.contracts.waiting import until
 
 FORM = g.FormGroup(0, "w", 1, 3, 0, 0, "", 0, 0, 16, "float32", "digest")
 Answer = Callable[[g.FormGroup], g.GroupReport | None]
@@ -51,6 +53,9 @@ class Part:
     def break_up(self) -> None:
         self.is_whole = False
 
+    async def leave(self) -> None:
+        self.is_whole = False
+
     def place(self, form: g.FormGroup) -> None:
         return None
 
@@ -66,6 +71,10 @@ class World:
         self.formed: list[int] = []
         self.leaders = {"d1": "w", "d2": "w"}
         self.places: list[Any] = []
+        self.blocks = {"w": 9, "d1": 9, "d2": 9}
+        self.incarnations: dict[str, int] = {}
+        self.troubles: list[str] = []
+        self.failures: list[str] = []
 
     def offer(self, name: str) -> g.DeviceOffered:
         return g.DeviceOffered(name, 1 << 20, 0, self.machines[name], f"{name}:7000")
@@ -75,9 +84,16 @@ class World:
     ) -> GroupFormation:
         async def members() -> list[Member]:
             return [
-                Member(name, MemberKind.DEVICE, 1, MemberState.READY, "h", 1, f"{name}:1", leader_id=leader_id)
+                Member(
+                    name, MemberKind.DEVICE, incarnation, MemberState.READY, "h", 1, f"{name}:1", leader_id=leader_id
+                )
                 for name, leader_id in {**self.leaders, "w": "w"}.items()
+                for incarnation in [self.incarnations.get(name, 1)]
             ]
+
+        def introduce(**fields: Any) -> None:
+            if "trouble" in fields:
+                self.troubles.append(fields["trouble"])
 
         async def registered(member_ids: Sequence[str]) -> list[Member]:
             return [member for member in await members() if member.id in member_ids]
@@ -86,8 +102,9 @@ class World:
             id="w",
             settings=ServiceSettings(service_id="w"),
             store=SimpleNamespace(members=members, registered=registered),
-            introduce=lambda **_: None,
+            introduce=introduce,
             beat_soon=lambda: None,
+            fail=self.failures.append,
         )
         engine = SimpleNamespace(
             formed=lambda links, epoch, shares: self.formed.append(epoch), lose=lambda reason: None
@@ -101,6 +118,7 @@ class World:
             partial(with_exchange, choice=exchange),
             device_ids,
             self.places.append,
+            lambda offers: min(self.blocks[offer.device_id] for offer in offers),
         )
 
 
@@ -115,6 +133,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             asyncio.get_running_loop().call_soon(reported, self, created.offer(name))
 
         def send(self, order: g.GroupOrder) -> None:
+            if isinstance(order, g.DissolveGroup):
+                return
             assert isinstance(order, g.FormGroup)
             created.orders[self.device_id].append(order)
             answers = created.answers[self.device_id]
@@ -256,3 +276,107 @@ async def test_a_leader_that_hears_of_nobody_tries_again(world: World) -> None:
     world.part.is_complete = True
     await forming
     assert len(world.formed) == 1
+
+
+def _refuses(form: g.FormGroup) -> g.GroupReport:
+    return g.GroupRefused(form.epoch, "too little memory")
+
+
+def _breaks(world: World, name: str) -> None:
+    """A device was started again, and refuses."""
+    world.incarnations[name] = world.incarnations.get(name, 1) + 1
+    world.answers[name] = [_refuses]
+    world.orders[name].clear()
+    world.part.break_up()
+
+
+@contextlib.asynccontextmanager
+async def _kept(world: World, **options: Any) -> AsyncIterator[GroupFormation]:
+    of_world = world.formation(**options)
+    await _form(of_world)
+    keeping = asyncio.create_task(of_world.keep())
+    yield of_world
+    keeping.cancel()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that no test outlives."""
+    monkeypatch.setattr(refusals, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(refusals, "LONGEST_PAUSE_S", 1000.0)
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("named", [(), ("d1", "d2")])
+async def test_a_replacement_that_refuses_is_left_alone_for_a_while(world: World, named: tuple[str, ...]) -> None:
+    """It is not asked at each look, and `status` says why the worker computes nothing."""
+    async with _kept(world, device_ids=named) as of_world:
+        _breaks(world, "d2")
+        await of_world._look()
+        await until(lambda: world.troubles[-1].endswith("d2 cannot compute its part: too little memory"))
+        await asyncio.sleep(1.2)
+        assert len(world.orders["d2"]) == 1
+        assert not world.failures
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_another_device_takes_the_place_of_one_that_refuses(world: World) -> None:
+    """The one that has none yet; nothing is wrong then."""
+    async with _kept(world) as of_world:
+        world.leaders["d3"] = "w"
+        world.machines["d3"], world.orders["d3"], world.answers["d3"] = "m0", [], [_joined]
+        _breaks(world, "d2")
+        await of_world._look()
+        await until(lambda: len(world.formed) == 2)
+        assert (len(world.orders["d2"]), [order.shard for order in world.orders["d3"]]) == (1, [2])
+        assert world.troubles[-1] == ""
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_a_device_that_is_started_again_is_asked_at_once(world: World) -> None:
+    """Its memory may be another."""
+    async with _kept(world) as of_world:
+        _breaks(world, "d2")
+        await of_world._look()
+        await until(lambda: world.orders["d2"] != [])
+        await asyncio.sleep(0.05)
+        world.incarnations["d2"] += 1
+        world.answers["d2"] = [_joined]
+        await until(lambda: len(world.formed) == 2)
+        assert not world.failures
+
+
+@pytest.mark.parametrize("blocks", [4, 9])
+async def test_a_worker_starts_again_with_the_blocks_that_a_smaller_replacement_holds(
+    world: World, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its sequences lives then. Where blocks are not why the device refuses, that would not help."""
+    monkeypatch.setattr(refusals, "FIRST_PAUSE_S", 0.01)
+    async with _kept(world) as of_world:
+        _breaks(world, "d2")
+        world.blocks["d2"] = blocks
+        await of_world._look()
+        await until(lambda: bool(world.failures) if blocks < 9 else len(world.orders["d2"]) > 4)
+        assert len(world.failures) == (blocks < 9)
+        if blocks < 9:
+            assert "d2 cannot compute its part: too little memory" in world.failures[0]
+            assert len(world.orders["d2"]) == 3
+            assert not world.part.is_whole
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_a_leader_that_cannot_load_its_own_part_waits_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is shown."""
+    async with _kept(world) as of_world:
+        tried: list[int] = []
+
+        async def load(form: g.FormGroup) -> g.LoadedWeights:
+            tried.append(form.epoch)
+            raise MeshError("the folder is gone")
+
+        monkeypatch.setattr(world.part, "load", load)
+        _breaks(world, "d2")
+        await of_world._look()
+        await until(lambda: world.troubles[-1].endswith("the folder is gone"))
+        await asyncio.sleep(1.2)
+        assert len(tried) == 1

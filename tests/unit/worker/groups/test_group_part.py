@@ -17,6 +17,7 @@ from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
+from spotwise.mesh.ports import MeshError
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.weight_fetch import FetchedWeights
 from tests.contracts.waiting import until
@@ -33,10 +34,13 @@ class Fetch:
         self.missing_bytes = sum(each.byte_count for each in target.missing(share))
         self.may_give = asyncio.Event()
         self.is_lost = False
+        self.is_out_of_memory = False
         self._source, self._target, self._share = source, target, share
 
     async def run(self, on_arrival: Any = lambda: None) -> FetchedWeights:
         await self.may_give.wait()
+        if self.is_out_of_memory:
+            raise MemoryError
         given = [] if self.is_lost else self._target.missing(self._share)
         for each in given:
             self._target.expect_panels(each)[:] = self._source.export_panels(each.matrix, each.panels)
@@ -118,3 +122,16 @@ async def test_another_position_does_not_wait_for_weights_of_the_one_before(part
     parts.fetches[1].may_give.set()
     await loading
     assert await parts.part.load(replace(FORM, epoch=3)) and len(parts.fetches) == 3
+
+
+async def test_weights_that_find_no_memory_refuse_the_part_in_one_sentence(parts: Parts) -> None:
+    """Here those that other devices give: the leader hears why."""
+    loading = asyncio.create_task(parts.part.load(replace(FORM, serves_early=False)))
+    await until(lambda: bool(parts.fetches))
+    parts.fetches[0].is_out_of_memory = True
+    parts.fetches[0].may_give.set()
+    with pytest.raises(
+        MeshError, match=r"cannot be served: there is not enough memory for this process's part.*: lower"
+    ):
+        await loading
+    assert not parts.loads.locked()
