@@ -389,11 +389,11 @@ def test_a_wrong_option_is_named(
 
 
 def test_a_file_that_is_no_trace_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
-    """A file that is no trace ends the command with status 1 and one sentence with the line."""
+    """A file that is no trace ends the command with status 2 and one sentence with the line."""
     trace = tmp_path / "mine.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,0,20\n")
     ended = spotwise("simulate", "run", "--trace", str(trace), "--jobs", "1")
-    assert ended.status == 1
+    assert ended.status == 2
     assert "line 2: ContextTokens is '0'" in " ".join(ended.stderr.split())
 
 
