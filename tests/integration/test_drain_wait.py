@@ -10,7 +10,7 @@ import pytest
 
 from spotwise.cli import drain
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import MeshAddresses
+from spotwise.cli.running_mesh import MeshAddresses
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.redis_store import RedisStore

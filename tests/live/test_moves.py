@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spotwise.cli.mesh_access import MeshAddresses
 from spotwise.cli.move import choices_to_move, move_request
+from spotwise.cli.running_mesh import MeshAddresses
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.answers import Answer, ask, ask_all, assert_same, lasted_s

@@ -26,7 +26,7 @@ from spotwise.cli.bench.report import ReportRow, environment, report_console, re
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
-from spotwise.cli.status import gather_status
+from spotwise.cli.status_members import gather_status
 from spotwise.core.group_messages import GroupExchange
 from spotwise.core.members import MemberKind
 from spotwise.core.percentile import percentile

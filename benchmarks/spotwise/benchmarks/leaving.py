@@ -14,7 +14,7 @@ from spotwise.cli.bench.closed_loop import StreamShape
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.running_mesh import running_state
 from spotwise.mesh.journal_replay import Replay, find_journals, replay
 from spotwise.mesh.redis_store import RedisStore
 

@@ -17,7 +17,7 @@ from spotwise.cli.bench.completion import completion_body, http_errors_as_comman
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.running_mesh import running_state
 from spotwise.cli.sse import decode_event
 from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore

@@ -13,7 +13,7 @@ from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.status import gather_status
+from spotwise.cli.status_members import gather_status
 from spotwise.core.members import Pool
 
 ITERATION_LEVEL = "iteration_level"

@@ -18,7 +18,7 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.running_mesh import running_state
 from spotwise.cloud.traced_instances import TRACED_NOTICE
 from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet_messages import FleetReported

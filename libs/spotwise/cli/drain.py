@@ -13,7 +13,8 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_broker, find_mesh
+from spotwise.cli.mesh_access import connect_bus, connect_store
+from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh
 from spotwise.core.members import Member, MemberState
 from spotwise.core.messages import DrainReply
 from spotwise.core.worker_messages import Drain

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import MeshAddresses, connect_bus, connect_store, find_mesh
+from spotwise.cli.mesh_access import connect_bus, connect_store
+from spotwise.cli.running_mesh import MeshAddresses, find_mesh
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus

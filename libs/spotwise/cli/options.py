@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
-import typer
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -24,12 +23,7 @@ from pydantic import (
 )
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.worker.policy_registry import served_policies
-from spotwise.mesh.nats_servers import server_urls
-from spotwise.mesh.redis_servers import SentinelUrl, is_sentinel_url
-from spotwise.worker.settings import WorkerSettings
-
-_SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
+from spotwise.worker.engine_choices import DEVICE, DTYPES
 
 
 class EngineKind(StrEnum):
@@ -183,14 +177,14 @@ class MeshOptions(BaseModel):
     @field_validator("dtype")
     @classmethod
     def _dtype_is_one_of_the_engine(cls, dtype: str) -> str:
-        if not _worker_takes("dtype", dtype):
+        if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is no dtype; write auto, float32, bfloat16 or float16")
         return dtype
 
     @field_validator("device")
     @classmethod
     def _device_is_one_of_the_engine(cls, device: str) -> str:
-        if not _worker_takes("device", device):
+        if not re.fullmatch(DEVICE, device):
             raise ValueError(f"--device {device!r} is no device; write auto, cpu, cuda or cuda:0")
         return device
 
@@ -267,13 +261,6 @@ def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_w
     )
 
 
-def policy_name(text: str) -> str:
-    """Return `text` if it names a scheduling policy of live workers; raises `BadParameter` otherwise."""
-    if text not in served_policies():
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, served_policies()))}.")
-    return text
-
-
 def parse_size(text: str, option: str) -> int:
     """Bytes of a size like `4GiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3), not 0; raises `OptionError`, naming `option`."""
     try:
@@ -283,42 +270,6 @@ def parse_size(text: str, option: str) -> int:
     if size <= 0:
         raise OptionError(f"{option} {text!r} is no size; write for instance 4GiB, 512MiB or 2GB")
     return size
-
-
-def require_worker_id(text: str, option: str) -> None:
-    """Check that `text` is a valid worker id; raises `OptionError`, naming `option`, where it is not."""
-    if not _worker_takes("service_id", text):
-        raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
-
-
-def server_addresses(url: str, option: str) -> list[tuple[str, int]]:
-    """Hosts and ports of a URL of a server, a NATS cluster's nodes or Redis Sentinel, given by `option`; raises `OptionError`,
-    naming `option`, where it is none.
-    """
-    try:
-        if option == "--redis-url" and is_sentinel_url(url):
-            return SentinelUrl(url).sentinels
-        urls = server_urls(url) if option == "--nats-url" else [url]
-        return [_server_address(each, _SERVER_PORTS[option]) for each in urls]
-    except ValueError:
-        # The URL is left out of the message: it may hold a password.
-        example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
-        raise OptionError(f"{option} is no server's URL; write for instance {example}") from None
-
-
-def _server_address(url: str, ports: dict[str, int]) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if parts.scheme not in ports or parts.hostname is None:
-        raise ValueError("no server's URL")
-    return parts.hostname, parts.port or ports[parts.scheme]
-
-
-def _worker_takes(setting: str, value: str) -> bool:
-    try:
-        WorkerSettings.__pydantic_validator__.validate_assignment(WorkerSettings.model_construct(), setting, value)
-    except ValidationError:
-        return False
-    return True
 
 
 def _reachable_host(host: str) -> str:

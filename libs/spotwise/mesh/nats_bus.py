@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from spotwise.mesh.nats_servers import ReconnectOrder, server_urls, shown_servers
+from spotwise.mesh.nats_servers import ReconnectOrder
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import (
     BusMessage,
@@ -26,6 +26,7 @@ from spotwise.mesh.ports import (
     Subscription,
 )
 from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.server_urls import server_urls, shown_servers
 from spotwise.wire.permissions import reply_prefix
 
 #: Seconds between two PINGs, two of which may be unanswered: a node that stands still, or whose network is cut, is left after

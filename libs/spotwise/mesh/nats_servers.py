@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import ParseResult
 
 from nats.aio.client import Server
 
-from spotwise.mesh.redaction import without_passwords
-
-#: A comma between two URLs, not one in a password.
-_BETWEEN_URLS = re.compile(r",\s*(?=[A-Za-z]+://)")
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 1.0
-
-
-def server_urls(url: str) -> list[str]:
-    """Return the servers of `nats://HOST:4222,nats://HOST:4222,...`."""
-    return [each.strip() for each in _BETWEEN_URLS.split(url)]
-
-
-def shown_servers(url: str) -> str:
-    """Return the servers' URLs without passwords."""
-    return ",".join(without_passwords(each) for each in server_urls(url))
 
 
 class ReconnectOrder:

@@ -5,7 +5,6 @@ that loads, is demoted or has lost its primary are retried, at the server that S
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.asyncio import Connection, Redis, SSLConnection
@@ -18,9 +17,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.server_urls import SentinelUrl, is_sentinel_url
 
-SENTINEL_SCHEME = "redis+sentinel"
-SENTINEL_PORT = 26379
 #: What a server answers whose role changes, also from within a script: it stands anywhere in the error's text.
 _PASSING_ERRORS = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS", "UNBLOCKED", "TRYAGAIN")
 _CONNECT_TIMEOUT_S = 5.0
@@ -78,30 +76,6 @@ class _PrimaryPool(SentinelConnectionPool):
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
-
-
-class SentinelUrl:
-    """`redis+sentinel://[USER:PASSWORD@]HOST:26379,HOST:26379,.../PRIMARY_NAME/0`; raises `ValueError` where it is none."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != SENTINEL_SCHEME:
-            raise ValueError("no Sentinel URL")
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        user, _, password = credentials.partition(":")
-        self.user = unquote(user) or None
-        self.password = unquote(password) or None
-        self.sentinels = [_address(host) for host in hosts.split(",")]
-        path = parts.path.strip("/").split("/")
-        if not path[0] or len(path) > 2:
-            raise ValueError("the URL's path is not /PRIMARY_NAME/DATABASE")
-        self.primary_name = unquote(path[0])
-        self.database = int(path[1]) if len(path) == 2 else 0
-
-
-def is_sentinel_url(url: str) -> bool:
-    """Whether a store's URL names sentinels."""
-    return url.startswith(f"{SENTINEL_SCHEME}://")
 
 
 def open_redis(url: str, tls: PlaneTls | None = None) -> Redis:
@@ -175,12 +149,3 @@ def _of_primary(url: SentinelUrl) -> Redis:
         retry=_retry(_FAILOVER_RETRIES),
     )
     return primary
-
-
-def _address(host: str) -> tuple[str, int]:
-    name, colon, port = host.rpartition(":")
-    if not colon:
-        return host, SENTINEL_PORT
-    if not name:
-        raise ValueError("a sentinel has no host")
-    return name.strip("[]"), int(port)

@@ -26,7 +26,8 @@ from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.redis_keys import RedisKeys
 from spotwise.mesh.redis_requests import RedisRequests
 from spotwise.mesh.redis_responses import RedisResponses
-from spotwise.mesh.redis_servers import is_sentinel_url, open_redis
+from spotwise.mesh.redis_servers import open_redis
+from spotwise.mesh.server_urls import is_sentinel_url
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 

@@ -23,6 +23,7 @@ from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.settings import ModelServiceSettings
+from spotwise.worker.engine_choices import DEVICE, Dtype
 
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost
@@ -46,8 +47,8 @@ def _served_policy(name: str) -> str:
 class WorkerSettings(ModelServiceSettings):
     """One worker: its model, its memory, its place on the machine."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Dtype = "auto"
+    device: str = Field("auto", pattern=DEVICE)
     threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
     cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of its threads, e.g. 0,1")
     niceness: int = Field(0, ge=0, le=19, description="niceness of its compute threads, as in nice(1)")

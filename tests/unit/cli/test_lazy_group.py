@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socketserver
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import typer
 from typer.core import TyperGroup
@@ -11,7 +15,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from spotwise.cli import __main__ as program
+from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.lazy_group import lazy_group
+from spotwise.cli.options import MeshOptions
+from spotwise.mesh.child_process import ProcessIdentity
 
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "spotwise.simulator", "spotwise.benchmarks")
 
@@ -74,29 +81,72 @@ def test_help_of_all_commands_says_what_each_says_of_itself() -> None:
         assert " ".join(command.help.split()) == text
 
 
-#: What takes long to import, and what a list of commands needs none of.
-NOT_FOR_A_LIST = {
+#: What takes long to import, and what neither a list of commands nor a command without a mesh needs.
+ONLY_WITH_A_MESH = {
     "cryptography",
     "grpc",
     "httpx",
     "nats",
     "numpy",
     "opentelemetry",
-    "pydantic",
     "redis",
-    "structlog",
+    "scipy",
     "torch",
     "transformers",
 }
 
 
-def test_help_imports_nothing_that_takes_long() -> None:
+def imported_by(*arguments: str, home: Path) -> tuple[set[str], str]:
+    """Run the program in a new process; returns the packages that it imported, and what it wrote."""
     code = (
-        "import sys\nfrom spotwise.cli import __main__ as program\nsys.argv = ['spotwise', '--help']\n"
+        f"import sys\nfrom spotwise.cli import __main__ as program\nsys.argv = ['spotwise', *{arguments!r}]\n"
         "try:\n    program.main()\nfinally:\n    print('modules', *{name.partition('.')[0] for name in sys.modules})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "simulate" in done.stdout, done.stderr
-    imported = set(done.stdout.splitlines()[-1].split())
-    assert {"modules", "typer", "spotwise"} <= imported
-    assert not NOT_FOR_A_LIST & imported
+    environ = {**os.environ, "SPOTWISE_HOME": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
+    written, _, modules = done.stdout.rpartition("modules ")
+    assert {"typer", "spotwise"} <= set(modules.split()), done.stderr
+    return set(modules.split()), written + done.stderr
+
+
+def test_help_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    imported, written = imported_by("--help", home=tmp_path)
+    assert "simulate" in written
+    assert not (ONLY_WITH_A_MESH | {"asyncio", "pydantic", "structlog"}) & imported
+
+
+def test_status_without_a_mesh_imports_no_client_of_one(tmp_path: Path) -> None:
+    imported, written = imported_by("status", home=tmp_path)
+    assert "no mesh named 'default' runs here" in written
+    assert not ONLY_WITH_A_MESH & imported
+
+
+class _RefusingStore(socketserver.BaseRequestHandler):
+    """A store that answers every command with the same error, so that its client gives up at once."""
+
+    def handle(self) -> None:
+        while self.request.recv(65536):
+            self.request.sendall(b"-NOPERM this user may do nothing\r\n")
+
+
+def test_status_of_a_mesh_imports_no_engine_and_no_arrays(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _RefusingStore) as store:
+        store.daemon_threads = True
+        threading.Thread(target=store.serve_forever, daemon=True).start()
+        folder = tmp_path / "run" / "default"
+        folder.mkdir(parents=True)
+        state = RunState(
+            supervisor=ProcessIdentity(1, 1),
+            ready=True,
+            options=MeshOptions(name="default", model_folder=Path("/m"), model_name="m"),
+            nats_url="nats://127.0.0.1:1",
+            redis_url=f"redis://127.0.0.1:{store.server_address[1]}/0",
+            started_unix_s=0.0,
+            services={},
+        )
+        write_state(folder / "state.json", state)
+        imported, written = imported_by("status", home=tmp_path)
+        store.shutdown()
+    assert "this user may do nothing" in written
+    assert {"redis", "grpc"} <= imported
+    assert not {"nats", "numpy", "scipy", "torch", "transformers"} & imported

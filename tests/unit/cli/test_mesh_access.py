@@ -11,8 +11,9 @@ from spotwise.cli import drain as drain_module
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RunState, write_state
-from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh, find_store, operator_access
+from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
+from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh, find_store
 from spotwise.mesh.child_process import ProcessIdentity
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table, _with_other_weights
+from spotwise.cli.status_members import MemberStatus, with_other_weights
+from spotwise.cli.status_table import _legend, _row, as_dict, status_table
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
@@ -66,7 +67,7 @@ def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: Work
     status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
     assert _row(status)[2] == shown
     assert any(line.startswith("pool:") for line in _legend([status])) == ("(" in shown)
-    assert _as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)
+    assert as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)
 
 
 def test_pairs_without_hand_offs_are_named() -> None:
@@ -75,7 +76,7 @@ def test_pairs_without_hand_offs_are_named() -> None:
     member = Member("s", MemberKind.CLUSTER_SCHEDULER, 1, MemberState.READY, "host", 1, "host:1", quarantined=(pair,))
     status = MemberStatus(member, True, None)
     assert "hand-offs from p to t failed for 3 requests; none for 20 s more" in _legend([status])
-    assert _as_dict(status)["quarantined"] == (
+    assert as_dict(status)["quarantined"] == (
         {"prompt_worker": "p", "token_worker": "t", "failures": 3, "until_s": pair.until_s},
     )
 
@@ -103,9 +104,9 @@ def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
     assert _row(idle)[8] == "0 of 10 (0%)" and len(_row(idle)) == 10
     assert _legend([swapping])[1] == "w: 2 preempted, 1,200 KV blocks swapped out, 1,190 in since its start"
     assert _legend([idle])[1:] == ["w: an engine"]
-    headings = [column.header for column in _table([swapping, idle]).columns]
+    headings = [column.header for column in status_table([swapping, idle]).columns]
     assert len(headings) == 11 and "KV blocks on host" in headings
-    assert "KV blocks on host" not in [column.header for column in _table([idle]).columns]
+    assert "KV blocks on host" not in [column.header for column in status_table([idle]).columns]
 
 
 def test_a_worker_with_other_weights_is_shown_as_such() -> None:
@@ -120,7 +121,7 @@ def test_a_worker_with_other_weights_is_shown_as_such() -> None:
     workers = [member("token-0", MemberKind.TOKEN_WORKER, "A"), member("stray", MemberKind.TOKEN_WORKER, "B")]
     for served, strays in (("A", {"stray"}), (None, set())):
         members = [member("scheduler-0", MemberKind.CLUSTER_SCHEDULER, served), *workers]
-        assert _with_other_weights(members) == strays
+        assert with_other_weights(members) == strays
         health = {
             str(name): str(text) for name, text in zip(*(column.cells for column in _columns(members)), strict=True)
         }
@@ -129,5 +130,5 @@ def test_a_worker_with_other_weights_is_shown_as_such() -> None:
 
 
 def _columns(members: list[MemberStatus]) -> tuple[Any, Any]:
-    table = _table(members)
+    table = status_table(members)
     return table.columns[0], table.columns[3]

@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.status import MemberStatus, _missing, _unhealthy
+from spotwise.cli.status import _unhealthy
+from spotwise.cli.status_members import MemberStatus, missing_services
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.child_process import ProcessIdentity
 
@@ -22,14 +23,14 @@ def member(kind: MemberKind) -> MemberStatus:
 
 def test_a_mesh_with_any_worker_is_whole() -> None:
     """Every worker can do both phases."""
-    assert _missing([member(kind) for kind in NEEDED]) == []
-    assert _missing([member(kind) for kind in (*NEEDED[:2], MemberKind.PROMPT_WORKER)]) == []
+    assert missing_services([member(kind) for kind in NEEDED]) == []
+    assert missing_services([member(kind) for kind in (*NEEDED[:2], MemberKind.PROMPT_WORKER)]) == []
 
 
 @pytest.mark.parametrize(("absent", "word"), [*zip(NEEDED, ("gateway", "scheduler", "worker"), strict=True)])
 def test_what_nothing_is_served_without_is_named(absent: MemberKind, word: str) -> None:
     """A missing service that every request needs is named, however healthy the others are."""
-    assert _missing([member(kind) for kind in NEEDED if kind is not absent]) == [
+    assert missing_services([member(kind) for kind in NEEDED if kind is not absent]) == [
         f"no {word} is in the mesh: no request is served"
     ]
 

@@ -18,7 +18,8 @@ from spotwise.cli.drain import parse_duration
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.keys.table import key_as_dict, keys_table
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import find_store, open_store
+from spotwise.cli.mesh_access import open_store
+from spotwise.cli.running_mesh import find_store
 from spotwise.core.access.keys import (
     MAX_KEYS,
     SECRET_BYTES,

@@ -17,7 +17,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.options import server_addresses
+from spotwise.cli.server_addresses import server_addresses
 from spotwise.core.members import MemberState
 from spotwise.mesh.control_access import ControlAccess, blocking_channel
 from spotwise.mesh.plane_tls import PlaneTls

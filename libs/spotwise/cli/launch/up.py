@@ -28,13 +28,13 @@ from spotwise.cli.options import (
     MeshOptions,
     SimulatedKv,
     parse_size,
-    policy_name,
-    server_addresses,
     unnamed_pools,
 )
 from spotwise.cli.parallel_option import PoolShapes, parse_parallel
 from spotwise.cli.profile_files import read_profile
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
+from spotwise.cli.server_addresses import server_addresses
+from spotwise.cli.worker_values import policy_name
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.policy_registry import served_policies

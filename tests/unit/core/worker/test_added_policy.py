@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.options import policy_name
+from spotwise.cli.worker_values import policy_name
 from spotwise.core.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, RegisteredPolicy

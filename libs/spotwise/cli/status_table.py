@@ -1,0 +1,182 @@
+"""The table and the JSON of `spotwise status`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from rich.table import Table
+
+from spotwise.cli.status_members import WORKERS, MemberStatus, with_other_weights
+from spotwise.core.members import DevicePlace, Member, MemberKind, QuarantinedPair, WorkerLoad
+
+#: Of several of them one acts.
+_ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)
+
+
+def status_table(members: list[MemberStatus]) -> Table:
+    """Return a row for each member, and what they have in common below."""
+    table = Table(header_style="bold", caption="\n".join(_legend(members)), caption_justify="left")
+    places = any(status_.member_now.place is not None for status_ in members)
+    for heading in ("member", "service", "pool", "health", "pid", *(["part of the model"] if places else [])):
+        table.add_column(heading, no_wrap=True)
+    swaps = any(_swaps(status_) for status_ in members)
+    strays = with_other_weights(members)
+    for heading in (
+        "sequences",
+        "prompt queue",
+        "tokens left",
+        "KV blocks used",
+        *(["KV blocks on host"] if swaps else []),
+        "memory",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for status_ in sorted(members, key=_place_in_table):
+        table.add_row(*_row(status_, swaps=swaps, places=places, is_stray=status_.member.id in strays))
+    return table
+
+
+def _place_in_table(status_: MemberStatus) -> tuple[int, str, str]:
+    """By kind and id; devices below their leader."""
+    member = status_.member_now
+    if member.kind is MemberKind.DEVICE:
+        return list(MemberKind).index(MemberKind.TOKEN_WORKER), member.leader_id, member.id
+    return list(MemberKind).index(member.kind), member.id, ""
+
+
+def _swaps(status_: MemberStatus) -> bool:
+    load = status_.member_now.load
+    return load is not None and load.kv_host_blocks_total > 0
+
+
+def _legend(members: list[MemberStatus]) -> list[str]:
+    """Explain a column, and once for all workers with the same engine, how they compute."""
+    alike: dict[str, list[str]] = {}
+    for status_ in sorted(members, key=lambda s: s.member.id):
+        if status_.engine is not None and status_.member.kind in WORKERS:
+            alike.setdefault(status_.engine.engine, []).append(status_.member.id)
+    lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
+    if any(status_.pool_now is not status_.member_now.pool for status_ in members):
+        lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
+    troubles = [f"{s.member.id}: {trouble}" for s in members if (trouble := s.member_now.trouble)]
+    lines = [*troubles, *(_quarantine(pair) for status_ in members for pair in status_.member_now.quarantined), *lines]
+    loads = [(s.member.id, load) for s in members if (load := s.member_now.load) is not None]
+    for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
+        if counts := _preemption_counts(load):
+            lines.insert(0, f"{worker_id}: {counts} since its start")
+    return ["sequences: waiting / waiting for KV / running / moving", *lines, *_links_of_groups(members)]
+
+
+def _links_of_groups(members: list[MemberStatus]) -> list[str]:
+    """Say which links the processes of each group use, and for what."""
+    groups: dict[str, dict[tuple[int, int], str]] = {}
+    exchanges: dict[str, str] = {}
+    for member, place in ((s.member_now, s.member_now.place) for s in members):
+        if place is not None and member.kind is MemberKind.DEVICE and place.stages * place.shards > 1:
+            exchanges[member.leader_id] = place.exchange or "shared memory"
+            groups.setdefault(member.leader_id, {})[place.stage, place.shard] = member.id
+    lines = []
+    for leader_id, names in sorted(groups.items()):
+        stages = [
+            [name for (at, _), name in sorted(names.items()) if at == stage] for stage, shard in names if not shard
+        ]
+        links = [f"gathers among {', '.join(stage)}" for stage in stages if len(stage) > 1]
+        if len(stages) > 1:
+            links.append(f"activations from stage to stage of {len(stages)}")
+        line = f"group of {leader_id}: {'; '.join(links)} ({exchanges[leader_id]}); orders of {leader_id} (gRPC)"
+        moves_parts = exchanges[leader_id] != "simulated"
+        lines.append(f"{line}; KV of hand-offs, each process its part (UCX)" if moves_parts else line)
+    return lines
+
+
+def _preemption_counts(load: WorkerLoad) -> str:
+    """List the counts of preemptions and swaps that are not zero."""
+    counts = {
+        "preempted": load.preemptions,
+        "KV blocks swapped out": load.kv_blocks_swapped_out,
+        "in": load.kv_blocks_swapped_in,
+    }
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def _quarantine(pair: QuarantinedPair) -> str:
+    left_s = max(0.0, pair.until_s - time.time())
+    return (
+        f"hand-offs from {pair.prompt_worker} to {pair.token_worker} failed for {pair.failures:,} requests; "
+        f"none for {left_s:.0f} s more"
+    )
+
+
+def _pool(status_: MemberStatus) -> str:
+    home, now = status_.member_now.pool, status_.pool_now
+    if home is None or now is None:
+        return ""
+    return home.value if now is home else f"{home.value} ({now.value})"
+
+
+def _part(place: DevicePlace | None) -> str:
+    """Describe a position: layers and KV heads, counted from 0."""
+    if place is None:
+        return ""
+    layers, heads = (
+        f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in (place.layers, place.kv_heads)
+    )
+    return f"stage {place.stage}, shard {place.shard}: layers {layers}, KV heads {heads}"
+
+
+def _row(status_: MemberStatus, *, swaps: bool = False, places: bool = False, is_stray: bool = False) -> list[str]:
+    member = status_.member_now
+    health = (
+        "[red]other weights" if is_stray else f"[green]{member.state.value}" if status_.serving else "[red]not serving"
+    )
+    cells = [member.id, member.kind.value, _pool(status_), health + _term(member), str(member.pid)]
+    if places:
+        cells.append(_part(member.place))
+    load = member.load
+    if load is None or status_.engine is None:
+        memory = "" if status_.engine is None else f"{status_.engine.resident_bytes / 2**20:,.0f} MiB"
+        return [*cells, *[""] * (4 + swaps), memory]
+    return [
+        *cells,
+        f"{load.waiting + load.preempted} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
+        f"{load.pending_prompt_tokens:,}",
+        f"{load.remaining_tokens:,}",
+        _share(load.kv_blocks_used, load.kv_blocks_total),
+        *([_on_host(load)] if swaps else []),
+        f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",
+    ]
+
+
+def _term(member: Member) -> str:
+    """Say whether a scheduler or planner acts."""
+    if member.kind not in _ONE_ACTS:
+        return ""
+    return " (standby)" if member.term is None else f" (active, term {member.term})"
+
+
+def _on_host(load: WorkerLoad) -> str:
+    used = load.kv_host_blocks_total - load.kv_host_blocks_free
+    return f"{_share(used, load.kv_host_blocks_total)}, {load.swapped:,} seqs" if used else ""
+
+
+def _share(used: int, total: int) -> str:
+    return f"{used:,} of {total:,} ({used / total:.0%})"
+
+
+def as_dict(status_: MemberStatus) -> dict[str, object]:
+    """Return a member as `--json` prints it."""
+    engine = status_.engine
+    now = {"serving": status_.serving, "pool_now": status_.pool_now}
+    fields: dict[str, Any] = {**now, **dataclasses.asdict(status_.member_now)}
+    if fields["load"] is not None:
+        fields["load"]["owed_tokens"] = fields["load"]["remaining_tokens"]  # its former name
+    if engine is not None:
+        fields["engine"] = {
+            "description": engine.engine,
+            "sequences": engine.engine_sequences,
+            "resident_bytes": engine.resident_bytes,
+            "iterations": engine.iterations,
+            "kv_bytes_per_token": engine.kv_bytes_per_token,
+        }
+    return fields
