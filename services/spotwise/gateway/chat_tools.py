@@ -11,7 +11,7 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.message_forms import LISTED_CALLS, REASONING, MessageForm
 from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_tools import Tool
+from spotwise.gateway.schema_tools import AllowedToolsChoice, Tool
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
 
@@ -65,6 +65,7 @@ class ToolUse:
             tools=self.callable_tools,
             calls="required" if self.is_required else "auto",
             is_single=self.is_single,
+            is_partial=len(self.callable_tools) < len(self.tools),
             form=LISTED_CALLS if form is None else form.call_form,
             thinking=None if has_thought else thinking,
             is_thinking=is_thinking,
@@ -77,13 +78,21 @@ def tool_use(request: ChatRequest, text: ChatText) -> ToolUse:
     Raises:
         ApiError: 400, they cannot be used as it says.
     """
-    tools, choice, name = request.tools or [], request.tool_choice or "auto", request.named_tool
+    tools, name = request.tools or [], request.named_tool
+    choice = request.tool_choice or "auto"
+    if isinstance(choice, AllowedToolsChoice):
+        choice = choice.allowed_tools.mode
+    allowed = request.allowed_tools if name is None else [name]
+    if not tools and allowed is not None:
+        raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if not tools and choice not in ("none", "auto"):
         raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
     if not tools or choice == "none":
         return ToolUse(form=text.form)
-    if name is not None and all(tool.function.name != name for tool in tools):
-        raise bad_request(f"'tool_choice' names '{name}', which is none of the tools.", "tool_choice", "invalid_value")
+    names = {tool.function.name for tool in tools}
+    if unknown := [each for each in allowed or () if each not in names]:
+        message = f"'tool_choice' names '{unknown[0]}', which is none of the tools."
+        raise bad_request(message, "tool_choice", "invalid_value")
     is_required = choice != "auto"
     form = text.tool_form
     if not is_required and (form is None or not form.reads_calls):
@@ -93,7 +102,15 @@ def tool_use(request: ChatRequest, text: ChatText) -> ToolUse:
             "tool_choice",
             "unsupported_parameter",
         )
+    callable_tools = [tool for tool in tools if allowed is None or tool.function.name in allowed]
     if not is_required and form is not None and not form.call_form.trigger:
+        if len(callable_tools) < len(tools):
+            raise bad_request(
+                "'tool_choice' of some tools is followed only with the mode 'required': this model's calls begin with no "
+                "text of their own.",
+                "tool_choice",
+                "unsupported_parameter",
+            )
         strict = next((index for index, tool in enumerate(tools) if tool.function.strict), None)
         if strict is not None:
             param = f"tools.{strict}.function.strict"
@@ -104,7 +121,7 @@ def tool_use(request: ChatRequest, text: ChatText) -> ToolUse:
             raise bad_request(message, param, "unsupported_parameter")
     return ToolUse(
         tools=tools,
-        callable_tools=[tool for tool in tools if name in (None, tool.function.name)],
+        callable_tools=callable_tools,
         form=form,
         is_required=is_required,
         is_named=name is not None,

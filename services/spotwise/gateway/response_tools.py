@@ -16,6 +16,8 @@ from pydantic_core import from_json
 
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.schema_response_tools import (
+    ChosenAllowedTools,
+    ChosenTool,
     CustomTool,
     FlatTool,
     LocalShellTool,
@@ -103,13 +105,18 @@ class ResponseTools:
         Raises:
             ApiError: 400, it asks for a tool that is left out.
         """
+        if isinstance(given, ChosenAllowedTools):
+            own = [tool for tool in given.tools if isinstance(tool, ChosenTool) or tool.type == LOCAL_SHELL]
+            chosen = [self.choice(tool) for tool in own or given.tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": given.mode, "tools": chosen}}
         kind = None if given is None or isinstance(given, str) else given.type
         if kind not in (None, "function", "custom", LOCAL_SHELL) or (
             given == "required" and self.left_out and not self.functions
         ):
             message = (
                 f"'tool_choice' asks for a tool of type '{kind or self.left_out[0]}', which this server would have to run; "
-                "it runs none."
+                "it runs none. Choose 'none', 'auto' or 'required', or an object with the 'type' 'function', 'custom', "
+                "'local_shell' or 'allowed_tools'."
             )
             raise bad_request(message, "tool_choice", "unsupported_parameter")
         if kind is None:

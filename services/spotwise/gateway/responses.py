@@ -73,7 +73,7 @@ def _repeated(request: ResponsesRequest, plan: GenerationPlan, *, is_stored: boo
         "store": is_stored,
         "temperature": sampling.temperature,
         "text": {"format": text_format},
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
         "tools": tools,
         "top_logprobs": request.top_logprobs or 0,
         "top_p": sampling.top_p,

@@ -13,7 +13,7 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest
-from spotwise.gateway.schema_tools import NamedTool, Tool, ToolChoice, Tools
+from spotwise.gateway.schema_tools import AllowedToolsChoice, NamedTool, Tool, ToolChoice, Tools
 from spotwise.gateway.strict_body import StrictBody, Wish
 
 #: Some templates look at every message again for each.
@@ -146,3 +146,10 @@ class ChatRequest(ChatPrompt, GenerationRequest):
     def named_tool(self) -> str | None:
         """The function that has to be called."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def allowed_tools(self) -> list[str] | None:
+        """The functions that may be called, where these are not all."""
+        if not isinstance(self.tool_choice, AllowedToolsChoice):
+            return None
+        return [tool.function.name for tool in self.tool_choice.allowed_tools.tools]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from spotwise.gateway.schema_tools import MAX_TOOLS, FunctionName
+from spotwise.gateway.schema_tools import CHOICE_WORDS, MAX_TOOLS, FunctionName
 from spotwise.gateway.strict_body import StrictBody
 
 #: Of a custom tool's grammar; all of it is in the prompt.
@@ -104,16 +104,47 @@ class ChosenServerTool(StrictBody):
     type: str
 
 
-def _chosen_kind(choice: Any) -> str:
+def _chosen_kind(choice: Any) -> str | None:
     if isinstance(choice, str):
-        return "word"
+        return "word" if choice in CHOICE_WORDS else None
     kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    if not isinstance(kind, str):
+        return None
+    if kind == "allowed_tools":
+        return kind
     return "own" if kind in ("function", "custom") else "other"
+
+
+_CHOSEN_KINDS = Discriminator(
+    _chosen_kind,
+    custom_error_type="unknown_choice",
+    custom_error_message=(
+        "must be 'none', 'auto' or 'required', or an object with the 'type' 'function', 'custom', 'local_shell' or "
+        "'allowed_tools'"
+    ),
+)
+
+
+class ChosenAllowedTools(StrictBody):
+    """A `tool_choice` of some tools: the model is told of all, as before, and calls none but these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[ChosenTool, Tag("own")] | Annotated[ChosenServerTool, Tag("other")],
+                Discriminator(lambda tool: None if (kind := _chosen_kind(tool)) == "word" else kind),
+            ]
+        ],
+        Field(min_length=1, max_length=MAX_TOOLS),
+    ]
 
 
 ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[ChosenTool, Tag("own")]
+    | Annotated[ChosenAllowedTools, Tag("allowed_tools")]
     | Annotated[ChosenServerTool, Tag("other")],
-    Discriminator(_chosen_kind),
+    _CHOSEN_KINDS,
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from spotwise.gateway.strict_body import StrictBody
 
@@ -59,5 +59,40 @@ class NamedTool(StrictBody):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class AllowedTools(StrictBody):
+    """Some of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(StrictBody):
+    """A `tool_choice` of some tools: the model is told of all, as before, and calls none but these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+CHOICE_WORDS = ("none", "auto", "required")
+
+
+def _kind_of_choice(choice: Any) -> str | None:
+    if isinstance(choice, str):
+        return "word" if choice in CHOICE_WORDS else None
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return kind if kind in ("function", "allowed_tools") else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+    Discriminator(
+        _kind_of_choice,
+        custom_error_type="unknown_choice",
+        custom_error_message=(
+            "must be 'none', 'auto' or 'required', or an object with the 'type' 'function' or 'allowed_tools'"
+        ),
+    ),
+]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]

@@ -1,8 +1,8 @@
 """Grammars of messages with calls and reasoning: what a model must call, how, and that it may think first.
 
-A call that is required, of a named function, of a strict tool, or of one that takes no arguments follows its schema.
-Grammars are llguidance's, composed of the
-answer's own (output_grammar.py) and one for the arguments of each function.
+Where some tools alone are allowed, no other can be called. A call that is required, of a named function, of a strict tool, or
+of one that takes no arguments follows its schema. Grammars are llguidance's, composed of the answer's own
+(output_grammar.py) and one for the arguments of each function.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class MessageGrammar:
         tools: that may be called.
         calls: `required`, or where the model pleases (`auto`); with no tools there are none.
         is_single: one call at most.
+        is_partial: the model knows of other tools, which it must not call.
         form: how calls are written.
         thinking: how the model begins and ends its reasoning, which comes first; `None` where it does not think.
         is_thinking: the prompt has begun the reasoning.
@@ -43,6 +44,7 @@ class MessageGrammar:
     tools: Sequence[Tool] = ()
     calls: Literal["auto", "required"] = "auto"
     is_single: bool = False
+    is_partial: bool = False
     form: CallForm = LISTED_CALLS
     thinking: Thinking | None = None
     is_thinking: bool = False
@@ -50,7 +52,7 @@ class MessageGrammar:
     def around(self, answer: str) -> str:
         """Return the grammar of a message whose answer has a grammar, or may be any text (empty); empty allows any message."""
         is_required = bool(self.tools) and self.calls == "required"
-        is_strict = any(
+        is_strict = self.is_partial or any(
             tool.function.strict or (self.form.trigger and not tool.function.parameters) for tool in self.tools
         )
         if not (answer or is_required or is_strict):

@@ -6,13 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import httpx2
 import pytest
 from fastapi import FastAPI
+from llguidance import LLMatcher, LLTokenizer
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionAllowedToolChoiceParam
 from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.api import create_app
@@ -162,6 +164,48 @@ async def test_a_call_that_is_asked_for_has_a_grammar(
     assert [name for name in ("weather", "now") if f'\\"{name}\\"' in lark] == functions
 
 
+def _allowed(mode: Literal["auto", "required"], *names: str) -> ChatCompletionAllowedToolChoiceParam:
+    tools: list[dict[str, object]] = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_called(
+    make_app: MakeApp, mesh: FakeMesh, text: ChatText, encode: Encode, mode: Literal["auto", "required"]
+) -> None:
+    """The prompt is that of all tools, so that its cache stays; the grammar has no other call, and `auto` leaves any text."""
+    mesh.reply = [*encode(WRITTEN), 2]
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(make_app()))
+    api = AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
+    await api.chat.completions.create(**WITH_TOOLS)
+    prompt = mesh.spec.prompt_token_ids
+    mesh.specs.clear()
+    answer = await api.chat.completions.create(**WITH_TOOLS, tool_choice=_allowed(mode, "weather"))
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert mesh.spec.prompt_token_ids == prompt
+    grammar = mesh.spec.sampling.grammar
+    lark = json.loads(grammar)["grammars"][0]["lark_grammar"]
+    assert [name for name in ("weather", "now") if f'\\"{name}\\"' in lark] == ["weather"]
+    tokenizer = LLTokenizer(text._backend.to_str(), n_vocab=text.vocab_size)
+
+    def fits(written: str) -> bool:
+        tokens, matcher = tokenizer.tokenize_str(written), LLMatcher(tokenizer, grammar, log_level=0)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    laid_out = WRITTEN.replace("<tool_call>", "<tool_call>\n").replace("</tool_call>", "\n</tool_call>")
+    assert fits(laid_out) and not fits(laid_out.replace("weather", "now"))
+    assert fits("It is fine.") == (mode == "auto")
+
+
+async def test_all_tools_allowed_is_no_bound(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """`auto` with all of them is `auto`."""
+    tools = [TOOL, {"type": "function", "function": {"name": "then", "parameters": {"type": "object"}}}]
+    for choice in ("auto", _allowed("auto", "weather", "then")):
+        mesh.specs.clear()
+        response = await client.post(CHATS, json=WITH_TOOLS | {"tools": tools, "tool_choice": choice})
+        assert response.status_code == 200 and not mesh.spec.sampling.grammar, response.text
+
+
 async def test_calls_one_at_a_time(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
     """With `parallel_tool_calls` false the message ends with its first call, and so does the work for it."""
     mesh.reply = [*encode(WRITTEN + WRITTEN), 2]
@@ -202,6 +246,9 @@ async def test_reasoning_is_split_off(thinking: tuple[FastAPI, ChatText], mesh: 
         ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "function", "function": {"name": "then"}}}, "tool_choice", "invalid_value"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": [], "tool_choice": _allowed("auto", "now")}, "tool_choice", "invalid_value"),
+        ({"tool_choice": _allowed("auto")}, "tool_choice", "invalid_value"),
+        ({"tool_choice": _allowed("auto", "weather", "then")}, "tool_choice", "invalid_value"),
         (
             {
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}],
@@ -222,6 +269,17 @@ async def test_tools_that_cannot_be_used_are_refused(
     assert error["code"] == code
     assert param is None or error["param"].startswith(param), error
     assert not mesh.specs
+
+
+@pytest.mark.parametrize("choice", ["any", {"type": "custom", "custom": {"name": "x"}}, {}, 7, {"type": []}])
+async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
+    """In plain words."""
+    error = (await client.post(CHATS, json=WITH_TOOLS | {"tool_choice": choice})).json()["error"]
+    assert (error["param"], error["message"]) == (
+        "tool_choice",
+        "Invalid value for 'tool_choice': must be 'none', 'auto' or 'required', or an object with the 'type' 'function' "
+        "or 'allowed_tools'.",
+    )
 
 
 async def test_a_stream_goes_on_in_the_midst_of_a_call(text: ChatText, encode: Encode) -> None:

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import httpx2
@@ -15,7 +15,14 @@ import openai
 import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
+from openai.types.responses import (
+    Response,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseReasoningItem,
+    ToolChoiceAllowed,
+    ToolChoiceAllowedParam,
+)
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
@@ -295,6 +302,24 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         ({"tools": [FLAT_TOOL, FLAT_TOOL]}, "tools"),
         ({"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [FLAT_TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "other"}],
+                },
+            },
+            "tool_choice",
+        ),
+        (
+            {
+                "tools": [FLAT_TOOL],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "image_generation"}]},
+            },
+            "tool_choice",
+        ),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format.schema"),
         ({"text": {"verbosity": 3}}, "text.verbosity"),
@@ -317,6 +342,35 @@ async def test_what_is_wrong_is_named(
     for chats in ("'messages", "max_completion_tokens", "response_format", ".function."):
         assert chats not in error["message"]
     assert not mesh.specs
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_allowed_tools_are_called(
+    api: AsyncOpenAI, mesh: FakeMesh, encode: Encode, mode: Literal["auto", "required"]
+) -> None:
+    """As in chats; a tool that a server would run is left out of the choice, too, and the response repeats it."""
+    tools: Any = [FLAT_TOOL, {"type": "function", "name": "now", "strict": None, "parameters": None}]
+    choice: ToolChoiceAllowedParam = {
+        "type": "allowed_tools",
+        "mode": mode,
+        "tools": [{"type": "function", "name": "weather"}, {"type": "image_generation"}],
+    }
+    mesh.reply = [*encode(WRITTEN), 2]
+    response = valid(await api.responses.create(**HI, tools=tools, tool_choice=choice))
+    assert isinstance(response.tool_choice, ToolChoiceAllowed) and response.tool_choice.mode == mode
+    assert [item.type for item in response.output] == ["function_call"]
+    lark = json.loads(mesh.spec.sampling.grammar)["grammars"][0]["lark_grammar"]
+    assert [name for name in ("weather", "now") if f'\\"{name}\\"' in lark] == ["weather"]
+
+
+@pytest.mark.parametrize("choice", ["any", {}, {"type": 7}, {"type": "unheard_of"}])
+async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
+    """In plain words."""
+    body = HI | {"tools": [FLAT_TOOL], "tool_choice": choice}
+    error = (await client.post(RESPONSES, json=body)).json()["error"]
+    assert error["param"] == "tool_choice"
+    for known in ("'none'", "'auto'", "'required'", "'function'", "'custom'", "'local_shell'", "'allowed_tools'"):
+        assert known in error["message"]
 
 
 async def test_truncation(client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText) -> None:
