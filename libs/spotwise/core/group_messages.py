@@ -113,6 +113,13 @@ class SwapGroupKv:
 
 
 @value
+class ClearGroupKv:
+    """Make zeros of what is no number in blocks of a sequence that failed for it: their next owner would fail, too."""
+
+    block_ids: tuple[int, ...]
+
+
+@value
 class DissolveGroup:
     """Be in no group, and end what runs; weights stay.
 
@@ -133,6 +140,7 @@ GroupOrder = (
     | AppendGroupTokens
     | RunStep
     | SwapGroupKv
+    | ClearGroupKv
     | DissolveGroup
     | c.ExpectKv
     | c.ForgetKv

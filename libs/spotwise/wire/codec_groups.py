@@ -153,6 +153,7 @@ _ORDERS: _Table = {
             g.SwapGroupKv, pb.SwapGroupKv, "number", "to_host", block_ids=(same, tuple), host_block_ids=(same, tuple)
         ),
     ),
+    g.ClearGroupKv: ("clear", *codec_of(g.ClearGroupKv, pb.ClearGroupKv, block_ids=(same, tuple))),
     g.DissolveGroup: ("dissolve", *codec_of(g.DissolveGroup, pb.DissolveGroup, "reason", "is_last", "for_good")),
     c.ExpectKv: ("expect_kv", *codec_of(c.ExpectKv, pb.ExpectKv, "choice_id", "epoch", block_ids=(same, tuple))),
     c.ForgetKv: ("forget_kv_of_choice_id", lambda order: order.choice_id, c.ForgetKv),

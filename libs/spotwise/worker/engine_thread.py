@@ -230,6 +230,10 @@ class EngineThread:
         """Remove a sequence."""
         self._submit(self.engine.drop_sequence, sequence_id)
 
+    def clear_not_finite(self, block_ids: tuple[int, ...]) -> None:
+        """Make zeros of what is no number in these blocks, after what was ordered before."""
+        self._submit(self.engine.kv.clear_not_finite, block_ids)
+
     def drop_all(self) -> None:
         """Remove all sequences."""
         self._submit(self.engine.drop_all)

@@ -44,6 +44,7 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
         ),
         g.RunStep(4, ()),
         g.SwapGroupKv(5, (1, 2), (3, 4), to_host=True),
+        g.ClearGroupKv((4, 9)),
         g.DissolveGroup("a member is gone"),
         g.DissolveGroup("drained", for_good=True),
         g.DissolveGroup("another shape serves", is_last=True),

@@ -84,8 +84,7 @@ class Iterations:
 
     def give_back_computed(self, reason: str, now: float) -> None:
         """Give back the sequences of the iterations in flight: one of them may be why these do not end."""
-        computed = [each for each in self._table if each.in_iteration and not each.pending_free]
-        self._give_back([each for each in computed if not each.may_be_elsewhere], reason, now)
+        self._give_back([each for each in self._table if each.in_iteration and not each.pending_free], reason, now)
 
     def run_next(self, event: c.WorkerEvent, now: float) -> None:
         """Order iterations while the engine's pipeline has a free stage and something can run; `event` was handled."""
@@ -208,7 +207,10 @@ class Iterations:
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
         for sequence in sequences:
-            self._table.fail(sequence, reason, now, retryable=True, suspects=(self._table.worker_id,))
+            if sequence.may_be_elsewhere:  # it is no failure where another worker has it
+                self._moves.give_up(sequence)
+            else:
+                self._table.fail(sequence, reason, now, retryable=True, suspects=(self._table.worker_id,))
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # a sequence without its record is in no batch
@@ -216,6 +218,8 @@ class Iterations:
             # Numbers that are none come of the model, or of a machine that computes wrong: one other worker tries it, too.
             is_retried = sampled.may_be_ill and sequence.epoch == 1
             suspects = (self._table.worker_id,) if is_retried else ()
+            if sampled.may_be_ill:
+                self._allocator.prefixes.forget()  # the engine has made zeros of what is no number in its blocks
             self._table.fail(sequence, sampled.failure, now, retryable=is_retried, suspects=suspects)
             return
         sequence.count_tokens(1)

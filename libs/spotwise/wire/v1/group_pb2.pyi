@@ -37,6 +37,7 @@ class GroupOrder(_message.Message):
     OPEN_PUSH_FIELD_NUMBER: _builtins.int
     COMMIT_PUSH_FIELD_NUMBER: _builtins.int
     ABORT_PUSH_FIELD_NUMBER: _builtins.int
+    CLEAR_FIELD_NUMBER: _builtins.int
     drop_sequence_id: _builtins.str
     forget_kv_of_choice_id: _builtins.str
     @_builtins.property
@@ -59,6 +60,8 @@ class GroupOrder(_message.Message):
     def commit_push(self) -> Global___CommitPush: ...
     @_builtins.property
     def abort_push(self) -> Global___OfAttempt: ...
+    @_builtins.property
+    def clear(self) -> Global___ClearGroupKv: ...
     def __init__(
         self,
         *,
@@ -74,16 +77,37 @@ class GroupOrder(_message.Message):
         open_push: Global___OpenPush | None = ...,
         commit_push: Global___CommitPush | None = ...,
         abort_push: Global___OfAttempt | None = ...,
+        clear: Global___ClearGroupKv | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "clear", b"clear", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_push", b"abort_push", "add", b"add", "append", b"append", "clear", b"clear", "commit_push", b"commit_push", "dissolve", b"dissolve", "drop_sequence_id", b"drop_sequence_id", "expect_kv", b"expect_kv", "forget_kv_of_choice_id", b"forget_kv_of_choice_id", "form", b"form", "open_push", b"open_push", "order", b"order", "run", b"run", "swap", b"swap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["form", "add", "drop_sequence_id", "append", "run", "swap", "dissolve", "expect_kv", "forget_kv_of_choice_id", "open_push", "commit_push", "abort_push"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["form", "add", "drop_sequence_id", "append", "run", "swap", "dissolve", "expect_kv", "forget_kv_of_choice_id", "open_push", "commit_push", "abort_push", "clear"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
 Global___GroupOrder: _TypeAlias = GroupOrder  # noqa: Y015
+
+@_typing.final
+class ClearGroupKv(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearGroupKv: _TypeAlias = ClearGroupKv  # noqa: Y015
 
 @_typing.final
 class OfAttempt(_message.Message):

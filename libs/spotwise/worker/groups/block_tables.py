@@ -19,6 +19,10 @@ class BlockTables:
             for row in batch.rows
         )
 
+    def blocks(self, sequence_id: str) -> tuple[int, ...]:
+        """Return a sequence's table; empty where it has had no row."""
+        return self._known.get(sequence_id, ())
+
     def drop(self, sequence_id: str) -> None:
         """Forget a sequence; idempotent."""
         self._known.pop(sequence_id, None)

@@ -120,6 +120,8 @@ class DeviceSession:
                 self._run(order, self._transfers.pushes)
             case g.SwapGroupKv():
                 self._swap(order)
+            case g.ClearGroupKv():
+                self._part.engine.clear_not_finite(order.block_ids)
             case _:
                 self._transfers.carry_out(order)
 

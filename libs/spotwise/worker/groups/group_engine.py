@@ -259,6 +259,11 @@ class GroupEngine:
         step = self._steps.popleft()
         if tokens := tuple((token.sequence_id, token.token_id) for token in sampled if token.failure is None):
             self._append(tokens)
+        for token in sampled:
+            if token.may_be_ill:  # the members that sample have cleared their own
+                block_ids = self._tables.blocks(token.sequence_id)
+                self._own.clear_not_finite(block_ids)
+                self.order(g.ClearGroupKv(block_ids))
         step.on_finished(sampled)
 
     def _append(self, tokens: tuple[tuple[str, int], ...]) -> None:

@@ -123,6 +123,21 @@ class TestSource:
         assert sent(commands, "x") == []
         bench.assert_empty()
 
+    def test_an_engine_that_fails_for_every_request_fails_none_that_another_worker_has(self) -> None:
+        """Its gateway would begin anew what goes on there."""
+        bench = copying()
+        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.iterate(r=52)
+        bench.delivered("r")
+        for name in "abc":
+            bench.in_place(name)
+        issued: list[c.WorkerCommand] = []
+        while bench.role.state is not m.MemberState.DRAINING:
+            issued += bench.feed(c.IterationFailed("bad luck"))
+        failed = {delta.attempt_id for delta in deltas(issued) if delta.error is not None}
+        assert failed == {stream_of(name).attempt_id for name in "abc"}
+        bench.assert_empty()
+
     def test_the_gateways_word_may_come_before_the_transports(self) -> None:
         """The blocks are free when nothing reads them, and the order is answered then."""
         bench = copying()

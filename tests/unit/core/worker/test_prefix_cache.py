@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core.batching import BatchLimits
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import ledger, only
@@ -169,3 +171,13 @@ class TestInPlace:
         (row,) = order.batch.rows
         assert (row.sequence_id, row.first_position, row.num_tokens) == ("b@1", 16, 16)
         assert [delta.cached_tokens for delta in deltas(bench.iterate(b=52))] == [None]
+
+
+@pytest.mark.parametrize("is_ill", [False, True])
+def test_blocks_whose_numbers_were_none_are_no_prefix_of_another_request(is_ill: bool) -> None:
+    """The engine has made zeros of them, which would give their next user wrong tokens. Other failures say nothing of KV."""
+    bench = bench_of()
+    prompt(bench, "a", TEXT)
+    bench.feed(c.IterationFinished((SampledToken("a@1", 0, failure="no number", may_be_ill=is_ill),)))
+    first, _, _ = prompt(bench, "b", TEXT)
+    assert (first > 0) == (not is_ill)

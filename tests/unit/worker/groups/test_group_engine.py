@@ -45,6 +45,9 @@ class OwnEngine:
     def drop_sequence(self, sequence_id: str) -> None:
         self.calls.append(("drop", sequence_id))
 
+    def clear_not_finite(self, block_ids: Any) -> None:
+        self.calls.append(("clear", block_ids))
+
     def drop_all(self) -> None:
         self.calls.append(("drop all",))
 
@@ -112,6 +115,19 @@ def test_every_device_gets_what_the_leaders_engine_gets() -> None:
     with pytest.raises(ValueError, match="empty"):
         asyncio.run(bench.engine.add_sequence(replace(RECORD, prompt_token_ids=())))
     assert all(len(link.orders) == 3 for link in bench.links)
+
+
+def test_every_member_clears_the_blocks_of_a_sequence_whose_numbers_are_none() -> None:
+    """Before what follows of the result: their next owner's step comes later in the same streams."""
+    bench = Bench(2, 1)
+    bench.run()
+    failed = SampledToken("r#0@1", 0, failure="no number", may_be_ill=True)
+    bench.engine.run_iteration(BATCH, lambda _: bench.engine.drop_sequence("r#0@1"), lambda error: None)
+    bench.engine.reported(g.StepEnded(5, 1, (TOKEN,)))
+    assert not any(isinstance(order, g.ClearGroupKv) for order in bench.links[0].orders)
+    bench.engine.reported(g.StepEnded(5, 2, (failed,)))
+    assert bench.links[0].orders[-2:] == [g.ClearGroupKv((4,)), g.DropGroupSequence("r#0@1")]
+    assert bench.own.calls[-2:] == [("clear", (4,)), ("drop", "r#0@1")]
 
 
 def test_with_one_stage_the_leader_samples_and_tells_the_others() -> None:
