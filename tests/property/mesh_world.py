@@ -10,6 +10,8 @@ successor numbers its streams from 1, as it did. Another gateway may take its re
 still (`former_gateways.py`). The message that a request is over may be lost, late or sent twice, and a submission
 may come after it.
 
+Workers may have caches of their own sizes. A request of `open_bounds` is sized at each attempt by those that its gateway knows.
+
 Iterations with a request of `culprits` fail, some of any (`failing`), and all of a worker with a broken engine; one with a
 request of `killers` ends its worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
 """
@@ -90,6 +92,8 @@ class MeshWorld(FakeNetwork):
         #: Why attempts were lost, as the gateway says.
         self.lost_attempts: list[str] = []
         self.num_blocks = num_blocks
+        #: KV blocks of the workers that have others.
+        self.blocks_of: dict[str, int] = {}
         self.gateway_id = "gateway"
         self.former: dict[str, FormerGateway] = {}
         self.gateway = self.new_gateway(1)
@@ -104,7 +108,10 @@ class MeshWorld(FakeNetwork):
         self.retired: list[FakeWorker] = []
         self.records: dict[str, RequestRecord] = {}
         self.prompts: dict[str, tuple[int, ...]] = {}
+        #: When its newest attempt ends.
         self.stops: dict[str, StopCriteria] = {}
+        #: The most tokens of requests whose clients gave no bound.
+        self.open_bounds: dict[str, int] = {}
         self.claims: dict[str, tuple[int, str]] = {}
         self.patience_s: float | None = None
         self.deadlines: dict[str, float] = {}
@@ -147,7 +154,7 @@ class MeshWorld(FakeNetwork):
 
     def start_worker(self, worker_id: str, pool: m.Pool) -> None:
         incarnation = int(self.now * 1000)
-        blocks = BlockPool(self.num_blocks, BLOCK_SIZE)
+        blocks = BlockPool(self.blocks_of.get(worker_id, self.num_blocks), BLOCK_SIZE)
         host = BlockPool(self.rng.choice([2, 12, 80]), BLOCK_SIZE) if self.policy.swap.when_full.swaps else None
         role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy, host)
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
@@ -378,8 +385,8 @@ class MeshWorld(FakeNetwork):
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.choice_id] = command.epoch
-        prompt, stop = self.prompts[command.choice_id], self.stops[command.choice_id]
-        committed = command.output_token_ids
+        committed, prompt = command.output_token_ids, self.prompts[command.choice_id]
+        stop = self._size(command.choice_id, len(prompt), len(committed))
         self.records[command.choice_id] = RequestRecord(
             command.choice_id,
             command.epoch,
@@ -400,13 +407,23 @@ class MeshWorld(FakeNetwork):
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.choice_id]
         deadline = self.deadlines.get(command.choice_id)
+        bounds = command.recovering, command.choice_id in self.open_bounds
         order = m.SubmitRequest(
-            command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid, deadline
+            command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid, deadline, *bounds
         )
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:
             self.transmit(self.gateway_id, "scheduler", lambda: self._submit_to_scheduler(order))
+
+    def _size(self, choice_id: str, prompt_tokens: int, committed: int) -> StopCriteria:
+        """Return when an attempt ends: an open bound by the largest worker that the gateway knows."""
+        if choice_id in self.open_bounds:
+            ready = [each for each in self.gateway.membership.workers() if each.state is m.MemberState.READY]
+            most = max((each.load.kv_blocks_total * BLOCK_SIZE for each in ready if each.load is not None), default=0)
+            free, bound = most - prompt_tokens - committed, self.open_bounds[choice_id]
+            self.stops[choice_id] = StopCriteria(bound if free < 1 else min(bound, committed + free))
+        return self.stops[choice_id]
 
     def _submit_to_scheduler(self, order: m.SubmitRequest) -> None:
         """Submissions are requests: the sender gets an error where no scheduler answers."""

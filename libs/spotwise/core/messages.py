@@ -78,6 +78,7 @@ class SubmitRequest(OfAttempt):
         avoid: suspects of its earlier attempts, the latest last.
         deadline_unix_s: Unix time at which its client gives up; the same in every attempt; `None` without one.
         recovering: an earlier attempt was accepted: no bound of the queue rejects it any more.
+        open_bound: `max_new_tokens` is its gateway's guess, which can be less: its client gave none.
     """
 
     stream: StreamRef
@@ -88,6 +89,7 @@ class SubmitRequest(OfAttempt):
     avoid: tuple[Suspects, ...] = ()
     deadline_unix_s: float | None = None
     recovering: bool = False
+    open_bound: bool = False
 
 
 @value
@@ -103,11 +105,14 @@ class RequestAccepted(OfAttempt):
 
 
 class RejectCode(StrEnum):
-    """Why the scheduler rejects a request."""
+    """Why the scheduler rejects a request; `BOUND_TOO_LARGE`: an open bound is more than any worker holds now, and
+    the next attempt has another.
+    """
 
     MESH_FULL = "mesh_full"
     NO_WORKERS = "no_workers"
     NEVER_FITS = "never_fits"
+    BOUND_TOO_LARGE = "bound_too_large"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
 

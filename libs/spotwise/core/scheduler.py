@@ -4,7 +4,7 @@ Law: an accepted request is assigned, rejected, or closed by its gateway; a high
 Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
 One whose client's deadline comes first is rejected then; a resubmitted one has the deadline that it had.
 A new one that no worker could ever hold is rejected. One whose worker is gone, with all as large, waits for another and holds
-up none: its gateway gives it up.
+up none: its gateway gives it up. One with an open bound, whose prompt fits, is rejected for its gateway to size it anew.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
 Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
@@ -237,17 +237,31 @@ class SchedulerRole:
             return RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None
         if not self.pools.ready and not self.limits.max_unready_s:
             return RejectCode.NO_WORKERS, self._no_workers(), 5.0
-        if not order.recovering and (never_fits := self._never_fits(order)):
-            return RejectCode.NEVER_FITS, never_fits, None
+        if misfit := self._misfit(order):
+            return misfit
         if self.queued >= self.limits.max_queued and not order.recovering:
             return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
         return None
 
-    def _never_fits(self, order: m.SubmitRequest) -> str | None:
-        if not self.pools.ready or self.pools.could_ever_hold(order):
+    def _misfit(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
+        """Return the rejection of a request that no ready worker could ever hold, where it is not to wait for a larger one."""
+        if too_large := self._too_large_a_bound(order):
+            return RejectCode.BOUND_TOO_LARGE, too_large, None
+        if order.recovering or not self.pools.ready or self.pools.could_ever_hold(order):
             return None
-        kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
-        return f"prompt and max_tokens need {kv_tokens} tokens of KV cache; no worker holds more than {largest}"
+        needed = (
+            f"the prompt of {order.prompt_tokens} tokens leaves no KV cache for an answer"
+            if order.open_bound
+            else f"prompt and max_tokens need {order.prompt_tokens + order.max_new_tokens} tokens of KV cache"
+        )
+        return RejectCode.NEVER_FITS, f"{needed}; no worker holds more than {self.pools.most_kv_tokens()}", None
+
+    def _too_large_a_bound(self, order: m.SubmitRequest) -> str | None:
+        """Tell why the gateway is to size a request anew: the workers hold its prompt, and less than its open bound."""
+        largest = self.pools.most_kv_tokens() if self.pools.ready else 0
+        if not order.open_bound or order.prompt_tokens >= largest or self.pools.could_ever_hold(order):
+            return None
+        return f"no worker holds more than {largest} tokens of KV cache"
 
     def _watch_readiness(self, now: float) -> None:
         """Note since when no worker is ready; once one is, reject what waited for it and fits no worker, if it is new."""
@@ -258,8 +272,8 @@ class SchedulerRole:
         elif self._unready_since_s is not None:
             self._unready_since_s = None
             for entry in self._requests.queued:
-                if not entry.order.recovering and (never_fits := self._never_fits(entry.order)):
-                    self._give_up(entry, RejectCode.NEVER_FITS, never_fits, None)
+                if misfit := self._misfit(entry.order):
+                    self._give_up(entry, *misfit)
 
     def _give_up(self, entry: AcceptedRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
         self._assigner.drop(entry, cancel=True)
@@ -378,6 +392,8 @@ class SchedulerRole:
             elif now - entry.accepted_s > self.limits.max_queue_s and not entry.order.recovering:
                 message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
                 self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
+            elif too_large := self._too_large_a_bound(entry.order):
+                self._give_up(entry, RejectCode.BOUND_TOO_LARGE, too_large, None)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):
             self._commands.append(m.Send(order.worker_id, replace(order, term=self.term)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = "spotwise-journal/5"
+FORMAT = "spotwise-journal/6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ _MAX_NEW_TOKENS = {"owed_tokens": "max_new_tokens"}
 #: The formats that can be read; today's needs no names.
 FORMATS: Mapping[str, OldNames | None] = {
     FORMAT: None,
+    "spotwise-journal/5": OldNames(types={}, fields={}, fields_of={}, phrases={}),  # submissions had no open bound
     "spotwise-journal/4": OldNames(types={}, fields={}, fields_of={}, phrases={}),  # members had no trouble
     "spotwise-journal/3": OldNames(types={}, fields={}, fields_of={}, phrases={}),  # pushes of moves had no number
     "spotwise-journal/2": OldNames(types={}, fields={}, fields_of={}, phrases={}, beside=_NO_FAILED_STARTS),

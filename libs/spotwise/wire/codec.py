@@ -71,7 +71,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         *codec_of(
             m.SubmitRequest,
             cluster.SubmitRequest,
-            *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority", "recovering"),
+            *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority", "recovering", "open_bound"),
             optional=("deadline_unix_s",),
             stream=_STREAM,
             prefix_spans=(same, tuple),

@@ -113,7 +113,8 @@ class AttemptOrders:
 
     def _stop(self, spec: SequenceSpec, committed: int) -> StopCriteria:
         """Return when an attempt ends: one without a bound of its client's at what the largest worker holds now. The next one
-        may have more or less; one with a bound, or that no worker holds as it is, is left to the scheduler.
+        may have more or less; one with a bound, or that no worker holds as it is, is left to the scheduler. While none is ready
+        it stays as it is: a scheduler rejects it once workers are, and the next attempt is sized by them.
         """
         free_tokens = self._most_kv_tokens() - len(spec.prompt_token_ids) - committed
         if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens - committed <= free_tokens:
@@ -171,6 +172,7 @@ class AttemptOrders:
             avoid=command.avoid,
             deadline_unix_s=stream.spec.deadline_unix_s,
             recovering=command.recovering,
+            open_bound=stream.spec.unbounded,
         )
 
     async def _delete_record(self, stream: TokenStream) -> None:

@@ -199,6 +199,21 @@ class TestRetries:
         (again,) = only(bench.tick(after_s=0.5), g.SubmitAttempt)
         assert (again.epoch, again.recovering) == (3, True)
 
+    def test_an_open_bound_that_is_too_large_is_sized_anew(self) -> None:
+        """Of a new request, too, which was accepted while no worker was there: at once, and then after pauses, for a while."""
+        bench = GatewayBench(LIMITS)
+        bench.open(workers=None)
+        bench.feed(m.RequestAccepted("r", 1), after_s=20.0)
+        commands = bench.rejected(epoch=1, code=m.RejectCode.BOUND_TOO_LARGE, after_s=20.0)
+        assert only(commands, g.Fail) == []
+        assert submitted(commands) == [(2, 2, ())]
+        for number in range(3, 22):
+            commands = bench.rejected(epoch=number - 1, code=m.RejectCode.BOUND_TOO_LARGE)
+            assert only(commands, g.Fail) == []
+            assert submitted(bench.tick(after_s=0.5)) == [(number, number, ())]
+        (failed,) = only(bench.rejected(epoch=21, code=m.RejectCode.BOUND_TOO_LARGE, after_s=0.5), g.Fail)
+        assert failed.code == g.FAIL_NOT_RECOVERED
+
     def test_a_token_starts_the_recovery_time_anew(self) -> None:
         """An attempt that got on was a recovery."""
         bench = bench_with_members()

@@ -70,3 +70,41 @@ def test_once_a_worker_is_ready_only_new_ones_are_rejected() -> None:
     rejected = only(bench.feed(SMALL), m.RequestRejected)
     assert [each.choice_id for each in rejected] == ["new"]
     assert bench.placements(LARGER) == [("running", "t2")]
+
+
+class TestOpenBounds:
+    """Requests without `max_tokens`: the gateway guessed how large the mesh would be."""
+
+    OPEN = replace(submission(prompt=50, new=40), open_bound=True)
+
+    def test_one_that_came_while_no_worker_was_ready_is_sized_anew(self) -> None:
+        """It waits like others; the first worker has too little for its guess, and enough for its prompt."""
+        starting = worker_member("t", blocks=4, state=m.MemberState.STARTING)
+        bench = SchedulerBench(starting, limits=SchedulerLimits(max_unready_s=60.0))
+        assert only(bench.feed(self.OPEN), m.RequestAccepted)
+        assert bench.rejection(SMALL).code is RejectCode.BOUND_TOO_LARGE
+        again = replace(self.OPEN, epoch=2, max_new_tokens=14, recovering=True)
+        assert bench.placements(again) == [("r", "t")]
+
+    def test_one_whose_worker_is_gone_is_sized_anew(self) -> None:
+        """It does not wait for a worker as large: the others serve it now, with less."""
+        bench = SchedulerBench(SMALL)
+        assert bench.rejection(replace(self.OPEN, recovering=True)).code is RejectCode.BOUND_TOO_LARGE
+
+    def test_queued_ones_are_sized_anew_where_the_large_worker_leaves(self) -> None:
+        """It was full while they came."""
+        bench = SchedulerBench(worker_member("t", blocks=4, free=0), worker_member("t2", blocks=8, free=0))
+        bench.feed(self.OPEN)
+        bench.feed(submission("bounded", prompt=50, new=40))
+        bench.feed(worker_member("t2", blocks=8, free=0, state=m.MemberState.DRAINING))
+        bench.feed(GATEWAY)
+        rejected = bench.rejection(m.Tick())
+        assert (rejected.choice_id, rejected.code) == ("r", RejectCode.BOUND_TOO_LARGE)
+        assert bench.role.queued == 1
+
+    def test_a_prompt_that_fits_no_worker_is_rejected_for_good(self) -> None:
+        """No bound would help; the message does not speak of a `max_tokens` that nobody gave."""
+        bench = SchedulerBench(SMALL)
+        rejected = bench.rejection(replace(self.OPEN, prompt_tokens=64))
+        assert rejected.code is RejectCode.NEVER_FITS
+        assert "64 tokens" in rejected.message and "max_tokens" not in rejected.message

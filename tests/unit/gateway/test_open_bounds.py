@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spotwise.core.members import Member, MemberState, Pool
-from spotwise.core.messages import RequestAssigned, SubmitRequest, TokenBatch, TokenDelta
+from spotwise.core.messages import RejectCode, RequestAssigned, RequestRejected, SubmitRequest, TokenBatch, TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
@@ -66,6 +66,12 @@ class Shrinking:
         ):
             await self._bus.publish(subjects.inbox_from(sender, "gateway-0", order.stream.incarnation), encode(message))
 
+    async def is_too_large(self, order: SubmitRequest) -> None:
+        """The scheduler rejects what it had accepted."""
+        rejected = RequestRejected("r", order.epoch, RejectCode.BOUND_TOO_LARGE, "no worker holds so much")
+        subject = subjects.inbox_from(MeshRole.SCHEDULER, "gateway-0", order.stream.incarnation)
+        await self._bus.publish(subject, encode(rejected))
+
 
 @asynccontextmanager
 async def shrinking(model_dir: Path, spec: SequenceSpec) -> AsyncIterator[Shrinking]:
@@ -112,11 +118,24 @@ async def test_workers_that_take_no_requests_do_not_count(model_dir: Path) -> No
         assert (await world.begin()).max_new_tokens == 157
 
 
+async def test_one_that_came_before_any_worker_is_sized_once_one_is_there(model_dir: Path) -> None:
+    """Its first attempt waits with all of the context, until the scheduler knows better."""
+    async with shrinking(model_dir, OPEN) as world:
+        first = await world.begin()
+        assert (first.max_new_tokens, first.open_bound) == (8189, True)
+        await world.hears(SMALL)
+        await world.is_too_large(first)
+        second = await world.submitted(2)
+        assert (second.max_new_tokens, second.open_bound) == (157, True)
+        assert world.client is not None and not world.client.done()
+
+
 async def test_what_the_client_asked_for_stays(model_dir: Path) -> None:
     """A bound of the client's is left to the scheduler, where it waits; so is a prompt that no worker holds now."""
     async with shrinking(model_dir, replace(OPEN, unbounded=False)) as world:
         await world.hears(SMALL)
-        assert (await world.begin()).max_new_tokens == 8189
+        order = await world.begin()
+        assert (order.max_new_tokens, order.open_bound) == (8189, False)
     async with shrinking(model_dir, OPEN) as world:
         await world.hears(worker_member("w3", Pool.MIXED, blocks=0), worker_member("w4", Pool.MIXED, blocks=1))
         first = await world.begin()
