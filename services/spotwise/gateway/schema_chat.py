@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from spotwise.gateway.chat_template import ChatMessage
 from spotwise.gateway.errors import bad_request
@@ -40,8 +41,10 @@ def text_of_parts(parts: list[Any], kinds: Collection[str]) -> list[str]:
 
 def _as_texts(value: Any) -> Any:
     """Return a content whose parts are texts and nothing else."""
-    if not isinstance(value, list):
+    if value is None or isinstance(value, str):
         return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "Input should be a valid string, or a list of content parts")
     return [{"type": "text", "text": text} for text in text_of_parts(value, ("text",))]
 
 
