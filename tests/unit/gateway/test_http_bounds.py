@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from spotwise.gateway.prompt_encoder import PromptEncoder
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
 from tests.contracts.waiting import PATIENCE_S, until
@@ -68,7 +69,7 @@ async def test_too_much_is_refused_before_any_work(
     def tokenize(*_: Any) -> None:
         raise AssertionError("tokenized")
 
-    monkeypatch.setattr(ChatText, "_encode", tokenize)
+    monkeypatch.setattr(PromptEncoder, "_encode", tokenize)
     response = await client.post(path, json=(CHAT if path == CHATS else COMPLETION) | change, timeout=PATIENCE_S)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, param, code), error

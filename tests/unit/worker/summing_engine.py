@@ -126,6 +126,9 @@ class SummingEngine:
         """Sequences known here."""
         return len(self._tokens)
 
+    def prepare(self, record: RequestRecord) -> None:
+        """Nothing takes long here."""
+
     def add_sequence(self, record: RequestRecord) -> None:
         """Learn a sequence; a prompt with token 255 is refused."""
         if 255 in record.prompt_token_ids:

@@ -113,15 +113,15 @@ def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Pa
 
 
 def test_a_malformed_data_file_is_reported(spotwise: CommandLine, data: Path) -> None:
-    """A malformed data file ends the command with status 1 and one sentence with the line."""
+    """A malformed data file ends the command with status 2 and one sentence with the line."""
     path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
     path.write_text('[0, "add", {"nodes": []}]\n')
     ended = spotwise(*f"simulate paper spotserve --data {data} --quick --jobs 1 --studies gpt-20b".split())
-    assert ended.status == 1
+    assert ended.status == 2
     assert "line 1: add names no nodes" in " ".join(ended.stderr.split())
     (data / "spot-traces" / "spotserve" / "profiles" / "megatron_h6144_profile.json").write_text("{}")
     ended = spotwise(*f"simulate paper spotserve --data {data} --studies golden".split())
-    assert ended.status == 1
+    assert ended.status == 2
     assert "is no profile of layers" in " ".join(ended.stderr.split())
 
 
