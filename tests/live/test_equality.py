@@ -17,6 +17,11 @@ from tests.live.oracle import greedy, greedy_with, mixed_prompts, model_folder, 
 NEW_TOKENS = 16
 PROMPTS = 32
 LONGEST = 700
+#: How llguidance lays JSON out: one blank at most, or any.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    "flexible": {"whitespace_pattern": "[ \\t\\n\\r]{1,32}"},
+}
 
 
 async def complete(mesh: LiveMesh, prompts: Any, **options: Any) -> list[Any]:
@@ -98,19 +103,20 @@ def test_bad_words_and_allowed_tokens(mesh: LiveMesh) -> None:
         assert tuple(answer.choices[0].token_ids) == expected
 
 
-def test_structured_outputs(mesh: LiveMesh) -> None:
+@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
+def test_structured_outputs(mesh: LiveMesh, whitespace: str) -> None:
     """The likeliest tokens that fit, as transformers has them where llguidance names those that do; the end is the model's."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
         "required": ["a", "b"],
     }
+    layout = LAYOUTS[whitespace]
+    output = {"json": schema} if whitespace == "compact" else {"json": schema, "whitespace": whitespace}
     tokens = LLTokenizer(str(model_folder() / "tokenizer.json"), n_vocab=len(tokenizer()))
     for prompt in mixed_prompts(PROMPTS, LONGEST)[1:4]:
-        (answer,) = asyncio.run(
-            complete(mesh, [prompt], structured_outputs={"json": schema}, temperature=0, max_tokens=40)
-        )
-        matcher = LLMatcher(tokens, LLMatcher.grammar_from_json_schema(schema))
+        (answer,) = asyncio.run(complete(mesh, [prompt], structured_outputs=output, temperature=0, max_tokens=40))
+        matcher = LLMatcher(tokens, LLMatcher.grammar_from_json_schema(schema, overrides=layout))
 
         def fitting(batch: int, ids: Any, matcher: LLMatcher = matcher, length: int = len(prompt)) -> list[int]:
             if len(ids) > length:

@@ -27,9 +27,6 @@ CommandLine = Callable[..., Ended]
 def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line; anything but an exit, a traceback's cause for instance, is raised."""
 
-    # How logs are set up belongs to the whole process, and here that is every test's.
-    monkeypatch.setattr(program, "silence_logging", lambda: None)
-
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["spotwise", *arguments])
         with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,6 @@ def _logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     logging.raiseExceptions = raises
-    structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
 
