@@ -15,10 +15,10 @@ from tests.live.failing_worker import FALTERS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, run
 from tests.live.mesh import MODEL, ONE_MIXED
 
-NEW_TOKENS = 400
+NEW_TOKENS = 200
 WORKERS = ("failing-0", "failing-1")
-#: Half of them meet a failed iteration while the sequence parks.
-MOVES = 8
+#: Half of them meet a failed iteration while the sequence parks. As many more are refused: ledgers come behind moves.
+MOVES = 6
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,13 @@ async def moved_stream(mesh: FailureMesh) -> list[int]:
     """Move a stream from one worker to the other and back; return its tokens."""
     addresses = MeshAddresses(mesh.state.nats_url, mesh.state.redis_url)
     tokens: list[int] = []
-    moved = tries = 0
+    moved = 0
     moving: asyncio.Task[None] | None = None
 
     async def move_on(request_id: str) -> None:
-        nonlocal moved, tries
+        nonlocal moved
         for target in WORKERS:
             for each in await move_request(addresses, request_id, target):
-                tries += each.reason != "it is there already"
                 moved += each.outcome is MoveOutcome.MOVED
 
     async with mesh.async_client() as client:
@@ -63,13 +62,13 @@ async def moved_stream(mesh: FailureMesh) -> list[int]:
         )
         async for chunk in chunks:
             tokens.extend(getattr(chunk.choices[0], "token_ids", None) or [])
-            if tries < MOVES and len(tokens) > 5 and (moving is None or moving.done()):
+            if moved < MOVES and len(tokens) > 5 and (moving is None or moving.done()):
                 if moving is not None:
                     await moving
                 moving = asyncio.create_task(move_on(chunk.id))
     if moving is not None:
         await asyncio.gather(moving, return_exceptions=True)  # the stream may have ended first
-    assert moved > 1
+    assert moved >= MOVES
     return tokens
 
 
