@@ -16,6 +16,7 @@ from spotwise.gateway.message_reader import MessagePart, MessageReader
 from spotwise.gateway.plan import PlannedSequence, PromptTokens, TextRules
 from spotwise.gateway.stop_strings import StopStringScanner
 from spotwise.gateway.text import ChatText
+from spotwise.gateway.written_json import WrittenJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class ChoiceText:
         prompt_logprobs: with that, of each token of the prompt, where they were requested; `None` for its first.
         parts: of the message, where the text is more than what the model says; else `None`.
         ends_with_calls: with the last piece, the message is for its calls of tools.
+        is_cut_json: with the last piece, the JSON that the model wrote lacks its end.
     """
 
     text: str
@@ -58,6 +60,7 @@ class ChoiceText:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     parts: list[MessagePart] | None = None
     ends_with_calls: bool = False
+    is_cut_json: bool = False
 
     @property
     def is_silent(self) -> bool:
@@ -84,6 +87,7 @@ class Choice:
         "_decoded_characters",
         "_detokenizer",
         "_eos_token_ids",
+        "_json",
         "_reader",
         "_rules",
         "_scanner",
@@ -106,6 +110,8 @@ class Choice:
         self._eos_token_ids = text.eos_token_ids
         self._decoded_characters = 0
         self._started = False
+        has_json = rules.is_json or (reading is not None and reading.finds_calls)
+        self._json = WrittenJson(is_answer=rules.is_json) if has_json else None
 
     def pieces(self, batch: GeneratedTokens, *, by_token: bool) -> list[ChoiceText]:
         """Take what the mesh generated, up to what ends the text; return a piece, or one of each token. Raises as `advance`."""
@@ -159,7 +165,7 @@ class Choice:
     def _add_output(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
         rules, scanner, reader = self._rules, self._scanner, self._reader
         message: list[MessagePart] | None = None if reader is None else []
-        parts = [piece.text] if piece.text else []
+        parts: list[str] = []
         stopped_by_token = batch.finish_reason is FinishReason.STOP
         hidden_position = len(batch.tokens) - 1 if stopped_by_token and not rules.include_stop else -1
         taken = 0
@@ -185,7 +191,8 @@ class Choice:
             if reader is not None and message is not None:
                 message += reader.push(parts[-1])
         piece.token_ids = tuple(token.token_id for token in batch.tokens[:taken])
-        piece.text = "".join(parts)
+        written = "".join(parts)
+        piece.text += written
         if scanner.matched is not None:
             piece.finish_reason, piece.stop_reason = "stop", scanner.matched
         elif is_over:
@@ -201,6 +208,9 @@ class Choice:
             if piece.finish_reason is not None:
                 piece.parts += reader.finish()
                 piece.ends_with_calls = reader.calls > 0 and piece.finish_reason == "stop" and not reader.is_named
+        if self._json is not None:
+            self._json.add([MessagePart("content", written)] if piece.parts is None else piece.parts)
+            piece.is_cut_json = piece.finish_reason == "length" and self._json.is_open
 
 
 def _singly(batch: GeneratedTokens) -> Sequence[GeneratedTokens]:

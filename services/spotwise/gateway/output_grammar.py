@@ -88,6 +88,13 @@ def grammar_of(
     return grammar
 
 
+def is_json(response_format: OutputFormat | None, structured_outputs: StructuredOutputs | None) -> bool:
+    """Whether a request's answer is to be one JSON value."""
+    if structured_outputs is not None:
+        return structured_outputs.json_ is not None or bool(structured_outputs.json_object)
+    return response_format is not None and response_format.type != "text"
+
+
 def _of_format(response_format: OutputFormat | None) -> tuple[str, str]:
     if response_format is None or response_format.type == "text":
         return "", "response_format"

@@ -18,6 +18,7 @@ from spotwise.gateway.auth import tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.message_reader import MessageReading
+from spotwise.gateway.output_grammar import is_json
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.response_tools import CalledTool
@@ -55,6 +56,7 @@ class TextRules:
         prompt_logprobs: alternatives of each token of the prompt, beside the answer's text; `None` for none of it.
         logprobs: alternatives of each token of the text, an echo's included; `None` for no log-probabilities.
         reading: how calls and reasoning are found in the text; `None`: all of it is what the model says.
+        is_json: what the model says is to be one JSON value.
     """
 
     stop_tables: StopTables
@@ -65,6 +67,7 @@ class TextRules:
     prompt_logprobs: int | None
     logprobs: int | None
     reading: MessageReading | None = None
+    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,7 @@ def plan_generation(
         prompt_logprobs=request.prompt_logprobs,
         logprobs=logprobs,
         reading=reading,
+        is_json=is_json(request.response_format, request.structured_outputs),
     )
     options_of_stream = request.stream_options or StreamOptions()
     include_usage = options_of_stream.include_usage or False

@@ -19,6 +19,9 @@ from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.sse import event, one_line
 
+#: Of a choice whose JSON was cut off: as the object of a response has it.
+_CUT = {"incomplete_details": {"reason": "max_output_tokens"}}
+
 
 @dataclass(slots=True)
 class WholeChoice:
@@ -31,6 +34,7 @@ class WholeChoice:
     scored: list[ScoredToken] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    is_cut_json: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def add(self, piece: ChoiceText) -> None:
@@ -46,6 +50,7 @@ class WholeChoice:
         if piece.prompt_logprobs is not None:
             self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        self.is_cut_json = piece.is_cut_json
 
     @property
     def text(self) -> str:
@@ -164,11 +169,12 @@ class ResponseFormat(AnswerFormat):
         }
 
     def _end(self, choice: WholeChoice | ChoiceText) -> dict[str, Any]:
-        return {
+        ending = {
             "logprobs": None if choice.scored is None else self._logprobs(choice.scored),
             "finish_reason": "tool_calls" if choice.ends_with_calls else choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        return ending | _CUT if choice.is_cut_json else ending
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._names, "object": self.CHUNK_OBJECT, "choices": choices}

@@ -206,6 +206,20 @@ async def test_all_tools_allowed_is_no_bound(client: httpx.AsyncClient, mesh: Fa
         assert response.status_code == 200 and not mesh.spec.sampling.grammar, response.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("written", "is_cut"), [(WRITTEN[:50], True), (WRITTEN, False), ("It is", False)])
+async def test_arguments_that_are_cut_off_say_so(
+    client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode, written: str, is_cut: bool, stream: bool
+) -> None:
+    """Of a call that reached the bound of tokens; one that is whole there, and text before any call, do not."""
+    mesh.reply = encode(written)
+    response = await client.post(CHATS, json=WITH_TOOLS | {"stream": stream})
+    *_, last = (line for line in response.text.splitlines() if "{" in line)
+    (choice,) = json.loads(last.removeprefix("data: "))["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice.get("incomplete_details") == ({"reason": "max_output_tokens"} if is_cut else None)
+
+
 async def test_calls_one_at_a_time(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
     """With `parallel_tool_calls` false the message ends with its first call, and so does the work for it."""
     mesh.reply = [*encode(WRITTEN + WRITTEN), 2]
