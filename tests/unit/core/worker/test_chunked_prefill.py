@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.token_rate import REMEMBERED_TOKENS
@@ -316,6 +317,23 @@ class TestInAWorker:
         bench.load("p", priority=1)
         bench.start("q", prompt=100)
         bench.load("q", priority=0)
+        commands = bench.iterate(after_s=ALONE_TOKENS * TOKEN_S)
+        assert rows(commands) == ["q@1", "p@1"]
+        assert row_of(commands, "p") == (ALONE_TOKENS, ALONE_TOKENS - 100)
+
+    def test_by_attained_service_a_newcomer_passes_a_long_prompt_at_the_next_cut(self) -> None:
+        """With queues (FastServe) the long prompt, whose parts were charged, goes on behind it, and loses nothing computed."""
+        policy = WorkerPolicy(
+            BatchLimits(),
+            prefix_caching=False,
+            max_stall_s=STALL_S,
+            discipline=Discipline.MLFQ,
+            mlfq=MlfqPolicy(TOKEN_S),
+            cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0),
+        )
+        bench = WorkerBench(blocks=100, policy=policy)
+        assert row_of(bench.prefill("p", prompt=1200), "p") == (0, ALONE_TOKENS)
+        bench.prefill("q", prompt=100)
         commands = bench.iterate(after_s=ALONE_TOKENS * TOKEN_S)
         assert rows(commands) == ["q@1", "p@1"]
         assert row_of(commands, "p") == (ALONE_TOKENS, ALONE_TOKENS - 100)
