@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Function of each command; `lazy_group.py` imports them.
 COMMANDS = {
     "peer": "spotwise.benchmarks.peer:peer",
+    "newcomers": "spotwise.benchmarks.newcomers:newcomers",
     "policy": "spotwise.benchmarks.policy:policy",
     "batching": "spotwise.benchmarks.batching:batching",
     "moves": "spotwise.benchmarks.moves:moves",

@@ -28,7 +28,7 @@ from spotwise.benchmarks.comparison import (
 from spotwise.benchmarks.interference import measure_interference
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
-from spotwise.benchmarks.vllm_server import running_vllm, vllm_environment
+from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
 from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
@@ -39,8 +39,6 @@ from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.engine.model_store import DEFAULT_MODEL
 
-#: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.
-_TUNED_ARGUMENTS = ("--max-num-batched-tokens", "256")
 #: Our advice for one machine with few cores; and a mesh with a process for each phase.
 _ONE_WORKER = "--prompt-workers 0 --token-workers 0 --mixed-workers 1"
 _SPLIT_ARGUMENTS = ("--prompt-workers", "1", "--token-workers", "1")
@@ -111,7 +109,7 @@ def peer(
         split_up_args=" ".join(_SPLIT_ARGUMENTS) if split else None,
         vllm=vllm_version(program),
         vllm_settings={name: value for name, value in vllm_environment().items() if name.startswith("VLLM_")},
-        tuned_peer=" ".join(_TUNED_ARGUMENTS),
+        tuned_peer=" ".join(TUNED_ARGUMENTS),
         peer_figures="measured in this run" if reused_from is None else f"reused from {reused_from}",
         workloads={workload.name: workload.shape for workload in chosen},
     )
@@ -170,7 +168,7 @@ def _server(setting: Setting, side: Side) -> AbstractContextManager[ServerEndpoi
     if not side.is_peer:
         arguments = _SPLIT_ARGUMENTS if side is Side.OURS_SPLIT else setting.up_arguments
         return running_mesh(("--model", setting.model, "--dtype", "bfloat16", *arguments))
-    return running_vllm(setting.vllm, setting.model_folder, _TUNED_ARGUMENTS if side is Side.TUNED_PEER else ())
+    return running_vllm(setting.vllm, setting.model_folder, TUNED_ARGUMENTS if side is Side.TUNED_PEER else ())
 
 
 def _measure(setting: Setting, endpoint: ServerEndpoint, workload: PeerWorkload, number: int) -> dict[str, float]:

@@ -16,8 +16,11 @@ from spotwise.cli.bench.servers import GRACE_S, POLL_S, ServerEndpoint, own_run_
 from spotwise.mesh.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded import free_port
 
+#: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.
+TUNED_ARGUMENTS = ("--max-num-batched-tokens", "256")
+
 _VLLM_MODEL = "peer"
-#: The longest prompt and answer of any workload, with a margin.
+#: The longest prompt and answer of any workload of `bench peer`, with a margin.
 _VLLM_CONTEXT_TOKENS = 4096
 #: No network access; the KV memory is enough for every workload.
 _VLLM_ENV = {
@@ -29,15 +32,22 @@ _VLLM_ENV = {
 
 
 @contextmanager
-def running_vllm(vllm: Path, model_folder: Path, arguments: Sequence[str]) -> Iterator[ServerEndpoint]:
-    """Serve the model by vLLM in bfloat16, with additional arguments; raises `CommandError` where it does not come up."""
+def running_vllm(
+    vllm: Path,
+    model_folder: Path,
+    arguments: Sequence[str],
+    *,
+    dtype: str = "bfloat16",
+    context_tokens: int = _VLLM_CONTEXT_TOKENS,
+) -> Iterator[ServerEndpoint]:
+    """Serve the model by vLLM, with additional arguments; raises `CommandError` where it does not come up."""
     with own_run_folder("vllm") as folder:
         port = free_port()
         log_path = folder.log_path("vllm")
         argv = [
             *(str(vllm), "serve", str(model_folder), "--served-model-name", _VLLM_MODEL),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--dtype", "bfloat16", "--max-model-len", str(_VLLM_CONTEXT_TOKENS)),
+            *("--dtype", dtype, "--max-model-len", str(context_tokens)),
             *arguments,
         ]
         child = start_child(argv, log_path=log_path, env=vllm_environment())

@@ -33,7 +33,7 @@ async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, A
             while left:
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
-                except asyncio.IncompleteReadError:
+                except (asyncio.IncompleteReadError, ConnectionError):
                     break
                 length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
                 bodies.append(orjson.loads(await reader.readexactly(length)))

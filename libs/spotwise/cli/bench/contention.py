@@ -54,14 +54,20 @@ class CoreUse:
     def contention_since(self, before: CoreUse) -> Contention:
         """Return what others took since an earlier sample."""
         core_s = max(self.at_s - before.at_s, 1e-9) * max(self.cores, 1)
-        own_s = sum(max(0.0, seconds - before.own_s.get(process, 0.0)) for process, seconds in self.own_s.items())
-        others_s = max(0.0, self.busy_s - before.busy_s - own_s)
+        others_s = max(0.0, self.busy_s - before.busy_s - self._own_s_since(before))
         return Contention(
             self.cores,
             others_s / core_s,
             (self.stolen_s - before.stolen_s) / core_s,
             (self.throttled_s - before.throttled_s) / core_s,
         )
+
+    def own_cores_since(self, before: CoreUse) -> float:
+        """Return how many cores this command's processes kept busy since an earlier sample, on average."""
+        return self._own_s_since(before) / max(self.at_s - before.at_s, 1e-9)
+
+    def _own_s_since(self, before: CoreUse) -> float:
+        return sum(max(0.0, seconds - before.own_s.get(process, 0.0)) for process, seconds in self.own_s.items())
 
 
 @dataclass(frozen=True, slots=True)

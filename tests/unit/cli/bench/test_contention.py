@@ -42,6 +42,12 @@ def test_what_is_not_the_commands_is_others(sample: CoreUse, expected: Contentio
     )
 
 
+def test_cores_that_the_command_keeps_busy() -> None:
+    """Of its own processes alone, whatever others take."""
+    assert after(8.0).own_cores_since(BEFORE) == pytest.approx(0.8)
+    assert after(19.0).own_cores_since(BEFORE) == pytest.approx(0.8)
+
+
 def test_only_what_disturbs_is_reported() -> None:
     """With the part of the measurement that it disturbed."""
     quiet, busy = Contention(2, 0.01, 0.0, 0.0), Contention(2, 0.31, 0.04, 0.0)
