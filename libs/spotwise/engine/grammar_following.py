@@ -13,17 +13,21 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from spotwise.core.sampling import GRAMMAR_FAILS
+from spotwise.engine.deep_stack import with_deep_stack
 
 #: llguidance's own; what went wrong is said without the text so far.
 _LIMITS = LLParserLimits(verbose_errors=False)
 #: Of a processor, for one grammar.
 MAX_COMPILE_CPU_S = 10.0
+#: Of a processor, for all trials of one grammar: as much as an engine could spend on its masks.
+MAX_TRIAL_CPU_S = 5.0
 #: Tokens of each trial of a grammar. Automata grow while they are used, and meet their limits some way into a text.
 _TRIAL_TOKENS = 256
 
 TOO_COMPLEX = "it is too complex: use fewer or smaller repetitions, alternatives and bounds"
 DEAD_END = "it leads to a place where no token of this model fits"
 TOO_SLOW = f"it takes more than {MAX_COMPILE_CPU_S:g} s to compile: use smaller numbers, fewer alternatives and bounds"
+SLOW_TO_FOLLOW = "it takes too long to follow: use fewer rules that begin with one another, and smaller ones"
 _NOT_ITS_TOKENS = "the tokens so far do not fit it"
 
 #: What llguidance's errors hold where one of its limits was met.
@@ -50,12 +54,18 @@ def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     Raises:
         GrammarError: it is no grammar, too complex, or takes too long.
     """
-    began_s = time.thread_time()
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+
+    def compile_it() -> tuple[LLMatcher, float]:
+        began_s = time.thread_time()
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+        return matcher, time.thread_time() - began_s
+
+    # It recurses along chains of rules and references, of which a small grammar has thousands.
+    matcher, cpu_s = with_deep_stack(compile_it)
     if matcher.is_error():
         said = _cleaned(matcher.get_error())
         raise GrammarError(TOO_COMPLEX if _meets_limit(said) else said)
-    if time.thread_time() - began_s > MAX_COMPILE_CPU_S:
+    if cpu_s > MAX_COMPILE_CPU_S:
         raise GrammarError(TOO_SLOW)
     return matcher
 
@@ -103,9 +113,10 @@ def trial_problem(tokenizer: LLTokenizer, grammar: str) -> str:
     dead_ends = 0
     try:
         start = compiled(tokenizer, grammar)
+        ends_s = time.thread_time() + MAX_TRIAL_CPU_S
         for pick in picks:
             try:
-                _try_one(start.deep_copy(), tokenizer, pick)
+                _try_one(start.deep_copy(), tokenizer, pick, ends_s)
             except GrammarError as error:
                 if not error.is_dead_end:
                     raise
@@ -115,8 +126,10 @@ def trial_problem(tokenizer: LLTokenizer, grammar: str) -> str:
     return DEAD_END if dead_ends == len(picks) else ""
 
 
-def _try_one(matcher: LLMatcher, tokenizer: LLTokenizer, pick: Callable[[int, int], int]) -> None:
+def _try_one(matcher: LLMatcher, tokenizer: LLTokenizer, pick: Callable[[int, int], int], ends_s: float) -> None:
     for step in range(_TRIAL_TOKENS):
+        if time.thread_time() > ends_s:
+            raise GrammarError(SLOW_TO_FOLLOW)
         allowed = allowed_tokens(matcher, np.frombuffer(matcher.compute_bitmask(), np.int32), tokenizer.vocab_size)
         allowed[tokenizer.eos_tokens] = False
         fitting = allowed.nonzero()[0]
