@@ -46,7 +46,7 @@ _broken = _hangs = _deaf = False
 class FailingEngine(SimulatedEngine):
     """A simulated engine that knows what it must not compute."""
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
         """Learn a sequence, and how its prompt begins."""
         await super().add_sequence(record)
         self._firsts = {**getattr(self, "_firsts", {}), record.sequence_id: record.prompt_token_ids[0]}

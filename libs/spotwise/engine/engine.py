@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
+from llguidance import LLMatcher
 
 from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import Batch
@@ -273,8 +274,12 @@ class Engine:
         """Sequences added and not dropped."""
         return len(self._sequences)
 
-    def add_sequence(self, record: RequestRecord) -> None:
+    def add_sequence(self, record: RequestRecord, prepared: Future[LLMatcher] | None = None) -> None:
         """Add a sequence: its prompt and the output tokens committed so far.
+
+        Args:
+            record: the sequence's.
+            prepared: what `prepare` returned; without it that is begun now, and iterations with the sequence wait for it.
 
         Raises:
             ValueError: the id is known, the prompt is empty, the tokens exceed the context, one is not in the vocabulary, or
@@ -282,10 +287,11 @@ class Engine:
                 not give.
         """
         sequence = self._sequences.add(record)
-        if self.samples and self._grammars is not None:
-            self._grammars.follow(sequence)
+        compiling = prepared or self.prepare(record)
+        if compiling is not None and self._grammars is not None:
+            self._grammars.follow(sequence, compiling)
 
-    def prepare(self, record: RequestRecord) -> Future[Any] | None:
+    def prepare(self, record: RequestRecord) -> Future[LLMatcher] | None:
         """Begin what a sequence needs before it is added and may take seconds, on other threads: its grammar is compiled.
         `None`: nothing. The future's error is a `GrammarError`: the sequence can be served nowhere. Any thread may call this.
         """

@@ -35,18 +35,22 @@ AllowedTokens = list[NDArray[np.bool_] | GrammarError | None]
 
 
 class _Follower:
-    """Follows one sequence."""
+    """Follows one sequence, from a matcher at its start: it needs no other, whatever is kept compiled."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
+    def __init__(self, start: Future[LLMatcher]) -> None:
+        self._start = start
+        self._matcher: LLMatcher | None = None
         self._consumed = 0
 
-    def catch_up(self, sequence: EngineSequence) -> None:
-        """Consume the output tokens that are new; raises `GrammarError` where one does not fit."""
+    def caught_up(self, sequence: EngineSequence) -> LLMatcher:
+        """Return a matcher that has consumed the sequence's output tokens; raises `GrammarError` where one does not fit."""
+        if self._matcher is None:
+            self._matcher = self._start.result().deep_copy()
         output = sequence.tokens[sequence.prompt_length :]
         fresh = output[self._consumed :].tolist()
         self._consumed = len(output)
-        consume(self.matcher, fresh)
+        consume(self._matcher, fresh)
+        return self._matcher
 
 
 class Grammars:
@@ -96,23 +100,20 @@ class Grammars:
             return None
         return self._thread.submit(self._allowed, sequences)
 
-    def follow(self, sequence: EngineSequence) -> None:
-        """Keep what a sequence's grammar was compiled to until it is dropped; begin to compile one that nobody has."""
-        if sequence.sampling.grammar:
-            self._thread.submit(self._follower, sequence)
+    def follow(self, sequence: EngineSequence, start: Future[LLMatcher]) -> None:
+        """Follow a sequence from what `compile` returned, until it is dropped. Iterations with it wait for `start`."""
+        self._followers[sequence] = _Follower(start)
 
     def _allowed(self, sequences: Rows[EngineSequence]) -> AllowedTokens:
         allowed: AllowedTokens = [None] * len(sequences)
-        followers: dict[int, _Follower] = {}
+        matchers: list[tuple[LLMatcher, int]] = []
         for index, sequence in enumerate(sequences):
             if sequence.sampling.grammar:
                 try:
-                    followers[index] = self._follower(sequence)
-                    followers[index].catch_up(sequence)
+                    matchers.append((self._followers[sequence].caught_up(sequence), index))
                 except GrammarError as error:
                     allowed[index] = error
         masks = allocate_token_bitmask(len(sequences), self._vocab_size)
-        matchers = [(follower.matcher, index) for index, follower in followers.items() if allowed[index] is None]
         if matchers:
             fill_next_token_bitmask_par(self._matching, matchers, masks)
         for matcher, index in matchers:
@@ -134,13 +135,6 @@ class Grammars:
             allowed[ends] = may_end
             if not allowed.any():
                 raise GrammarError(DEAD_END)
-
-    def _follower(self, sequence: EngineSequence) -> _Follower:
-        follower = self._followers.get(sequence)
-        if follower is None:
-            start = self.compile(sequence.sampling.grammar, "").result()
-            follower = self._followers[sequence] = _Follower(start.deep_copy())
-        return follower
 
     def _compile(self, grammar: str) -> LLMatcher:
         return compiled(self._open(), grammar)

@@ -203,15 +203,17 @@ class EngineThread:
     def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
         """Neither is ever called: the engine is this process."""
 
-    async def prepare(self, record: RequestRecord) -> None:
+    async def prepare(self, record: RequestRecord) -> Any:
         """Wait for a sequence's grammar, which other threads compile; raises `ValueError` where that cannot be followed."""
-        if (preparing := self.engine.prepare(record)) is not None:
+        preparing = self.engine.prepare(record)
+        if preparing is not None:
             # shielded: others wait for the same grammar
             await asyncio.shield(asyncio.wrap_future(preparing))
+        return preparing
 
-    async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence to the engine; raises `ValueError` where the engine refuses it."""
-        await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record)
+    async def add_sequence(self, record: RequestRecord, prepared: Any = None) -> None:
+        """Add a sequence to the engine, with what `prepare` returned; raises `ValueError` where the engine refuses it."""
+        await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record, prepared)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Append a token that another worker sampled."""

@@ -150,9 +150,9 @@ class WorkerRuntime:
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
             require_same_weights(record, self._host.id, self._host.member.model_digest)
-            await self._engine.prepare(record)
+            prepared = await self._engine.prepare(record)
             with self._watch.call():
-                await self._engine.add_sequence(record)
+                await self._engine.add_sequence(record, prepared)
         except (MeshError, ValueError) as error:
             retryable = isinstance(error, MeshError)
             self._loop.feed(c.RecordUnavailable(command.choice_id, command.epoch, str(error), retryable))

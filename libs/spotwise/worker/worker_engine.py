@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
@@ -55,13 +55,15 @@ class WorkerEngine(Protocol):
         dropped; `on_restored` when it is whole again. Both on the event loop. An engine of one process is never lost alone.
         """
 
-    async def prepare(self, record: RequestRecord) -> None:
-        """Do what a sequence needs before it is added, beside iterations: its grammar is compiled. Raises `ValueError` where it
-        can be served nowhere.
+    async def prepare(self, record: RequestRecord) -> Any:
+        """Do what a sequence needs before it is added, beside iterations: its grammar is compiled. Returns what `add_sequence`
+        takes; raises `ValueError` where the sequence can be served nowhere.
         """
 
-    async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence: prompt and output tokens committed so far; raises `ValueError` where the engine refuses it."""
+    async def add_sequence(self, record: RequestRecord, prepared: Any = None) -> None:
+        """Add a sequence: prompt and output tokens committed so far, and what `prepare` returned; raises `ValueError` where the
+        engine refuses it.
+        """
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Append a token that another worker sampled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SamplingParams
+from spotwise.engine import grammar_following, grammars
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.engine import Engine
 from spotwise.engine.logit_changes import SamplingRow, change_logits
@@ -25,6 +29,7 @@ from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 from tests.unit.engine.tiny_models import Driver, llama_config, load_engine, record, save_model
 
 VOCAB = 280
+WAIT_S = 30.0
 GREEDY = SamplingParams(temperature=0.0)
 END, TURN = 0, 1
 SCHEMA = {
@@ -196,6 +201,40 @@ def test_what_cannot_be_followed_fails_alone(engine: Engine, grammar: str) -> No
     again = engine.run_iteration(Batch((rows[1], rows[2]._replace(first_position=2, num_tokens=1))))
     assert again[0].failure == failed.failure
     assert again[1].failure is None
+
+
+def test_no_iteration_compiles_what_was_prepared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many grammars are compiled between a sequence's preparation and its addition, and while it runs."""
+    compiled: list[str] = []
+
+    def noting(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+        compiled.append(grammar)
+        return grammar_following.compiled(tokenizer, grammar)
+
+    monkeypatch.setattr(grammars, "compiled", noting)
+
+    def prepare(name: str, grammar: str) -> tuple[RequestRecord, Future[LLMatcher]]:
+        sequence = with_grammar(name, [9, 8], grammar)
+        preparing = engine.prepare(sequence)
+        assert preparing is not None
+        preparing.result(WAIT_S)
+        return sequence, preparing
+
+    def crowd(name: str) -> None:
+        for number in range(80):
+            of_crowd = LLMatcher.grammar_from_regex(f"{name}{number}")
+            prepare("c", of_crowd)
+
+    sequence, prepared = prepare("r", JSON)
+    crowd("before")
+    engine.add_sequence(sequence, prepared)
+    blocks = BlockPool(engine.num_blocks, engine.block_size)
+    blocks.allocate("r@1", 4)
+    row = BatchRow("r@1", 0, 2, blocks.owned_by("r@1"))
+    (first,) = engine.run_iteration(Batch((row,)))
+    crowd("meanwhile")
+    (second,) = engine.run_iteration(Batch((row._replace(first_position=2, num_tokens=1),)))
+    assert (first.failure, second.failure) == (None, None) and compiled.count(JSON) == 1
 
 
 def failure_of(engine: Engine, outputs: tuple[int, ...] = ()) -> str | None:

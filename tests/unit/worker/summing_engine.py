@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ class SummingEngine:
     Attributes:
         failures: raised by the next iterations, one each.
         gate: iterations wait until it is set.
+        compiled: by grammar, what its sequences' iterations wait for; none has any but these.
         at_work: set once an iteration has begun.
         batch_sizes: rows of each iteration that ran.
     """
@@ -116,6 +118,7 @@ class SummingEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.at_work = threading.Event()
+        self.compiled: dict[str, Future[None]] = {}
         self.batch_sizes: list[int] = []
         self.thread_names: set[str] = set()
         self._records: dict[str, RequestRecord] = {}
@@ -126,10 +129,11 @@ class SummingEngine:
         """Sequences known here."""
         return len(self._tokens)
 
-    def prepare(self, record: RequestRecord) -> None:
-        """Nothing takes long here."""
+    def prepare(self, record: RequestRecord) -> Future[None] | None:
+        """Return what a sequence's grammar is compiled to; the test ends that."""
+        return self.compiled.get(record.sampling.grammar)
 
-    def add_sequence(self, record: RequestRecord) -> None:
+    def add_sequence(self, record: RequestRecord, prepared: Future[None] | None = None) -> None:
         """Learn a sequence; a prompt with token 255 is refused."""
         if 255 in record.prompt_token_ids:
             raise ValueError("a token id outside 0..254")
@@ -149,6 +153,9 @@ class SummingEngine:
         """Write the rows' KV, layer by layer, and sample from all the KV that the sequence has."""
         self.at_work.set()
         assert self.gate.wait(PATIENCE_S)
+        for row in batch.rows:
+            if (compiling := self.compiled.get(self._records[row.sequence_id].sampling.grammar)) is not None:
+                compiling.result(PATIENCE_S)  # as the real engine, whose masks wait
         self.thread_names.add(threading.current_thread().name)
         if self.failures:
             raise self.failures.pop(0)

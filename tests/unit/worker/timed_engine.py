@@ -48,7 +48,7 @@ class TimedEngine:
     async def prepare(self, record: RequestRecord) -> None:
         """Nothing is needed."""
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
         assert record.sequence_id not in self._lengths
         assert record.prompt_token_ids
         self._lengths[record.sequence_id] = len(record.prompt_token_ids)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from spotwise.core import group_messages as g
 from spotwise.core.batching import Batch
@@ -160,16 +161,15 @@ class GroupEngine:
         for swap in swaps.values():
             swap.on_ended(EngineLostError(reason))
 
-    async def prepare(self, record: RequestRecord) -> None:
+    async def prepare(self, record: RequestRecord) -> Any:
         """Do what a sequence needs before it is added; raises `ValueError` where it can be served nowhere."""
-        if self._epoch:
-            await self._own.prepare(record)
+        return await self._own.prepare(record) if self._epoch else None
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: Any = None) -> None:
         """Add a sequence; raises `ValueError` where the engine refuses it, `MeshError` where the group is not whole."""
         epoch = self._epoch
         if epoch:
-            await self._own.add_sequence(record)
+            await self._own.add_sequence(record, prepared)
         if not epoch or epoch != self._epoch:
             raise EngineLostError("the group is not whole")
         self.order(g.AddGroupSequence(record))

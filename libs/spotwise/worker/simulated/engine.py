@@ -115,7 +115,7 @@ class SimulatedEngine:
     async def prepare(self, record: RequestRecord) -> None:
         """Nothing is needed: words follow no grammar."""
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
         """Add a sequence; raises `ValueError` where it exists already, has no prompt, an adapter, an embedding to give, or all
         words are its stop tokens.
         """

@@ -34,7 +34,7 @@ class OwnEngine:
     async def prepare(self, record: RequestRecord) -> None:
         """Nothing is needed."""
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
         if not record.prompt_token_ids:
             raise ValueError("empty")
         self.calls.append(("add", record.sequence_id))

@@ -43,7 +43,7 @@ class SimulatedGroupEngine(SimulatedEngine):
     def reported(self, report: GroupReport) -> None:
         """Nothing: devices report no work."""
 
-    async def add_sequence(self, record: RequestRecord) -> None:
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
         """Add a sequence; raises `ValueError` where the engine refuses it, `MeshError` where the group is not whole."""
         if not self._is_whole:
             raise MeshError("the group is not whole")
