@@ -1,12 +1,17 @@
-"""A few threads that are shared fairly: owners take turns, and one alone never has all threads."""
+"""A few threads that are shared fairly: owners take turns, and one alone has neither all threads nor all places that wait.
+
+Source of the places: dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+Switches", 1998).
+"""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -15,16 +20,19 @@ class FairThreads:
     """Runs functions of several owners, each owner's in order.
 
     Args:
-        threads: at least 2; one owner has all but one of them at most, so that another owner's next function finds one.
+        threads: one owner has all but one of them at most, so that another owner's next function finds one. With a single
+            thread owners only take turns.
         name: of the threads.
+        max_waiting: places of functions that wait; see `has_room`. `None`: any number.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, max_waiting: int | None = None) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._most_of_one = max(1, threads - 1)
+        self._max_waiting = max_waiting
         self._lock = Lock()
-        #: By owner, in the order of their next turns.
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        #: By owner, in the order of their next turns; an owner's in theirs.
+        self._waiting: dict[str, dict[Future[Any], Callable[[], None]]] = {}
         self._running = Counter[str]()
         self._free = threads
 
@@ -33,8 +41,18 @@ class FairThreads:
         with self._lock:
             return len(self._waiting.get(owner, ()))
 
+    def has_room(self, owner: str) -> bool:
+        """Return whether one more function of an owner may wait: an owner has half of all places at most, and no more than it
+        leaves to others, so that whoever comes next finds some.
+        """
+        with self._lock:
+            if self._max_waiting is None:
+                return True
+            taken = sum(map(len, self._waiting.values()))
+            return len(self._waiting.get(owner, ())) < self._max_waiting - taken
+
     def submit(self, owner: str, work: Callable[[], Result]) -> Future[Result]:
-        """Run a function once it is its owner's turn, unless its future is cancelled before."""
+        """Run a function once it is its owner's turn, unless its future is cancelled before, which frees its place."""
         future = Future[Result]()
 
         def run() -> None:
@@ -48,9 +66,19 @@ class FairThreads:
                 future.set_result(result)
 
         with self._lock:
-            self._waiting.setdefault(owner, deque()).append(run)
+            self._waiting.setdefault(owner, {})[future] = run
             self._begin()
+        future.add_done_callback(partial(self._withdraw, owner))
         return future
+
+    def _withdraw(self, owner: str, future: Future[Any]) -> None:
+        """Forget a function that was cancelled before its turn."""
+        if not future.cancelled():
+            return
+        with self._lock:
+            works = self._waiting.get(owner, {})
+            if works.pop(future, None) is not None and not works:
+                del self._waiting[owner]
 
     def _begin(self) -> None:
         """Begin what finds a thread; the lock is held."""
@@ -59,7 +87,7 @@ class FairThreads:
             if owner is None:
                 return
             works = self._waiting.pop(owner)
-            work = works.popleft()
+            work = works.pop(next(iter(works)))
             if works:
                 self._waiting[owner] = works  # behind the others
             self._free -= 1
@@ -73,4 +101,6 @@ class FairThreads:
             self._running[owner] -= 1
             if not self._running[owner]:
                 del self._running[owner]
+            if owner in self._waiting:
+                self._waiting[owner] = self._waiting.pop(owner)  # behind those that came meanwhile
             self._begin()

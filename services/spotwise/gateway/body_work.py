@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from spotwise.gateway.auth import caller_scope
 from spotwise.gateway.body import BodyReader
-from spotwise.gateway.off_loop import OffLoop, is_small
+from spotwise.gateway.off_loop import Effort, OffLoop, effort_of_size
 from spotwise.gateway.sse import run_unless_left
 
 Result = TypeVar("Result")
@@ -33,9 +35,9 @@ class BodyWork:
         self,
         request: Request,
         work: Callable[[bytearray], Result],
-        effort_bytes: Callable[[bytearray], int] = len,
+        effort_of: Callable[[bytearray], Effort] = lambda body: effort_of_size(len(body)),
     ) -> Result:
-        """Return what `work` makes of a request's body, which takes as long as a body of `effort_bytes`.
+        """Return what `work` makes of a request's body, which takes the effort that `effort_of` says; callers take turns.
 
         Raises:
             ApiError: the body is beyond the bounds.
@@ -43,6 +45,6 @@ class BodyWork:
             Exception: what `work` raised.
         """
         async with self._bodies.body(request) as body:
-            effort = effort_bytes(body)
-            working = self.off_loop.run(effort, work, body)
-            return await (working if is_small(effort) else run_unless_left(request.receive, working))
+            effort = effort_of(body)
+            working = self.off_loop.run(caller_scope(request), effort, partial(work, body))
+            return await (working if effort is Effort.ON_LOOP else run_unless_left(request.receive, working))

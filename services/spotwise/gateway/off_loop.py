@@ -1,21 +1,21 @@
 """CPU-bound work in bounded threads, off the event loop.
 
 The loop feeds every stream, so no work that grows with a request's size runs on it, and of small work a few in each iteration.
-Running and waiting work is bounded by number; large work never blocks small work. A thread continues when its client leaves, so
-its place frees when it has ended.
+Running and waiting work is bounded by number, and by owner: callers take turns, whatever one of them brings. Large work and
+grammars never block other work. A thread continues when its client leaves, and its owner's turn ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from enum import Enum
+from typing import TypeVar
 
+from spotwise.engine.fair_threads import FairThreads
 from spotwise.gateway.body import overloaded
 from spotwise.gateway.loop_turns import LoopTurns
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 #: Below, work takes a millisecond or two, less trouble than a thread.
@@ -24,54 +24,47 @@ INLINE_BYTES = 4096
 LARGE_BYTES = 256 << 10
 
 
-def is_small(size_bytes: int) -> bool:
-    """Whether work on so much is done on the loop."""
-    return size_bytes <= INLINE_BYTES
+class Effort(Enum):
+    """How long work takes, and so where it is done."""
+
+    #: A millisecond or two.
+    ON_LOOP = "on the loop"
+    SHORT = "short"
+    #: May take seconds, and much memory.
+    LARGE = "large"
+    #: May compile a grammar, for seconds.
+    GRAMMAR = "grammar"
 
 
-class _ThreadLane:
-    def __init__(self, threads: int, max_waiting: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="plan")
-        self._free = asyncio.Semaphore(threads)
-        self._places = max_waiting
-
-    async def run(self, work: Callable[[], Result]) -> Result:
-        if self._places == 0:
-            raise overloaded("The server is busy with other large requests; try again later.")
-        self._places -= 1
-        try:
-            await self._free.acquire()
-        finally:
-            self._places += 1
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        running.add_done_callback(self._ended)
-        return await asyncio.shield(running)
-
-    def _ended(self, running: asyncio.Future[Result]) -> None:
-        self._free.release()
-        if not running.cancelled():
-            running.exception()  # a client that left takes no error
+def effort_of_size(size_bytes: int) -> Effort:
+    """Return the effort of work that grows with what it looks at."""
+    if size_bytes <= INLINE_BYTES:
+        return Effort.ON_LOOP
+    return Effort.SHORT if size_bytes <= LARGE_BYTES else Effort.LARGE
 
 
 class OffLoop:
-    """Runs functions by the size of what they look at: on the loop, in one of a few threads, or in that for large ones."""
+    """Runs functions by their effort: on the loop, or in a few threads for each kind, of which owners have fair shares."""
 
     def __init__(self) -> None:
         self._turns = LoopTurns()
-        self._small = _ThreadLane(threads=2, max_waiting=512)
-        self._large = _ThreadLane(threads=1, max_waiting=16)
+        self._lanes = {
+            Effort.SHORT: FairThreads(3, "plan", max_waiting=1024),
+            Effort.LARGE: FairThreads(1, "plan-large", max_waiting=32),
+            Effort.GRAMMAR: FairThreads(3, "plan-grammar", max_waiting=1024),
+        }
 
-    async def run(
-        self, size_bytes: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
-    ) -> Result:
-        """Return what `work` returns.
+    async def run(self, owner: str, effort: Effort, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, whose turn comes beside those of other owners.
 
         Raises:
-            ApiError: 503, too much waits already.
+            ApiError: 503, too much of this owner waits already.
             Exception: what `work` raised.
         """
-        if is_small(size_bytes):
+        if effort is Effort.ON_LOOP:
             await self._turns.turn()
-            return work(*arguments, **named)
-        lane = self._small if size_bytes <= LARGE_BYTES else self._large
-        return await lane.run(lambda: work(*arguments, **named))
+            return work()
+        lane = self._lanes[effort]
+        if not lane.has_room(owner):
+            raise overloaded("The server is busy with other requests like this one; try again later.")
+        return await asyncio.wrap_future(lane.submit(owner, work))

@@ -26,7 +26,7 @@ from spotwise.gateway.kept_plan import hash_of_body
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import INLINE_BYTES
+from spotwise.gateway.off_loop import LARGE_BYTES, Effort, effort_of_size
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
@@ -96,10 +96,10 @@ class Planning:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = self.admit(request)
         key, scope = key_name(request), caller_scope(request)
-        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key), _effort_bytes)
+        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key), _effort)
         if isinstance(read, Continuation):
             body = await self._continued(scope, read)
-            plan = await self._plan_body(endpoint, key, body)
+            plan = await self._plan_body(scope, endpoint, key, body)
         else:
             plan = read
         name_request(request, plan.request_id)
@@ -123,7 +123,7 @@ class Planning:
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""
-        return await self._plan_body(form.endpoint, form.key_name, form.body.encode())
+        return await self._plan_body(form.scope, form.endpoint, form.key_name, form.body.encode())
 
     def response(
         self,
@@ -179,21 +179,20 @@ class Planning:
             raise unknown_response(read.response_id, "previous_response_id")
         return await self._stored.continued(scope, read)
 
-    async def _plan_body(self, endpoint: str, key: str, body: bytes) -> GenerationPlan:
+    async def _plan_body(self, scope: str, endpoint: str, key: str, body: bytes) -> GenerationPlan:
         """Plan a body that goes on from no other answer, or has all of that by now."""
 
         def planned() -> GenerationPlan:
             return self._planned(endpoint, key, parse_json_object(body))
 
-        return await self.bodies.off_loop.run(_effort_bytes(body), planned)
+        return await self.bodies.off_loop.run(scope, _effort(body), planned)
 
     def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
         plan_body, _ = _ENDPOINTS[endpoint]
         return plan_body(parsed, self._text, self._options, key)
 
 
-def _effort_bytes(body: bytearray | bytes) -> int:
-    """Return a body's length; of a short one with a grammar, whose compilation may take a second, one that needs a thread."""
+def _effort(body: bytearray | bytes) -> Effort:
     # JSON may write a name with escapes.
     has_grammar = b"\\u" in body or any(name in body for name in _GRAMMARS)
-    return max(len(body), INLINE_BYTES + 1) if has_grammar else len(body)
+    return Effort.GRAMMAR if has_grammar and len(body) <= LARGE_BYTES else effort_of_size(len(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -44,3 +45,23 @@ def test_an_error_is_its_futures() -> None:
     assert threads.waiting("a") == 1 and cancelled.cancel()
     hold.set()
     assert held.result(WAIT_S) and threads.submit("a", lambda: 2).result(WAIT_S) == 2
+
+
+def test_an_owner_leaves_places_to_others() -> None:
+    """Half of all places where it is alone; what is cancelled frees its own at once, and keeps nothing."""
+    threads, hold = FairThreads(2, "t", max_waiting=8), threading.Event()
+
+    def fill(owner: str) -> list[Future[bool]]:
+        futures = []
+        while threads.has_room(owner):
+            futures.append(threads.submit(owner, lambda: hold.wait(WAIT_S)))
+        return futures
+
+    crowd = fill("crowd")
+    assert (len(crowd), threads.waiting("crowd")) == (5, 4)
+    assert len(fill("other")) == 3 and threads.waiting("other") == 2
+    assert len(fill("third")) == 1 and not threads.has_room("crowd")
+    for each in crowd[1:]:
+        assert each.cancel()
+    assert threads.waiting("crowd") == 0 and threads.has_room("crowd")
+    hold.set()

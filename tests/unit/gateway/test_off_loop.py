@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.loop_turns import AT_ONCE
-from spotwise.gateway.off_loop import INLINE_BYTES, LARGE_BYTES, OffLoop
+from spotwise.gateway.off_loop import INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
 from tests.contracts.waiting import PATIENCE_S
 
 
 async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
-    """Work up to `INLINE_BYTES` runs on the event loop, larger work in threads."""
+    """Work up to `INLINE_BYTES` runs on the event loop, larger work in threads, and that with grammars."""
     off_loop = OffLoop()
     here = threading.get_ident()
-    assert await off_loop.run(INLINE_BYTES, threading.get_ident) == here
-    assert await off_loop.run(INLINE_BYTES + 1, threading.get_ident) != here
-    assert await off_loop.run(LARGE_BYTES + 1, threading.get_ident) != here
+    assert await off_loop.run("k", effort_of_size(INLINE_BYTES), threading.get_ident) == here
+    for effort in (effort_of_size(INLINE_BYTES + 1), effort_of_size(LARGE_BYTES + 1), Effort.GRAMMAR):
+        assert await off_loop.run("k", effort, threading.get_ident) != here
 
 
 async def test_a_crowd_of_small_work_leaves_the_loop_to_others() -> None:
@@ -40,7 +41,7 @@ async def test_a_crowd_of_small_work_leaves_the_loop_to_others() -> None:
     def note(number: int) -> None:
         done.append((iteration, number))
 
-    crowd = [asyncio.create_task(off_loop.run(1, note, number)) for number in range(1000)]
+    crowd = [asyncio.create_task(off_loop.run("k", Effort.ON_LOOP, partial(note, number))) for number in range(1000)]
     for left in crowd[500:510]:
         asyncio.get_running_loop().call_soon(left.cancel)
     async with asyncio.timeout(PATIENCE_S):
@@ -52,7 +53,7 @@ async def test_a_crowd_of_small_work_leaves_the_loop_to_others() -> None:
 
 async def test_errors_come_through() -> None:
     with pytest.raises(ZeroDivisionError):
-        await OffLoop().run(LARGE_BYTES + 1, lambda: 1 // 0)
+        await OffLoop().run("k", Effort.LARGE, lambda: 1 // 0)
 
 
 async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waiting() -> None:
@@ -68,8 +69,8 @@ async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waitin
         running -= 1
         return running
 
-    tasks = [asyncio.create_task(off_loop.run(LARGE_BYTES + 1, work)) for _ in range(4)]
-    assert await off_loop.run(LARGE_BYTES, lambda: "small") == "small"
+    tasks = [asyncio.create_task(off_loop.run("k", Effort.LARGE, work)) for _ in range(4)]
+    assert await off_loop.run("k", effort_of_size(LARGE_BYTES), lambda: "small") == "small"
     tasks[0].cancel()
     tasks[1].cancel()
     await asyncio.sleep(0.05)
@@ -81,14 +82,45 @@ async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waitin
 
 
 async def test_more_than_may_wait_is_refused_with_503() -> None:
-    """Work beyond the queue's bound is refused with 503 at once."""
+    """An owner's work beyond its bound is refused with 503 at once; another owner's still finds places."""
     off_loop = OffLoop()
     go_on = threading.Event()
-    tasks = [asyncio.create_task(off_loop.run(LARGE_BYTES + 1, go_on.wait, PATIENCE_S)) for _ in range(17)]
+    wait = partial(go_on.wait, PATIENCE_S)
+    tasks = [asyncio.create_task(off_loop.run("k", Effort.LARGE, wait)) for _ in range(17)]
     await asyncio.sleep(0)
     with pytest.raises(ApiError) as refused:
-        await off_loop.run(LARGE_BYTES + 1, go_on.wait)
+        await off_loop.run("k", Effort.LARGE, wait)
     assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    tasks[5].cancel()
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(off_loop.run("k", Effort.LARGE, wait)))
+    tasks += [asyncio.create_task(off_loop.run("other", Effort.LARGE, wait)) for _ in range(3)]
     go_on.set()
     async with asyncio.timeout(PATIENCE_S):
-        assert all(await asyncio.gather(*tasks))
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(ended.pop(5), asyncio.CancelledError) and all(each is True for each in ended)
+
+
+@pytest.mark.parametrize("effort", [Effort.SHORT, Effort.LARGE, Effort.GRAMMAR])
+async def test_a_crowd_of_one_owner_delays_others_by_a_turn(effort: Effort) -> None:
+    """However much waits: the piece that runs ends before another owner's begins, or none where there are more threads."""
+    off_loop = OffLoop()
+    turn, begun = threading.Semaphore(0), 0
+
+    def slow() -> None:
+        nonlocal begun
+        begun += 1
+        assert turn.acquire(timeout=PATIENCE_S)
+
+    crowd = [asyncio.create_task(off_loop.run("crowd", effort, slow)) for _ in range(15)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(off_loop.run(f"{each}", effort, lambda: begun)) for each in range(3)]
+    await asyncio.sleep(0)
+    if effort is Effort.LARGE:
+        turn.release()
+    async with asyncio.timeout(PATIENCE_S):
+        assert max(await asyncio.gather(*others)) <= 2
+    for _ in crowd:
+        turn.release()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*crowd)
