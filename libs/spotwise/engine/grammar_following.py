@@ -31,7 +31,7 @@ SLOW_TO_FOLLOW = "it takes too long to follow: use fewer rules that begin with o
 _NOT_ITS_TOKENS = "the tokens so far do not fit it"
 
 #: What llguidance's errors hold where one of its limits was met.
-_LIMITS_MET = ("too many", "too complex", "toocomplex", "too large", "too big", "size limit", "fuel")
+_LIMITS_MET = ("too many", "too complex", "toocomplex", "too large", "too big", "size limit", "fuel", "items; max is")
 
 
 class GrammarError(ValueError):

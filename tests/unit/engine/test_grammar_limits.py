@@ -59,6 +59,13 @@ def test_a_chain_as_long_as_a_grammar_may_be_ends_no_process(tokenizer: LLTokeni
         assert error.why == grammar_following.TOO_COMPLEX
 
 
+def test_more_optional_properties_than_a_parser_follows_are_too_complex(tokenizer: LLTokenizer) -> None:
+    """Its limit on what may come next has a message of another form."""
+    properties = {f"p{each}": {"type": "string"} for each in range(600)}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "object", "properties": properties}))
+    assert trial_problem(tokenizer, grammar) == grammar_following.TOO_COMPLEX
+
+
 def test_an_error_comes_back_from_a_deep_stack() -> None:
     with pytest.raises(ZeroDivisionError):
         with_deep_stack(lambda: 1 // 0)
