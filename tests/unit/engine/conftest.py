@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,16 +40,33 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture(params=build.VARIANTS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """The kernels of each kind of processor that this one can pass for, compiled for real; on one thread at first."""
-    variant: build.Variant = request.param
-    if missing := variant.needs - build._processor_flags():
-        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
-    try:
-        kernels = compiled(variant)
-    except build.NoKernelsError as error:
-        pytest.skip(str(error))
+    kernels = usable(request.param)
     kernels.set_threads(1)
     yield kernels
     kernels.set_threads(1)  # the best variant is also the engine's
+
+
+@pytest.fixture
+def kernels_of() -> Callable[[str], Kernels]:
+    """The kernels of a kind of processor by its name, for tests that compare kinds; on one thread."""
+
+    def named(name: str) -> Kernels:
+        (variant,) = (variant for variant in build.VARIANTS if variant.name == name)
+        kernels = usable(variant)
+        kernels.set_threads(1)
+        return kernels
+
+    return named
+
+
+def usable(variant: build.Variant) -> Kernels:
+    """Return the kernels of a variant; the test is skipped where this processor cannot pass for its kind."""
+    if missing := variant.needs - build._processor_flags():
+        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
+    try:
+        return compiled(variant)
+    except build.NoKernelsError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -29,6 +29,16 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "bart": ({"d_model": 32, "decoder_layers": 3}, "more layers"),
     "falcon": ({"alibi": True}, "attention of their own"),
     "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}, "recurrent"),
+    "gemma4_text": (
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+        },
+        "keys and values of different shapes",
+    ),
     "mamba": ({"state_size": 4}, "recurrent"),
     "qwen3_next": ({"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}, "recurrent"),
     "xmod": ({"is_decoder": True}, "cannot compute three plain tokens: ValueError: Input language unknown"),

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from spotwise.engine.engine import Engine
 from spotwise.engine.errors import ModelError
 from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.loading import EngineConfig
+from tests.unit.engine.tiny_models import llama_config, save_model
 
 
 def load(folder: Path, free_bytes: int, max_num_seqs: int = 4, workers: int = 1) -> Engine:
@@ -23,6 +25,13 @@ def test_it_is_no_larger_than_the_model_can_use(llama_folder: Path) -> None:
     """512 tokens of context, 16 a block: so many blocks for each sequence of an iteration, however much is free."""
     assert load(llama_folder, 1 << 44).num_blocks == 4 * 512 // 16
     assert load(llama_folder, 1 << 44, max_num_seqs=1).num_blocks == 512 // 16
+
+
+def test_a_window_needs_no_less(tmp_path: Path) -> None:
+    """KV outside a sliding window is kept: blocks for 512 tokens of context where attention sees 48."""
+    windowed = transformers.MistralConfig(**llama_config().to_diff_dict() | {"sliding_window": 48})
+    engine = load(save_model(windowed, tmp_path), 1 << 44)
+    assert engine.num_blocks == 4 * 512 // 16
 
 
 def test_it_is_no_larger_than_a_share_of_what_is_free(llama_folder: Path) -> None:

@@ -81,6 +81,16 @@ def test_a_row_is_the_same_bit_for_bit_whatever_is_computed_beside_it(kernels: K
             assert torch.equal(linear(x[first : first + rows]), whole[first : first + rows])
 
 
+def test_torch_alone_rounds_a_row_by_what_is_computed_beside_it() -> None:
+    """Which is why kernels of our own are: README's known limits say that without them tokens may differ."""
+    differ = []
+    for dtype in FORMATS:
+        weight, x = random(576, 576, dtype=dtype), random(300, 576, dtype=dtype, seed=1)
+        whole = torch.nn.functional.linear(x, weight)
+        differ += [not torch.equal(torch.nn.functional.linear(x[:rows], weight), whole[:rows]) for rows in (1, 2, 8)]
+    assert any(differ)
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("outputs", [64, 70, 3])
 def test_logits_are_the_sums_before_they_are_narrowed(kernels: Kernels, dtype: torch.dtype, outputs: int) -> None:

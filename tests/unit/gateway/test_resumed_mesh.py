@@ -115,6 +115,26 @@ async def test_the_same_key_at_two_gateways_is_one_request(text: ChatText, model
         assert content(await Client(first, "POST", CHATS, BODY, key).events()) == rest
 
 
+async def test_an_answer_with_a_key_is_taken_over_whole(text: ChatText, model_dir: Path) -> None:
+    """Without a stream: another gateway goes on from what was saved, without a word of the first one."""
+    body = CHAT | {"max_tokens": 40, "seed": 3, "ignore_eos": True, "return_token_ids": True}
+    async with gateways(text, model_dir) as mesh:
+        first, second = await mesh.start("g0"), await mesh.start("g1")
+        whole = await Client(first, "POST", CHATS, body).answer()
+        before = len(mesh.worker.drawn)
+        client = Client(first, "POST", CHATS, body, {"Idempotency-Key": "b"})
+        await until(lambda: len(mesh.worker.drawn) > before and len([*mesh.worker.drawn.values()][-1]) > 10)
+        await mesh.generations[0].save()
+        answer = await Client(second, "POST", CHATS, body, {"Idempotency-Key": "b"}).answer()
+        assert answer["choices"] == whole["choices"]
+        assert answer["usage"] == whole["usage"]
+        choice_id = str(answer["id"])
+        assert mesh.worker.epochs[choice_id] == [1, 2]
+        assert mesh.worker.drawn[choice_id].count(0) == 1
+        await mesh.generations[0].save()
+        assert (await client.answer())["error"]["code"] == "resumed_elsewhere"
+
+
 async def test_of_two_connections_that_resume_at_once_one_is_told(text: ChatText, model_dir: Path) -> None:
     """At one gateway: one has the rest, the other an error that says where it is; neither hangs."""
     async with gateways(text, model_dir) as mesh:
