@@ -56,7 +56,7 @@ class _Rule:
         """Whether a value asks for something."""
         if isinstance(value, dict):
             value = {key: member for key, member in value.items() if member is not None}
-        return value is not None and value not in self.off
+        return value is not None and not any(_equal(value, off) for off in self.off)
 
     def requested_in(self, body: Mapping[str, Any]) -> bool:
         """Whether a body asks for it."""
@@ -65,6 +65,11 @@ class _Rule:
         if member:
             value = value.get(member) if isinstance(value, dict) else None
         return self.is_requested(value)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two values are the same in JSON, where 0 is not false, and 1 not true."""
+    return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,9 @@ class ResponseTools:
         if kind not in (None, "function", "custom", LOCAL_SHELL) or (
             given == "required" and self.left_out and not self.functions
         ):
+            wanted = self.left_out[0] if kind is None else kind
             message = (
-                f"'tool_choice' asks for a tool of type '{kind or self.left_out[0]}', which this server would have to run; "
+                f"'tool_choice' asks for a tool of type '{wanted}', which this server would have to run; "
                 "it runs none. Choose 'none', 'auto' or 'required', or an object with the 'type' 'function', 'custom', "
                 "'local_shell' or 'allowed_tools'."
             )

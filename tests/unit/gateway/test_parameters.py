@@ -145,6 +145,16 @@ async def test_parameters_without_effect_are_accepted(
         assert response.status_code == 200, (value, response.text)
 
 
+@pytest.mark.parametrize("endpoint", MODELS, ids=lambda endpoint: endpoint.value)
+async def test_a_number_is_no_switch(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+    """0 and 1 are neither false nor true, as everywhere in the API, and as its description says."""
+    switches = [rule for rule in REFUSED if endpoint in rule.at and isinstance(next(iter(rule.off), None), bool)]
+    assert switches
+    for rule in switches:
+        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, int(rule.off[0])))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, rule.name)
+
+
 @pytest.mark.parametrize("value", [{}, [], "", 0, False, {"type": "object"}], ids=repr)
 @pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_regex", "structured_outputs"])
 async def test_empty_values_of_constraints_are_requests(client: httpx.AsyncClient, name: str, value: Any) -> None:

@@ -363,7 +363,7 @@ async def test_only_allowed_tools_are_called(
     assert [name for name in ("weather", "now") if f'\\"{name}\\"' in lark] == ["weather"]
 
 
-@pytest.mark.parametrize("choice", ["any", {}, {"type": 7}, {"type": "unheard_of"}])
+@pytest.mark.parametrize("choice", ["any", {}, {"type": 7}, {"type": ""}, {"type": "unheard_of"}])
 async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
     """In plain words."""
     body = HI | {"tools": [FLAT_TOOL], "tool_choice": choice}
