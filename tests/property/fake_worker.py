@@ -55,6 +55,7 @@ class FakeWorker:
     Attributes:
         batches: ordered and not ended, the oldest first.
         is_unlucky: its last iteration failed by bad luck, and the next one does not.
+        unlucky: requests whose last iteration did, and whose next one does not, whatever ran in between.
         registered: its member as the store has it, which may be old.
         prompt_token_s, kv_push_token_s: what it reports as measured.
         host: blocks of its host's memory; `None` where it swaps nothing.
@@ -85,6 +86,7 @@ class FakeWorker:
     alive: bool = True
     engine_is_broken: bool = False
     is_unlucky: bool = False
+    unlucky: set[str] = field(default_factory=set)
     engine_epoch: int = 0
     engine_is_lost: bool = False
     swapping: list[str] = field(default_factory=list)

@@ -122,7 +122,7 @@ class MeshWorld(FakeNetwork):
         self.moves_ordered = 0
         self.moves_ended: list[m.MoveEnded] = []
         self.culprits: set[str] = set()
-        #: Probability that an iteration fails, whoever is in it, after one that did not.
+        #: Probability that an iteration fails, after one that did not, of requests whose last one did not.
         self.failing = 0.0
         self.killers: set[str] = set()
         self.bad_pairs: set[tuple[str, str]] = set()

@@ -183,7 +183,9 @@ class WorkerProcesses:
             self._world.kill(worker.member.id)
             self._world.come_back(worker)
             return
-        worker.is_unlucky = not worker.is_unlucky and self._world.rng.random() < self._world.failing
+        may_fail = not worker.is_unlucky and worker.unlucky.isdisjoint(requests)
+        worker.is_unlucky = may_fail and self._world.rng.random() < self._world.failing
+        (worker.unlucky.update if worker.is_unlucky else worker.unlucky.difference_update)(requests)
         if worker.engine_is_broken or worker.is_unlucky or not self._world.culprits.isdisjoint(requests):
             for row in batch.rows:  # what it wrote is anything
                 worker.write(row.block_ids, (-1,) * (row.first_position + row.num_tokens), row.first_position)

@@ -24,13 +24,14 @@ _LEFT_S = 30.0
 
 # A separate program, so that a process with threads is never forked. It writes the machine's process file before the machine
 # runs anything, and holds the caller's lock meanwhile: the next holder of the lock can rely on the file.
-# The machine's first process guards the program: it passes SIGTERM on. Once the program has ended, it ends what is left, by
-# SIGTERM and then by SIGKILL; once the supervisor has, everything, by SIGKILL. The kernel kills the program if the guard is
-# killed (PR_SET_PDEATHSIG), and the next listing what is left then.
+# The machine's first process guards the program, once the launcher, which has the mark as well, has ended: it passes SIGTERM
+# on. Once the program has ended, it ends what is left, by SIGTERM and then by SIGKILL; once the supervisor has, everything, by
+# SIGKILL. The kernel kills the program if the guard is killed (PR_SET_PDEATHSIG), and the next listing what is left then.
 _LAUNCHER = """
 import ctypes, os, select, signal, sys, time
 path, lock, owner, mark, left_s, *argv = sys.argv[1:]
 reader, writer = os.pipe()
+launcher = os.pidfd_open(os.getpid())
 if os.fork():
     os.close(writer)
     with open(reader) as failed:
@@ -81,6 +82,10 @@ if not program:
     except OSError as error:
         fail(f"cannot run {argv[0]}: {error.strerror}")
 os.close(writer)
+started = select.poll()
+started.register(launcher, select.POLLIN)
+started.poll()
+os.close(launcher)
 
 def others():
     found = []

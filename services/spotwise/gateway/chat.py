@@ -14,6 +14,7 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.message_reader import MessagePart, calls_of
 from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
+from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
 from spotwise.gateway.response_format import ResponseFormat, WholeChoice
 from spotwise.gateway.schema import parse_request
@@ -21,7 +22,7 @@ from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
 from spotwise.gateway.schema_tools import Tool
 from spotwise.gateway.sse import event
 from spotwise.gateway.template_wishes import wished_variables
-from spotwise.gateway.text import ChatText, PromptTooLongError
+from spotwise.gateway.text import ChatText
 from spotwise.gateway.truncation import Truncation
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from spotwise.gateway.plan_sampling import check_token_ids
+from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long
 from spotwise.gateway.schema_prompts import Prompt
-from spotwise.gateway.text import ChatText, PromptTooLongError
+from spotwise.gateway.text import ChatText
 from spotwise.gateway.truncation import Truncation
 
 

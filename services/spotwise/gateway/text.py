@@ -24,15 +24,12 @@ from spotwise.gateway.control_tokens import ControlTokens, ControlTokensInText
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
 from spotwise.gateway.output_grammar import GrammarCheck
-from spotwise.gateway.prompt_encoder import PromptEncoder, PromptTooLongError
+from spotwise.gateway.prompt_encoder import PromptEncoder
 from spotwise.gateway.truncation import Truncation
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.
 _UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
-
-
-__all__ = ["ChatText", "ModelTextError", "PromptTooLongError"]
 
 
 class ModelTextError(Exception):

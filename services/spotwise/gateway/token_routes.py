@@ -17,10 +17,11 @@ from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.chat import chat_token_ids
 from spotwise.gateway.plan import require_model
 from spotwise.gateway.plan_sampling import check_token_ids
+from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long
 from spotwise.gateway.schema_tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
 from spotwise.gateway.strict_body import parse_body
-from spotwise.gateway.text import ChatText, PromptTooLongError
+from spotwise.gateway.text import ChatText
 
 
 def add_token_routes(app: FastAPI, text: ChatText, options: ApiOptions, bodies: BodyWork) -> None:

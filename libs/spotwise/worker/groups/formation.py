@@ -25,7 +25,7 @@ from spotwise.mesh.device_control import DeviceLink
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
-from spotwise.worker.groups.refusals import Refusals
+from spotwise.worker.groups.refusals import DeviceRefusals
 
 _log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class GroupFormation:
         blocks: Callable[[Sequence[g.DeviceOffered]], int] | None = None,
     ) -> None:
         self._blocks = blocks
-        self._refusals = Refusals()
+        self._refusals = DeviceRefusals()
         self._device_ids = device_ids
         self._on_place = on_place
         self._host = host

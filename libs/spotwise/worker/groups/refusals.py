@@ -20,7 +20,7 @@ class _Refusal:
     until_s: float
 
 
-class Refusals:
+class DeviceRefusals:
     """The refusals of one leader's devices, or of the leader itself. Times are in seconds of any clock that only grows."""
 
     def __init__(self) -> None:

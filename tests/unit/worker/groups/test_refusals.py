@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.worker.groups.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, Refusals
+from spotwise.worker.groups.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, DeviceRefusals
 
 
-def _pauses(refusals: Refusals, name: str, incarnation: int, count: int) -> list[float]:
+def _pauses(refusals: DeviceRefusals, name: str, incarnation: int, count: int) -> list[float]:
     """The pauses after so many refusals, each as soon as the one before is over."""
     now, pauses = 0.0, []
     for _ in range(count):
@@ -18,20 +18,20 @@ def _pauses(refusals: Refusals, name: str, incarnation: int, count: int) -> list
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    pauses = _pauses(Refusals(), "d", 1, 9)
+    pauses = _pauses(DeviceRefusals(), "d", 1, 9)
     assert pauses[:4] == [FIRST_PAUSE_S * factor for factor in (1, 2, 4, 8)]
     assert pauses[-1] == pauses[-2] == LONGEST_PAUSE_S
 
 
 def test_each_device_has_its_own() -> None:
-    refusals = Refusals()
+    refusals = DeviceRefusals()
     refusals.refused("d", 1, 0.0)
     assert refusals.is_paused("d", 1, 0.1) and not refusals.is_paused("e", 1, 0.1)
 
 
 def test_a_process_that_was_started_again_begins_anew() -> None:
     """It is asked at once, and its first pause is short."""
-    refusals = Refusals()
+    refusals = DeviceRefusals()
     _pauses(refusals, "d", 1, 5)
     refusals.refused("d", 1, 100.0)
     assert not refusals.is_paused("d", 2, 100.0)
@@ -40,7 +40,7 @@ def test_a_process_that_was_started_again_begins_anew() -> None:
 
 
 def test_one_that_joins_a_group_begins_anew() -> None:
-    refusals = Refusals()
+    refusals = DeviceRefusals()
     _pauses(refusals, "d", 1, 5)
     refusals.joined("d")
     assert refusals.in_a_row("d", 1) == 0
