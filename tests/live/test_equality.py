@@ -116,7 +116,8 @@ def test_structured_outputs(mesh: LiveMesh, whitespace: str) -> None:
     tokens = LLTokenizer(str(model_folder() / "tokenizer.json"), n_vocab=len(tokenizer()))
     for prompt in mixed_prompts(PROMPTS, LONGEST)[1:4]:
         (answer,) = asyncio.run(complete(mesh, [prompt], structured_outputs=output, temperature=0, max_tokens=40))
-        matcher = LLMatcher(tokens, LLMatcher.grammar_from_json_schema(schema, overrides=layout))
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=layout)  # type: ignore[arg-type]
+        matcher = LLMatcher(tokens, grammar)
 
         def fitting(batch: int, ids: Any, matcher: LLMatcher = matcher, length: int = len(prompt)) -> list[int]:
             if len(ids) > length:
