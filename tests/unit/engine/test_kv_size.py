@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.engine import Engine
 from spotwise.engine.errors import ModelError
 from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
@@ -38,6 +40,20 @@ def test_it_is_no_larger_than_a_share_of_what_is_free(llama_folder: Path) -> Non
     block_bytes = load(llama_folder, 1 << 44).kv_bytes_per_token * 16
     assert load(llama_folder, 80 * block_bytes).num_blocks == 20
     assert load(llama_folder, 80 * block_bytes, workers=2).num_blocks == 10
+
+
+def test_a_gpu_keeps_a_workspace_free(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine tenths of what the driver says is free, by worker, less 1.5 GiB and the logits; the host's memory counts nothing."""
+    engine = load(llama_folder, 1 << 44)
+    facts = ModelFacts(engine.kv.geometry, (), torch.float32, 1 << 40, None, 1 << 18, None, 0.0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 81 << 30))
+    for workers in (1, 2):
+        measured = AutoKvSize(128, workers, lambda: 0).measured(facts, torch.device("cuda", 0), 16)
+        assert measured == int((80 << 30) * 0.9) // workers - (1536 << 20) - 2 * 128 * (1 << 18) * 4
+    small = dataclasses.replace(facts, context_length=512)
+    most = 128 * 512 * engine.kv_bytes_per_token
+    assert AutoKvSize(128, 1, lambda: 0).measured(small, torch.device("cuda", 0), 16) == most
 
 
 def test_too_little_is_refused_in_one_sentence(llama_folder: Path) -> None:
