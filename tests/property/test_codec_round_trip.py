@@ -19,7 +19,7 @@ from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import Pooling, SamplingParams, TokenLogprobs
 from spotwise.core.survival import PiecewiseHazard
-from spotwise.wire import codec, codec_tokens
+from spotwise.wire import codec, codec_records
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -355,7 +355,7 @@ def test_every_message_survives_the_wire(kind: type) -> None:
 @given(RECORDS)
 def test_every_record_survives_the_store(record: RequestRecord) -> None:
     """A worker that reads it computes what the gateway meant."""
-    read = codec_tokens.decode_record(codec_tokens.encode_record(record))
+    read = codec_records.decode_record(codec_records.encode_record(record))
     assert read == record
     assert repr(read) == repr(record)
 

@@ -12,7 +12,6 @@ from grpc_health.v1._async import HealthServicer
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.members import Member
 from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
-from spotwise.mesh.device_control import SERVER_OPTIONS
 from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec_members import member_from, member_to
 from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
@@ -149,7 +148,11 @@ class ControlServer:
     ) -> None:
         # By default two gRPC servers share a port, and half of the calls reach the wrong service.
         options = [("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", _MAX_CALLS)]
-        self._server = grpc.aio.server(options=[*options, *(SERVER_OPTIONS if device is not None else ())])
+        if device is not None:
+            from spotwise.mesh.device_control import SERVER_OPTIONS  # the clients in this file need no codec of groups
+
+            options += SERVER_OPTIONS
+        self._server = grpc.aio.server(options=options)
         if device is not None:
             self._server.add_generic_rpc_handlers((device,))
         self._health = HealthServicer()

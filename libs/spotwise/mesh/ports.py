@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from spotwise.core.fleet.kept import KeptFleet
-from spotwise.core.kv_part import KvPart
-from spotwise.core.members import Member
-from spotwise.core.messages import LedgerEntry
-from spotwise.core.planner.plan import Plan
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
-from spotwise.mesh.key_ports import KeyStore
 from spotwise.mesh.request_store import KeptRequestStore
-from spotwise.mesh.response_store import ResponseStore
+
+if TYPE_CHECKING:  # `spotwise status` needs few of the core's types, whose classes take long to make
+    from spotwise.core.fleet.kept import KeptFleet
+    from spotwise.core.kv_part import KvPart
+    from spotwise.core.members import Member
+    from spotwise.core.messages import LedgerEntry
+    from spotwise.core.planner.plan import Plan
+    from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
+    from spotwise.mesh.key_ports import KeyStore
+    from spotwise.mesh.response_store import ResponseStore
 
 
 class MeshError(Exception):
@@ -302,4 +304,4 @@ class KvTransport(Protocol):
 
 
 #: Called on the event loop once a hand-off is complete in the reserved blocks.
-HandoffHandler = Callable[[KvHandoff, TransferReport], Any]
+HandoffHandler: TypeAlias = "Callable[[KvHandoff, TransferReport], Any]"

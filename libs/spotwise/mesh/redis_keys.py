@@ -6,6 +6,7 @@ keys after a change. Usage is counted by a script in the server, with the server
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -127,8 +128,6 @@ redis.call('EXPIRE', KEYS[2], {int(2 * STREAM_LEASE_S)})
 return {{refused, shown(wait), shown(requests), shown(tokens), shown(day), shown(day_tokens)}}
 """
 
-_RECORD: TypeAdapter[KeyRecord] = TypeAdapter(KeyRecord)
-
 
 def record_json(record: KeyRecord) -> bytes:
     """Return a key's record as JSON, without secrets."""
@@ -137,7 +136,7 @@ def record_json(record: KeyRecord) -> bytes:
 
 def record_from_json(line: bytes | str) -> KeyRecord:
     """Return the key that `record_json` wrote; raises `ValueError` where it is none."""
-    return _RECORD.validate_json(line)
+    return _record_type().validate_json(line)
 
 
 class RedisKeys:
@@ -245,3 +244,9 @@ class RedisKeys:
             # The client's type also covers its synchronous variant.
             evaluated: Any = self._redis.eval(script, len(keys), *keys, *arguments)
             return await evaluated
+
+
+@functools.cache
+def _record_type() -> TypeAdapter[KeyRecord]:
+    """Return what reads a record; made when it is first needed, since that takes long."""
+    return TypeAdapter(KeyRecord)

@@ -6,9 +6,10 @@ The hash has `form`, `owner`, `ending`, for each choice `attempt:ID` and `saved:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import TypeAdapter
@@ -26,7 +27,7 @@ from spotwise.core.gateway.kept_request import (
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.request_store import NO_ATTEMPTS
 from spotwise.wire import subjects
-from spotwise.wire.codec_tokens import encode_record
+from spotwise.wire.codec_records import encode_record
 
 #: How long a request is kept that nobody writes to.
 KEPT_TTL_S = 3600
@@ -113,10 +114,8 @@ if not owner or owner == ARGV[1] then redis.call('DEL', KEYS[2]) end
 return 0
 """
 
-_FORM: TypeAdapter[KeptRequest] = TypeAdapter(KeptRequest)
-_ENDING: TypeAdapter[KeptEnding] = TypeAdapter(KeptEnding)
-_ATTEMPT: TypeAdapter[KeptAttempt] = TypeAdapter(KeptAttempt)
 _ATTEMPT_OF = "attempt:"
+_Kept = TypeVar("_Kept")
 _NOT_SAVED = {-1: NotSaved.TAKEN, -2: NotSaved.FORGOTTEN}
 
 
@@ -216,14 +215,20 @@ def _state(fields: Mapping[bytes, bytes], chunks: Sequence[bytes]) -> KeptState 
     if form is None or owner is None:
         return None
     attempts = {
-        name.decode().removeprefix(_ATTEMPT_OF): _ATTEMPT.validate_json(attempt)
+        name.decode().removeprefix(_ATTEMPT_OF): _type_of(KeptAttempt).validate_json(attempt)
         for name, attempt in fields.items()
         if name.startswith(_ATTEMPT_OF.encode())
     }
     return KeptState(
-        _FORM.validate_json(form),
+        _type_of(KeptRequest).validate_json(form),
         owner.decode(),
-        None if ending is None else _ENDING.validate_json(ending),
+        None if ending is None else _type_of(KeptEnding).validate_json(ending),
         attempts,
         tuple(chunks),
     )
+
+
+@functools.cache
+def _type_of(kind: type[_Kept]) -> TypeAdapter[_Kept]:
+    """Return what reads a type; made when it is first needed, since that takes long."""
+    return TypeAdapter(kind)

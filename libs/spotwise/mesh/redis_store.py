@@ -7,18 +7,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
-from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
-from spotwise.core.messages import LedgerEntry
-from spotwise.core.planner.plan import Plan
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
@@ -29,7 +27,12 @@ from spotwise.mesh.redis_responses import RedisResponses
 from spotwise.mesh.redis_servers import open_redis
 from spotwise.mesh.server_urls import is_sentinel_url
 from spotwise.wire import subjects
-from spotwise.wire.codec_tokens import decode_record, encode_record
+from spotwise.wire.codec_records import decode_record, encode_record
+
+if TYPE_CHECKING:  # see `ports.py`
+    from spotwise.core.fleet.kept import KeptFleet
+    from spotwise.core.messages import LedgerEntry
+    from spotwise.core.planner.plan import Plan
 
 RECORD_TTL_S = 3600
 LEDGER_TTL_S = 3600
@@ -92,8 +95,6 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
 
-_FLEET: TypeAdapter[KeptFleet] = TypeAdapter(KeptFleet)
-_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
 _MAX_CALLS = 32
 #: How long a call may take: longer than a fail-over. A server that stands still breaks no connection.
 PATIENCE_S = 15.0
@@ -238,7 +239,7 @@ class RedisStore(RedisRequests):
         """See `MeshStore`."""
         async with self._turn():
             payload = await self._redis.get(subjects.PLAN_KEY)
-        return _PLAN.validate_json(payload) if isinstance(payload, bytes) else None
+        return _plan_type().validate_json(payload) if isinstance(payload, bytes) else None
 
     async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
         """See `MeshStore`."""
@@ -254,7 +255,7 @@ class RedisStore(RedisRequests):
         async with self._turn():
             read: Any = self._redis.hget(subjects.fleet_key(mesh), "fleet")
             payload = await read
-        return _FLEET.validate_json(payload) if isinstance(payload, bytes) else None
+        return _fleet_type().validate_json(payload) if isinstance(payload, bytes) else None
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -274,7 +275,23 @@ class RedisStore(RedisRequests):
         await self._redis.aclose()
 
 
+@functools.cache
+def _fleet_type() -> TypeAdapter[KeptFleet]:
+    from spotwise.core.fleet.kept import KeptFleet
+
+    return TypeAdapter(KeptFleet)
+
+
+@functools.cache
+def _plan_type() -> TypeAdapter[Plan]:
+    from spotwise.core.planner.plan import Plan
+
+    return TypeAdapter(Plan)
+
+
 def _ledger_entry(fields: dict[str, object]) -> LedgerEntry:
+    from spotwise.core.messages import LedgerEntry
+
     facts = fields.pop("facts")
     assert isinstance(facts, list)
     return LedgerEntry(**fields, facts=tuple((name, value) for name, value in facts))  # type: ignore[arg-type]

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from spotwise.core.gateway.kept_request import (
-    KeptAttempt,
-    KeptEnding,
-    KeptRequest,
-    KeptState,
-    KeptTokens,
-    SavedTokens,
-)
-from spotwise.core.record import RequestRecord
+if TYPE_CHECKING:  # see `ports.py`
+    from spotwise.core.gateway.kept_request import (
+        KeptAttempt,
+        KeptEnding,
+        KeptRequest,
+        KeptState,
+        KeptTokens,
+        SavedTokens,
+    )
+    from spotwise.core.record import RequestRecord
+
 
 NO_ATTEMPTS: Mapping[str, KeptAttempt] = MappingProxyType({})
 

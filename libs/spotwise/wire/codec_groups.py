@@ -13,7 +13,8 @@ from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.wire import codec_kv, codec_reshape
 from spotwise.wire.codec import MalformedMessageError
-from spotwise.wire.codec_tokens import logprobs_from, logprobs_to, record_from, record_to
+from spotwise.wire.codec_records import record_from, record_to
+from spotwise.wire.codec_tokens import logprobs_from, logprobs_to
 from spotwise.wire.field_codec import Codec, codec_of, same
 from spotwise.wire.v1 import group_pb2 as pb
 

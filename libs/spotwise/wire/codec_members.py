@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import DevicePlace
+from spotwise.core import members as m
 from spotwise.wire.field_codec import codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 
@@ -45,7 +44,7 @@ _LOAD = codec_of(
 
 #: A device's place in a group.
 PLACE = codec_of(
-    DevicePlace,
+    m.DevicePlace,
     cluster.DevicePlace,
     *("epoch", "stages", "shards", "stage", "shard", "exchange"),
     layers=(same, tuple),

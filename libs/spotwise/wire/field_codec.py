@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from spotwise.core import messages as m
+if TYPE_CHECKING:
+    from spotwise.core.worker_messages import Attempt
 
 Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # to protobuf, and back
 
@@ -46,7 +47,7 @@ def attempts_codec(
     ids, epochs = columns
 
     def to_proto(message: Any) -> Any:
-        attempts: tuple[m.Attempt, ...] = getattr(message, field)
+        attempts: tuple[Attempt, ...] = getattr(message, field)
         pair = {ids: [choice_id for choice_id, _ in attempts], epochs: [epoch for _, epoch in attempts]}
         return proto_type(**{name: getattr(message, name) for name in names}, **pair)
 

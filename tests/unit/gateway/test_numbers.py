@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from spotwise.core.record import RequestRecord
-from spotwise.wire.codec_tokens import decode_record, encode_record
+from spotwise.wire.codec_records import decode_record, encode_record
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 INTEGERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "logprobs", "best_of")

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
-from spotwise.wire import codec, codec_members, codec_tokens
+from spotwise.wire import codec, codec_members, codec_records
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, request_pb2, spot_pb2, worker_pb2
 
@@ -87,10 +87,10 @@ def test_what_is_no_mesh_message_cannot_be_encoded(thing: Any) -> None:
 def test_a_malformed_record_is_a_value_error() -> None:
     """Bytes of another kind, or a logit bias without its values."""
     with pytest.raises(ValueError, match="not a request record"):
-        codec_tokens.decode_record(b"\xff\xff\xff")
+        codec_records.decode_record(b"\xff\xff\xff")
     odd = request_pb2.RequestRecord(sampling=request_pb2.SamplingParams(logit_bias_token_ids=[1]))
     with pytest.raises(ValueError, match="zip"):
-        codec_tokens.decode_record(odd.SerializeToString())
+        codec_records.decode_record(odd.SerializeToString())
 
 
 def test_plain_tokens_cost_a_few_bytes_each() -> None:
