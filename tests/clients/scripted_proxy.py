@@ -50,6 +50,23 @@ def calling(name: str, arguments: dict[str, Any]) -> Edit:
     return edit
 
 
+def text_of(stream: bytes) -> str:
+    """Return what the model says in a stream of chats, responses or messages."""
+    said = ""
+    for line in stream.decode().splitlines():
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        kind, delta = event.get("type"), event.get("delta")
+        if kind == "response.output_text.delta":
+            said += delta
+        elif kind == "content_block_delta":
+            said += delta.get("text", "")
+        elif event.get("object") == "chat.completion.chunk":
+            said += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    return said
+
+
 class ScriptedProxy:
     """Forwards to a mesh; a context manager.
 
@@ -61,12 +78,14 @@ class ScriptedProxy:
         asked: bodies of the requests for an answer, as the program sent them.
         statuses: of their answers.
         warnings: what the mesh ignored of them.
+        texts: what the model said in them, where they were streams.
     """
 
     def __init__(self, target: str, script: Sequence[Edit]) -> None:
         self.asked: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         self.warnings: list[str] = []
+        self.texts: list[str] = []
         self._script = list(script)
         self._client = httpx.Client(base_url=target, timeout=600.0, trust_env=False)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -118,9 +137,13 @@ class ScriptedProxy:
                             self.send_header(key, value)
                     self.send_header("Connection", "close")
                     self.end_headers()
+                    received = bytearray()
                     for chunk in answer.iter_raw():
+                        received += chunk
                         self.wfile.write(chunk)
                         self.wfile.flush()
+                    if edited is not content:
+                        proxy.texts.append(text_of(bytes(received)))
                 self.close_connection = True
 
             do_GET = do_HEAD = do_POST = _forward  # noqa: N815 - names of the standard library

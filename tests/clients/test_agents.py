@@ -26,11 +26,12 @@ def installed() -> None:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_question_is_answered(installed: None, name: str, mesh: LiveMesh, tmp_path: Path) -> None:
-    """With what the program itself asks for; what a small model makes of it is its own."""
+    """With what the program itself asks for; it prints what the model said, whatever a small one makes of the question."""
     with ScriptedProxy(mesh.url, [repeatable]) as proxy:
         said = run_agent(AGENTS[name], tmp_path / "home", proxy.url, QUESTION)
     assert set(proxy.statuses) == {200}
-    assert said.strip()
+    answers = [text.strip().splitlines()[0] for text in proxy.texts if text.strip()]
+    assert any(answer in said for answer in answers), (said, answers)
 
 
 @pytest.mark.parametrize("name", AGENTS)
