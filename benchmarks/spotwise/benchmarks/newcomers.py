@@ -51,7 +51,7 @@ class NewcomerReading:
 
 
 def newcomers(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of both sides in alternating order.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of both sides in alternating order.")] = 1,
     repetitions: Annotated[
         int, typer.Option(min=1, help="Of each newcomer in each situation, in each round.")
     ] = _WHOLE.repetitions,

@@ -238,6 +238,8 @@ def test_rounds_take_turns_and_the_peer_serves_as_the_mesh_does(
         str(program),
         "--json",
         str(report),
+        "--rounds",
+        "2",
         "--long-tokens",
         "900",
         "--up-args",
