@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ import pytest
 from spotwise.benchmarks.vllm_server import running_vllm
 from spotwise.cli.bench.servers import running_mesh
 from spotwise.cli.errors import CommandError
-from spotwise.mesh.child_process import identify
+from spotwise.mesh.child_process import identify, is_alive, send_signal
 
 #: Serves /health, starts a process of its own that ignores requests to leave, and records both.
 FAKE_VLLM = """#!/usr/bin/env python3
@@ -43,11 +47,44 @@ def program(folder: Path, text: str) -> Path:
 
 def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
     """The end of the block also kills a process that ignores the signal, and removes the folder."""
-    with running_vllm(program(tmp_path, FAKE_VLLM), Path("/models/tiny"), ["--more"]) as endpoint:
+    with running_vllm(program(tmp_path, FAKE_VLLM), Path("/models/tiny"), ["--more"], dtype="float32") as endpoint:
         engine = int((tmp_path / "pid").read_text())
         assert identify(engine) is not None
         assert endpoint.url.startswith("http://127.0.0.1:")
     assert identify(engine) is None
+    assert list((tmp_path / "home" / "run").iterdir()) == []
+
+
+#: A benchmark of its own, which waits beside the peer.
+BENCHMARK = """
+import sys, time
+from pathlib import Path
+from spotwise.benchmarks import vllm_server
+from spotwise.cli.bench import app
+
+vllm_server.GRACE_S = 1.0
+app._group()
+with vllm_server.running_vllm(Path(sys.argv[1]), Path("/models/tiny"), [], dtype="float32"):
+    print("it serves", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_benchmark_that_is_ended_twice_leaves_no_process(tmp_path: Path) -> None:
+    """As by `timeout`, whose signal reaches the benchmark and `make`, which passes it on while the peer is ended."""
+    command = [sys.executable, "-c", BENCHMARK, str(program(tmp_path, FAKE_VLLM))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as benchmark:
+        assert benchmark.stdout is not None and benchmark.stdout.readline() == b"it serves\n"
+        engine = identify(int((tmp_path / "pid").read_text()))
+        assert engine is not None
+        for _ in range(2):
+            benchmark.terminate()
+            time.sleep(0.3)
+        benchmark.wait(timeout=30)
+    try:
+        assert not is_alive(engine)
+    finally:
+        send_signal(engine, signal.SIGKILL)
     assert list((tmp_path / "home" / "run").iterdir()) == []
 
 
@@ -56,7 +93,7 @@ def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     broken = program(tmp_path, "#!/bin/sh\necho no such device >&2\nexit 3\n")
     with (
         pytest.raises(CommandError, match=r"vLLM did not come up(.|\n)*no such device"),
-        running_vllm(broken, Path("/models/tiny"), []),
+        running_vllm(broken, Path("/models/tiny"), [], dtype="float32"),
     ):
         pass
     assert len(list((tmp_path / "home" / "run").rglob("vllm.log"))) == 1

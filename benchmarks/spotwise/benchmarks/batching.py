@@ -29,7 +29,7 @@ from spotwise.benchmarks.policy_probe import (
 )
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
-from spotwise.benchmarks.vllm_server import running_vllm
+from spotwise.benchmarks.vllm_server import dtype_of_both, running_vllm
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
@@ -67,11 +67,12 @@ def batching(
     require_writable(json)
     console = report_console()
     located = resolve_with_progress(model, console)
-    mesh_arguments = ("--model", model, "--dtype", "bfloat16", *up_arguments(up_args))
+    dtype = dtype_of_both(located.path)
+    mesh_arguments = ("--model", model, "--dtype", dtype, *up_arguments(up_args))
 
     def server(label: str) -> AbstractContextManager[ServerEndpoint]:
         if program is not None and label == _VLLM:
-            return running_vllm(program, located.path, ())
+            return running_vllm(program, located.path, (), dtype=dtype)
         return running_mesh(mesh_arguments, COMMON_SETTINGS | {POLICY_VARIABLE: label})
 
     labels = (ITERATION_LEVEL, REQUEST_LEVEL, *((_VLLM,) if program is not None else ()))
@@ -88,7 +89,7 @@ def batching(
     console.print(curves_table(curves))
     about = environment(
         model=located.name,
-        dtype="bfloat16",
+        dtype=dtype,
         workload=dataclasses.asdict(UniformSizes()),
         rounds=rounds,
         rates=swept,

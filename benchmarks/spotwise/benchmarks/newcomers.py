@@ -21,14 +21,13 @@ from rich.console import Console
 from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation, measure_newcomers
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
-from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, running_vllm
+from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm
 from spotwise.cli.bench.contention import CoreUse, contention_lines
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.model_progress import resolve_with_progress
-from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.engine.model_store import DEFAULT_MODEL
 from spotwise.worker.machine import cores_name
 
@@ -79,7 +78,7 @@ def newcomers(
     rounds = 1 if quick else rounds
     program = _peer_program(vllm, console)
     located = resolve_with_progress(model, console)
-    dtype = str(resolve(EngineConfig(located.path, device="cpu"))[1]).removeprefix("torch.")
+    dtype = dtype_of_both(located.path)
     own_arguments = ("--model", model, "--dtype", dtype, *up_arguments(up_args))
 
     def server(side: str) -> AbstractContextManager[ServerEndpoint]:

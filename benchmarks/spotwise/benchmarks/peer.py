@@ -28,7 +28,7 @@ from spotwise.benchmarks.comparison import (
 from spotwise.benchmarks.interference import measure_interference
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
-from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, running_vllm, vllm_environment
+from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
 from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
@@ -51,6 +51,7 @@ class Setting:
     vllm: Path
     model: str
     model_folder: Path
+    dtype: str
     up_arguments: tuple[str, ...]
     seed: int
 
@@ -80,7 +81,7 @@ def peer(
     reused, reused_from = ([], None) if skip_peer is None else read_peer(skip_peer, chosen)
     program = find_vllm(vllm)  # Its client drives our side too.
     located = resolve_with_progress(model, console)
-    setting = Setting(program, model, located.path, tuple(up_arguments(up_args)), seed)
+    setting = Setting(program, model, located.path, dtype_of_both(located.path), tuple(up_arguments(up_args)), seed)
     sides = tuple(
         side for side in Side if not (side.is_peer and skip_peer) and not (side is Side.OURS_SPLIT and not split)
     )
@@ -101,7 +102,7 @@ def peer(
         console.print(f"the peer's figures are reused from {reused_from}", style="yellow", markup=False)
     about = environment(
         model=located.name,
-        dtype="bfloat16",
+        dtype=setting.dtype,
         rounds=rounds,
         seed=seed,
         quick=quick,
@@ -167,8 +168,9 @@ def _run_side(
 def _server(setting: Setting, side: Side) -> AbstractContextManager[ServerEndpoint]:
     if not side.is_peer:
         arguments = _SPLIT_ARGUMENTS if side is Side.OURS_SPLIT else setting.up_arguments
-        return running_mesh(("--model", setting.model, "--dtype", "bfloat16", *arguments))
-    return running_vllm(setting.vllm, setting.model_folder, TUNED_ARGUMENTS if side is Side.TUNED_PEER else ())
+        return running_mesh(("--model", setting.model, "--dtype", setting.dtype, *arguments))
+    arguments = TUNED_ARGUMENTS if side is Side.TUNED_PEER else ()
+    return running_vllm(setting.vllm, setting.model_folder, arguments, dtype=setting.dtype)
 
 
 def _measure(setting: Setting, endpoint: ServerEndpoint, workload: PeerWorkload, number: int) -> dict[str, float]:

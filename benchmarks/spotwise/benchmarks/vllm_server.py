@@ -13,6 +13,7 @@ import httpx
 import psutil
 
 from spotwise.cli.bench.servers import GRACE_S, POLL_S, ServerEndpoint, own_run_folder, wait_until
+from spotwise.engine.loading import EngineConfig, resolve
 from spotwise.mesh.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded import free_port
 
@@ -31,13 +32,20 @@ _VLLM_ENV = {
 }
 
 
+def dtype_of_both(model_folder: Path) -> str:
+    """Return the dtype in which a mesh serves a model here, and the peer beside it: bfloat16 where the processor multiplies it,
+    else float32: the peer's emulated bfloat16 is five times slower.
+    """
+    return str(resolve(EngineConfig(model_folder, device="cpu"))[1]).removeprefix("torch.")
+
+
 @contextmanager
 def running_vllm(
     vllm: Path,
     model_folder: Path,
     arguments: Sequence[str],
     *,
-    dtype: str = "bfloat16",
+    dtype: str,
     context_tokens: int = _VLLM_CONTEXT_TOKENS,
 ) -> Iterator[ServerEndpoint]:
     """Serve the model by vLLM, with additional arguments; raises `CommandError` where it does not come up."""

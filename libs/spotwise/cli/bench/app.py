@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import signal
+from types import FrameType
 
 import typer
 
@@ -15,6 +16,7 @@ _ABOUT = "Measure a mesh; every benchmark takes --json FILE."
 _CHECKOUT_ONLY = "Developer benchmarks (control-plane, peer, ...) need a checkout."
 _IN_CHECKOUT = importlib.util.find_spec("spotwise.benchmarks") is not None
 _OF_DEVELOPERS = importlib.import_module("spotwise.benchmarks.commands").COMMANDS if _IN_CHECKOUT else {}
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 #: Commands that only simulate.
 _SIMULATING = ("simulator-speed",)
 
@@ -33,5 +35,12 @@ bench = typer.Typer(
 @bench.callback(help=_ABOUT)
 def _group() -> None:
     """Keep `load` a subcommand where it is the only one; end as by Ctrl-C, with all that was started, however one is ended."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    for number in _ENDINGS:
+        signal.signal(number, _end_once)
+
+
+def _end_once(number: int, frame: FrameType | None) -> None:
+    """End as by Ctrl-C; the same signal again, as `timeout` and `make` both pass it on, does not disturb the end."""
+    for each in _ENDINGS:
+        signal.signal(each, signal.SIG_IGN)
+    signal.default_int_handler(number, frame)
