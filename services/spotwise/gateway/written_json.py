@@ -31,11 +31,11 @@ class WrittenJson:
 
     @property
     def is_open(self) -> bool:
-        """Whether it lacks its end."""
+        """Whether it lacks its end; so does one that is nested deeper than can be read."""
         if self._texts is None:
             return False
         try:
             json.loads("".join(self._texts), parse_int=str, parse_float=str)  # numbers of any size
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             return True
         return False

@@ -91,3 +91,10 @@ def test_the_value_may_be_odd() -> None:
     calls = WrittenJson(is_answer=False)
     calls.add([MessagePart("content", "It is")])
     assert not calls.is_open
+
+
+def test_a_deeply_nested_value_is_open() -> None:
+    """Deeper than Python's parser goes; such an answer ends at its bound, and in no error."""
+    written = WrittenJson(is_answer=True)
+    written.add([MessagePart("content", 100_000 * "[")])
+    assert written.is_open
