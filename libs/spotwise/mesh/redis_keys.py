@@ -6,14 +6,12 @@ keys after a change. Usage is counted by a script in the server, with the server
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
 from redis.asyncio import Redis
 
 from spotwise.core.access.keys import KeyRecord
@@ -29,6 +27,7 @@ from spotwise.core.access.quotas import (
     Settlement,
 )
 from spotwise.mesh.clock import Clock
+from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.key_ports import KeyRing
 from spotwise.wire import subjects
 
@@ -136,7 +135,8 @@ def record_json(record: KeyRecord) -> bytes:
 
 def record_from_json(line: bytes | str) -> KeyRecord:
     """Return the key that `record_json` wrote; raises `ValueError` where it is none."""
-    return _record_type().validate_json(line)
+    record: KeyRecord = reader_of(KeyRecord).validate_json(line)
+    return record
 
 
 class RedisKeys:
@@ -244,9 +244,3 @@ class RedisKeys:
             # The client's type also covers its synchronous variant.
             evaluated: Any = self._redis.eval(script, len(keys), *keys, *arguments)
             return await evaluated
-
-
-@functools.cache
-def _record_type() -> TypeAdapter[KeyRecord]:
-    """Return what reads a record; made when it is first needed, since that takes long."""
-    return TypeAdapter(KeyRecord)

@@ -6,13 +6,11 @@ The hash has `form`, `owner`, `ending`, for each choice `attempt:ID` and `saved:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from pydantic import TypeAdapter
 from redis.asyncio import Redis
 
 from spotwise.core.gateway.kept_request import (
@@ -25,6 +23,7 @@ from spotwise.core.gateway.kept_request import (
     SavedTokens,
 )
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.request_store import NO_ATTEMPTS
 from spotwise.wire import subjects
 from spotwise.wire.codec_records import encode_record
@@ -115,7 +114,6 @@ return 0
 """
 
 _ATTEMPT_OF = "attempt:"
-_Kept = TypeVar("_Kept")
 _NOT_SAVED = {-1: NotSaved.TAKEN, -2: NotSaved.FORGOTTEN}
 
 
@@ -215,20 +213,14 @@ def _state(fields: Mapping[bytes, bytes], chunks: Sequence[bytes]) -> KeptState 
     if form is None or owner is None:
         return None
     attempts = {
-        name.decode().removeprefix(_ATTEMPT_OF): _type_of(KeptAttempt).validate_json(attempt)
+        name.decode().removeprefix(_ATTEMPT_OF): reader_of(KeptAttempt).validate_json(attempt)
         for name, attempt in fields.items()
         if name.startswith(_ATTEMPT_OF.encode())
     }
     return KeptState(
-        _type_of(KeptRequest).validate_json(form),
+        reader_of(KeptRequest).validate_json(form),
         owner.decode(),
-        None if ending is None else _type_of(KeptEnding).validate_json(ending),
+        None if ending is None else reader_of(KeptEnding).validate_json(ending),
         attempts,
         tuple(chunks),
     )
-
-
-@functools.cache
-def _type_of(kind: type[_Kept]) -> TypeAdapter[_Kept]:
-    """Return what reads a type; made when it is first needed, since that takes long."""
-    return TypeAdapter(kind)

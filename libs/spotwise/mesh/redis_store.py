@@ -7,17 +7,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.record import RequestRecord
+from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
@@ -239,7 +238,12 @@ class RedisStore(RedisRequests):
         """See `MeshStore`."""
         async with self._turn():
             payload = await self._redis.get(subjects.PLAN_KEY)
-        return _plan_type().validate_json(payload) if isinstance(payload, bytes) else None
+        if not isinstance(payload, bytes):
+            return None
+        from spotwise.core.planner.plan import Plan
+
+        plan: Plan = reader_of(Plan).validate_json(payload)
+        return plan
 
     async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
         """See `MeshStore`."""
@@ -255,7 +259,12 @@ class RedisStore(RedisRequests):
         async with self._turn():
             read: Any = self._redis.hget(subjects.fleet_key(mesh), "fleet")
             payload = await read
-        return _fleet_type().validate_json(payload) if isinstance(payload, bytes) else None
+        if not isinstance(payload, bytes):
+            return None
+        from spotwise.core.fleet.kept import KeptFleet
+
+        kept: KeptFleet = reader_of(KeptFleet).validate_json(payload)
+        return kept
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -273,20 +282,6 @@ class RedisStore(RedisRequests):
     async def close(self) -> None:
         """Disconnect; idempotent."""
         await self._redis.aclose()
-
-
-@functools.cache
-def _fleet_type() -> TypeAdapter[KeptFleet]:
-    from spotwise.core.fleet.kept import KeptFleet
-
-    return TypeAdapter(KeptFleet)
-
-
-@functools.cache
-def _plan_type() -> TypeAdapter[Plan]:
-    from spotwise.core.planner.plan import Plan
-
-    return TypeAdapter(Plan)
 
 
 def _ledger_entry(fields: dict[str, object]) -> LedgerEntry:
