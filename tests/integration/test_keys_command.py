@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,12 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One server for all tests here."""
     with running(redis_server(tmp_path_factory.mktemp("redis"))) as server:
         yield server.url
+
+
+@pytest.fixture(autouse=True)
+def no_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None has keys to write back: the first key waits for none."""
+    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 0.0)
 
 
 @pytest.fixture
@@ -67,6 +74,28 @@ def test_a_name_is_taken_once(keys: CommandLine) -> None:
     """The message has what to do."""
     assert keys("create", "acme").status == 0
     again = keys("create", "acme")
+    assert again.status == 1 and "keys rotate" in again.stderr
+
+
+def test_the_first_key_waits_for_those_that_gateways_know(
+    keys: CommandLine, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store without any may have forgotten them: a name that comes back is taken."""
+    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 10.0)
+    assert keys("create", "acme").status == 0
+    with redis.Redis.from_url(server_url) as server:
+        names = "spotwise:keys", "spotwise:keys:changed", "spotwise:keys:revision"
+        dumps = [(name, server.dump(name)) for name in names]
+        server.flushall()
+
+        def restore() -> None:
+            for name, dump in dumps:
+                server.restore(name, 0, dump)
+
+        restoring = threading.Timer(1.0, restore)
+        restoring.start()
+        again = keys("create", "acme")
+        restoring.join()
     assert again.status == 1 and "keys rotate" in again.stderr
 
 

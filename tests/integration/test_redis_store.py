@@ -16,11 +16,11 @@ from redis.backoff import NoBackoff
 
 from spotwise.core.gateway.kept_request import KeptTokens
 from spotwise.mesh.embedded import free_port, redis_server
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports import MeshError, MeshStore
 from spotwise.mesh.redis_requests import CLAIM_TTL_S, KEPT_TTL_S
 from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
-from tests.contracts.requests import FORM, RequestStoreContract
+from tests.contracts.requests import FORM, OWNER, RequestStoreContract
 from tests.contracts.responses import LIMITS, RESPONSE, ResponseStoreContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
@@ -36,6 +36,10 @@ class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract)
         store = await RedisStore.connect(redis_url)
         yield store
         await store.close()
+
+    async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
+        assert isinstance(store, RedisStore)
+        await store._redis.hset(subjects.kept_request_key(request_id), "owner", owner)
 
     async def test_a_transport_that_was_closed_is_a_lost_connection(
         self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
@@ -64,8 +68,8 @@ class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract)
         await store.hold_term(subjects.PLANNER, "planner/1", 1, LONG_S)
         assert await store.put_plan("planner/1", PLAN)
         assert await store.put_fleet("default", FLEET)
-        await store.keep_request(FORM, "g0")
-        await store.save_tokens([KeptTokens(FORM.request_id, "g0", 0, 0, 1, b"tokens")])
+        await store.keep_request(FORM, OWNER)
+        await store.save_tokens([KeptTokens(FORM.request_id, OWNER, 0, 0, 1, b"tokens")])
         await store.responses.put_response(RESPONSE, LIMITS)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spotwise.core.access.keys import KeyRecord
-from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, Settlement
+from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, KeyReport
+
+#: Deleted keys that are remembered, so that no gateway writes them back.
+MAX_DELETED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +20,23 @@ class KeyRing:
     Attributes:
         revision: higher after every change; 0 where no key was ever made, or the store has forgotten.
         keys: by name.
+        changed: by name, the revision of a key's last change; also of deleted ones, up to `MAX_DELETED`.
     """
 
     revision: int = 0
     keys: Mapping[str, KeyRecord] = field(default_factory=dict)
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+    def lost_in(self, held: KeyRing) -> KeyRing:
+        """Return what this ring knows of later changes than `held`: those that its store has forgotten. That a key was deleted
+        is only of interest where `held` still has it.
+        """
+        lost = {
+            name: revision
+            for name, revision in self.changed.items()
+            if revision > held.changed.get(name, 0) and (name in self.keys or name in held.keys)
+        }
+        return KeyRing(self.revision, {name: self.keys[name] for name in lost if name in self.keys}, lost)
 
 
 class KeyStore(Protocol):
@@ -33,13 +49,15 @@ class KeyStore(Protocol):
         """Return all keys."""
 
     async def put_key(self, record: KeyRecord, replaced: KeyRecord | None) -> bool:
-        """Write a key; return whether it was written: the store must hold `replaced` under its name, or none for `None`."""
+        """Write a key; return whether it is written: the store must hold `replaced` under its name, or none for `None`, or the
+        key itself, since a call may be repeated.
+        """
 
     async def delete_key(self, name: str) -> bool:
         """Remove a key and what it has used; return whether there was one."""
 
-    async def restore(self, ring: KeyRing) -> bool:
-        """Write all keys back into a store that has forgotten them; return whether it had: its revision was lower."""
+    async def restore(self, lost: KeyRing) -> int:
+        """Write changes back that the store has forgotten, and no others; return how many it had forgotten."""
 
     async def note_use(self, used_unix_s: Mapping[str, float]) -> None:
         """Keep when keys were last used; an earlier time than the kept one changes nothing."""
@@ -47,5 +65,7 @@ class KeyStore(Protocol):
     async def last_use(self) -> dict[str, float]:
         """Return when keys were last used, in Unix seconds, by name."""
 
-    async def use(self, name: str, limits: KeyLimits, settlement: Settlement, ask: Ask | None = None) -> KeyAdmission:
-        """Take in a settlement, then what a request asks for, if all limits admit it, in one step; see `KeyUsage.use`."""
+    async def use(self, name: str, limits: KeyLimits, report: KeyReport, ask: Ask | None = None) -> KeyAdmission:
+        """Take in a report, then what a request asks for, if all limits admit it, in one step; see `KeyUsage.use`. Where it
+        raises, it may have been done all the same, or will be: the gateway's next report undoes it.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spotwise.core.access.keys import KeyRecord
-from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, KeyUsage, Settlement
+from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, KeyReport, KeyUsage
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.key_ports import KeyRing
 
@@ -29,30 +29,35 @@ class MemoryKeys:
 
     async def put_key(self, record: KeyRecord, replaced: KeyRecord | None) -> bool:
         """See `KeyStore`."""
-        if self._ring.keys.get(record.name) != replaced:
+        held = self._ring.keys.get(record.name)
+        if held == record:
+            return True
+        if held != replaced:
             return False
-        self._change({**self._ring.keys, record.name: record})
+        self._change({**self._ring.keys, record.name: record}, record.name)
         return True
 
     async def delete_key(self, name: str) -> bool:
         """See `KeyStore`."""
         if name not in self._ring.keys:
             return False
-        self._change({other: record for other, record in self._ring.keys.items() if other != name})
+        self._change({other: record for other, record in self._ring.keys.items() if other != name}, name)
         for held in (self._used, self._usage):
             held.pop(name, None)
         return True
 
-    def _change(self, keys: dict[str, KeyRecord]) -> None:
+    def _change(self, keys: dict[str, KeyRecord], name: str) -> None:
         revision = max(self._ring.revision + 1, int(self._clock.now() * 1000))
-        self._ring = KeyRing(revision, dict(sorted(keys.items())))
+        self._ring = KeyRing(revision, dict(sorted(keys.items())), {**self._ring.changed, name: revision})
 
-    async def restore(self, ring: KeyRing) -> bool:
+    async def restore(self, lost: KeyRing) -> int:
         """See `KeyStore`."""
-        if self._ring.revision >= ring.revision:
-            return False
-        self._ring = ring
-        return True
+        held, lost = self._ring, lost.lost_in(self._ring)
+        if lost.changed:
+            keys = {name: record for name, record in held.keys.items() if name not in lost.changed} | dict(lost.keys)
+            revision = max(held.revision + 1, lost.revision)
+            self._ring = KeyRing(revision, dict(sorted(keys.items())), {**held.changed, **lost.changed})
+        return len(lost.changed)
 
     async def note_use(self, used_unix_s: Mapping[str, float]) -> None:
         """See `KeyStore`."""
@@ -63,6 +68,6 @@ class MemoryKeys:
         """See `KeyStore`."""
         return dict(self._used)
 
-    async def use(self, name: str, limits: KeyLimits, settlement: Settlement, ask: Ask | None = None) -> KeyAdmission:
+    async def use(self, name: str, limits: KeyLimits, report: KeyReport, ask: Ask | None = None) -> KeyAdmission:
         """See `KeyStore`."""
-        return self._usage.setdefault(name, KeyUsage()).use(limits, self._clock.now(), settlement, ask)
+        return self._usage.setdefault(name, KeyUsage()).use(limits, self._clock.now(), report, ask)

@@ -14,6 +14,8 @@ from spotwise.core.gateway.kept_request import (
     KeptTokens,
     NotSaved,
     SavedTokens,
+    owner_of,
+    turn_of,
 )
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.request_store import NO_ATTEMPTS
@@ -28,6 +30,7 @@ class MemoryRequests:
         self._claims: dict[str, str] = {}
         self._saved: defaultdict[str, list[bytes]] = defaultdict(list)
         self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._forgotten: set[str] = set()
 
     async def put_record(self, record: RequestRecord) -> None:
         """See `MeshStore`."""
@@ -41,6 +44,8 @@ class MemoryRequests:
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
     ) -> KeptState | None:
         """See `KeptRequestStore`."""
+        if self._is_known(request.request_id) and not self._owns(request.request_id, owner):
+            return None
         claimed = self._claims.get(request.claim)
         if request.claim and claimed not in (None, request.request_id):
             assert claimed is not None
@@ -58,13 +63,17 @@ class MemoryRequests:
     async def get_request(self, request_id: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)
-        return None if kept is None else replace(kept, chunks=tuple(self._saved[request_id]))
+        return (
+            None
+            if kept is None
+            else replace(kept, chunks=tuple(self._saved[request_id]), saved_tokens=self._counts[request_id].total())
+        )
 
-    async def take_request(self, request_id: str, owner: str) -> KeptState | None:
+    async def take_request(self, request_id: str, process: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)
         if kept is not None and kept.ending is None:
-            self._kept[request_id] = replace(kept, owner=owner)
+            self._kept[request_id] = replace(kept, owner=owner_of(process, turn_of(kept.owner) + 1))
         return await self.get_request(request_id)
 
     async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
@@ -72,11 +81,8 @@ class MemoryRequests:
         return [self._save(each) for each in tokens]
 
     def _save(self, tokens: KeptTokens) -> SavedTokens:
-        kept = self._kept.get(tokens.request_id)
-        if kept is None:
-            return NotSaved.FORGOTTEN
-        if kept.owner != tokens.owner:
-            return NotSaved.TAKEN
+        if not self._owns(tokens.request_id, tokens.owner):
+            return NotSaved.TAKEN if self._is_known(tokens.request_id) else NotSaved.FORGOTTEN
         counts = self._counts[tokens.request_id]
         if tokens.first <= counts[tokens.choice] < tokens.first + tokens.count and tokens.chunk:
             self._saved[tokens.request_id].append(tokens.chunk)
@@ -92,12 +98,21 @@ class MemoryRequests:
             del self._claims[request.claim]
         return True
 
+    async def forget_request(self, request: KeptRequest) -> None:
+        """See `KeptRequestStore`."""
+        self._kept.pop(request.request_id, None)
+        self._saved.pop(request.request_id, None)
+        self._counts.pop(request.request_id, None)
+        self._forgotten.add(request.request_id)
+        if self._claims.get(request.claim) == request.request_id:
+            del self._claims[request.claim]
+
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(record.choice_id)
+        if self._is_known(request_id) and not self._owns(request_id, owner):
+            return False
         if (kept := self._kept.get(request_id)) is not None:
-            if kept.owner != owner:
-                return False
             attempt = KeptAttempt(record.epoch, record.stop)
             self._kept[request_id] = replace(kept, attempts={**kept.attempts, record.choice_id: attempt})
         await self.put_record(record)
@@ -106,9 +121,15 @@ class MemoryRequests:
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
         """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(choice_id)
-        if request_id not in self._kept or self._owns(request_id, owner):
+        if not self._is_known(request_id) or self._owns(request_id, owner):
             await self.delete_record(choice_id)
 
+    def _is_known(self, request_id: str) -> bool:
+        return request_id in self._kept or request_id in self._forgotten
+
     def _owns(self, request_id: str, owner: str) -> bool:
+        """Tell whether an owner has a request; the one of a later turn than is known has it from now on."""
         kept = self._kept.get(request_id)
+        if kept is not None and turn_of(owner) > turn_of(kept.owner):
+            kept = self._kept[request_id] = replace(kept, owner=owner)
         return kept is not None and kept.owner == owner

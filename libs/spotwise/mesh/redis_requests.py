@@ -14,6 +14,7 @@ import orjson
 from redis.asyncio import Redis
 
 from spotwise.core.gateway.kept_request import (
+    FORGOTTEN,
     KeptAttempt,
     KeptEnding,
     KeptRequest,
@@ -35,9 +36,22 @@ CLAIM_TTL_S = 86_400
 #: Requests of one call that saves tokens: the server does nothing else meanwhile.
 _MAX_SAVED = 128
 
+#: Whether an owner has a request; `nil` where there is none. The one of a later turn than is known has it from now on: the
+#: server has lost that turn.
+_OWNS = """
+local function turn_of(owner) return tonumber(string.match(owner, '^%d+')) end
+local function owns(key, owner)
+  local held = redis.call('HGET', key, 'owner')
+  if not held then return nil end
+  if turn_of(owner) > turn_of(held) then redis.call('HSET', key, 'owner', owner); return true end
+  return held == owner
+end
+"""
+
 # KEYS: request, claim (or the request again, without one); ARGV: id, time to live, that of the claim, prefix of requests' keys,
 # fields of the hash and their values. Returns the id of another request that has the claim.
-_KEEP = """
+_KEEP = f"""{_OWNS}
+if owns(KEYS[1], ARGV[8]) == false then return false end
 if KEYS[2] ~= KEYS[1] then
   local id = redis.call('GET', KEYS[2])
   if id and id ~= ARGV[1] and redis.call('EXISTS', ARGV[4] .. id) == 1 then return id end
@@ -48,23 +62,28 @@ redis.call('EXPIRE', KEYS[1], ARGV[2])
 return false
 """
 
-# KEYS: request, tokens; ARGV: owner.
-_TAKE = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-if redis.call('HEXISTS', KEYS[1], 'ending') == 0 then redis.call('HSET', KEYS[1], 'owner', ARGV[1]) end
-return {redis.call('HGETALL', KEYS[1]), redis.call('LRANGE', KEYS[2], 0, -1)}
+# KEYS: request, tokens; ARGV: process. Turns have the clock's milliseconds, so that one that was lost is not given again.
+_TAKE = f"""{_OWNS}
+local held = redis.call('HGET', KEYS[1], 'owner')
+if not held or held == '{FORGOTTEN}' then return false end
+if redis.call('HEXISTS', KEYS[1], 'ending') == 0 then
+  local time = redis.call('TIME')
+  local turn = math.max(turn_of(held) + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+  redis.call('HSET', KEYS[1], 'owner', string.format('%.0f %s', turn, ARGV[1]))
+end
+return {{redis.call('HGETALL', KEYS[1]), redis.call('LRANGE', KEYS[2], 0, -1)}}
 """
 
 # KEYS: request and tokens of each; ARGV: time to live, then of each its owner, choice, first token, count and tokens. Returns
 # how many tokens of each choice are saved; -1 where the request has another owner, -2 where there is none.
-_SAVE = """
-local saved = {}
+_SAVE = f"""{_OWNS}
+local saved = {{}}
 for i = 1, #KEYS, 2 do
   local at = 2 + (i - 1) / 2 * 5
-  local owner = redis.call('HGET', KEYS[i], 'owner')
-  if not owner then
+  local is_owner = owns(KEYS[i], ARGV[at])
+  if is_owner == nil then
     saved[#saved + 1] = -2
-  elseif owner ~= ARGV[at] then
+  elseif not is_owner then
     saved[#saved + 1] = -1
   else
     local field = 'saved:' .. ARGV[at + 1]
@@ -86,8 +105,8 @@ return saved
 
 # KEYS: request, tokens, claim (or the request again); ARGV: owner, ending, time to live in milliseconds, whether the claim is
 # lost, id.
-_END = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+_END = f"""{_OWNS}
+if not owns(KEYS[1], ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[1], 'ending', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
@@ -97,19 +116,33 @@ end
 return 1
 """
 
+# KEYS: request, tokens, claim (or the request again); ARGV: id, time to live, prefix of records' keys. An owner stays that none
+# comes after, so that no gateway writes the request again.
+_FORGET = f"""
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local choice = string.match(field, '^attempt:(.*)$')
+  if choice then redis.call('DEL', ARGV[3] .. choice) end
+end
+redis.call('DEL', KEYS[2])
+if KEYS[3] ~= KEYS[1] and redis.call('GET', KEYS[3]) == ARGV[1] then redis.call('DEL', KEYS[3]) end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'owner', '{FORGOTTEN}')
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+
 # KEYS: request, record; ARGV: owner, record, time to live, field of the attempt, attempt.
-_PUT_RECORD = """
-local owner = redis.call('HGET', KEYS[1], 'owner')
-if owner and owner ~= ARGV[1] then return 0 end
-if owner then redis.call('HSET', KEYS[1], ARGV[4], ARGV[5]) end
+_PUT_RECORD = f"""{_OWNS}
+local is_owner = owns(KEYS[1], ARGV[1])
+if is_owner == false then return 0 end
+if is_owner then redis.call('HSET', KEYS[1], ARGV[4], ARGV[5]) end
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 return 1
 """
 
 # KEYS: request, record; ARGV: owner. A request that is not kept any more has no other owner.
-_DELETE_RECORD = """
-local owner = redis.call('HGET', KEYS[1], 'owner')
-if not owner or owner == ARGV[1] then redis.call('DEL', KEYS[2]) end
+_DELETE_RECORD = f"""{_OWNS}
+if owns(KEYS[1], ARGV[1]) ~= false then redis.call('DEL', KEYS[2]) end
 return 0
 """
 
@@ -153,10 +186,10 @@ class RedisRequests:
                 fields, chunks = await pipe.execute()
         return _state(fields, chunks)
 
-    async def take_request(self, request_id: str, owner: str) -> KeptState | None:
+    async def take_request(self, request_id: str, process: str) -> KeptState | None:
         """See `KeptRequestStore`."""
         keys = [subjects.kept_request_key(request_id), subjects.kept_tokens_key(request_id)]
-        taken = await self._eval(_TAKE, keys, owner)
+        taken = await self._eval(_TAKE, keys, process)
         if taken is None:
             return None
         fields, chunks = taken
@@ -186,6 +219,13 @@ class RedisRequests:
         loses_claim = "0" if ending.state == "finished" else "1"
         arguments = owner, orjson.dumps(ending), int(keep_s * 1000), loses_claim, request.request_id
         return bool(await self._eval(_END, keys, *arguments))
+
+    async def forget_request(self, request: KeptRequest) -> None:
+        """See `KeptRequestStore`."""
+        key = subjects.kept_request_key(request.request_id)
+        claim = subjects.claim_key(request.claim) if request.claim else key
+        keys = [key, subjects.kept_tokens_key(request.request_id), claim]
+        await self._eval(_FORGET, keys, request.request_id, KEPT_TTL_S, subjects.request_key(""))
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """See `KeptRequestStore`."""
@@ -223,4 +263,5 @@ def _state(fields: Mapping[bytes, bytes], chunks: Sequence[bytes]) -> KeptState 
         None if ending is None else reader_of(KeptEnding).validate_json(ending),
         attempts,
         tuple(chunks),
+        sum(int(count) for name, count in fields.items() if name.startswith(b"saved:")),
     )

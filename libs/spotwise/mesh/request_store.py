@@ -37,8 +37,8 @@ class KeptRequestStore(Protocol):
     async def get_request(self, request_id: str) -> KeptState | None:
         """Return what is kept, or `None` where there is nothing (any more)."""
 
-    async def take_request(self, request_id: str, owner: str) -> KeptState | None:
-        """Make `owner` the owner of a request that has not ended, and return what is kept of it."""
+    async def take_request(self, request_id: str, process: str) -> KeptState | None:
+        """Make a process the owner of a request that has not ended, in the next turn, and return what is kept of it then."""
 
     async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
         """Append tokens in this order, those that follow on what is saved of their choice; return how each stands then."""
@@ -47,6 +47,9 @@ class KeptRequestStore(Protocol):
         """Note how a request ended, and forget it after `keep_s`; return whether `owner` owns it, and nothing is written
         otherwise. A failed or cancelled one loses its claim.
         """
+
+    async def forget_request(self, request: KeptRequest) -> None:
+        """Forget all that is kept of a request, and its claim; no owner writes it again."""
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """Write an attempt's record, and note it with its request; return whether it was written: not where the request has

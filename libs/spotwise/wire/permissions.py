@@ -158,7 +158,7 @@ KEY_RULES: tuple[KeyRule, ...] = (
     KeyRule((subjects.request_key("*"),), {MeshRole.GATEWAY: "eval get set del", MeshRole.WORKER: "get"}),
     KeyRule(
         (subjects.kept_request_key("*"), subjects.kept_tokens_key("*"), subjects.claim_key("*")),
-        {MeshRole.GATEWAY: "eval get set del exists hget hgetall hset hexists lrange rpush expire pexpire"},
+        {MeshRole.GATEWAY: "eval get set del exists hget hgetall hset hexists hkeys lrange rpush expire pexpire"},
     ),
     KeyRule(
         (
@@ -168,14 +168,14 @@ KEY_RULES: tuple[KeyRule, ...] = (
             subjects.RESPONSES_BYTES_KEY,
         ),
         {
-            MeshRole.GATEWAY: "eval hget hset hmget hincrby hdel del pexpire zadd zrem zrange zrangebyscore",
+            MeshRole.GATEWAY: "eval exists hget hset hmget hincrby hdel del pexpire zadd zrem zrange zrangebyscore",
         },
     ),
     KeyRule(
-        (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_USED_KEY),
+        (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_CHANGED_KEY, subjects.KEYS_USED_KEY),
         {
-            MeshRole.GATEWAY: "eval get set del hget hgetall hset",
-            MeshRole.OPERATOR: "eval get set del hget hgetall hset hdel",
+            MeshRole.GATEWAY: "eval get set hget hgetall hvals hset hdel",
+            MeshRole.OPERATOR: "eval get set hget hgetall hvals hset hdel hexists hlen",
         },
     ),
     KeyRule(
@@ -200,6 +200,9 @@ _READS = frozenset(
         "hget",
         "hmget",
         "hgetall",
+        "hvals",
+        "hkeys",
+        "hlen",
         "hexists",
         "lrange",
         "exists",

@@ -144,6 +144,11 @@ def key_usage_key(name: str) -> str:
     return f"spotwise:key-usage:{name}"
 
 
+def key_usage_of(name: str, source: str) -> str:
+    """Return the Redis key of what was counted of one gateway's reports on an API key."""
+    return f"{key_usage_key(name)}:{source}"
+
+
 def key_streams_key(name: str) -> str:
     """Return the Redis key of the leases of an API key's requests in flight."""
     return f"spotwise:key-streams:{name}"
@@ -166,6 +171,7 @@ def term_holder_key(service: str) -> str:
 
 KEYS_KEY = "spotwise:keys"  #: hash of the API keys' records by name
 KEYS_REVISION_KEY = "spotwise:keys:revision"  #: raised by every change of them
+KEYS_CHANGED_KEY = "spotwise:keys:changed"  #: hash of the revision of the last change of each, also of deleted ones
 KEYS_USED_KEY = "spotwise:keys:used"  #: hash of the Unix seconds of their last use
 SCHEDULER = "scheduler"  #: the service whose active process assigns requests
 PLANNER = "planner"  #: the service whose active process moves requests and buys machines

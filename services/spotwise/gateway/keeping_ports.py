@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from spotwise.core.gateway.kept_request import KeptAttempt
+from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.generation import Generation
 from spotwise.mesh.request_store import KeptRequestStore
@@ -38,7 +39,10 @@ class KeepingGeneration(Generation, Protocol):
 
 
 class KeepingStore(KeptRequestStore, Protocol):
-    """The store, with the ledgers."""
+    """The store, with the ledgers and the registrations."""
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return a request's ledger in order of time; empty where there is none."""
+
+    async def registered(self, member_ids: Sequence[str]) -> list[Member]:
+        """Return those of some members that are registered."""

@@ -9,7 +9,6 @@ its client, and its answer is kept for a while; any other one is cancelled when 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, replace
@@ -18,7 +17,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.core.gateway.kept_request import KeptAttempt, KeptEnding, KeptRequest, KeptState
+from spotwise.core.gateway.kept_request import (
+    KeptAttempt,
+    KeptEnding,
+    KeptRequest,
+    KeptState,
+    owner_of,
+    turn_of,
+)
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
@@ -29,9 +35,10 @@ from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore
 from spotwise.gateway.kept_plan import form_of, restored
 from spotwise.gateway.kept_room import KeptRoom
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.owners import Owners
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.planning import PlannedBody, Planning
-from spotwise.gateway.quotas import Reservation
+from spotwise.gateway.quotas import Continued, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.request_log import CANCELLED, FINISHED, RequestLog, ending_of
 from spotwise.gateway.store_turns import StoreTurns
@@ -81,8 +88,9 @@ class KeptRequests:
         self._planning = planning
         self._metrics = metrics
         self._limits = limits
-        self._takings = itertools.count(1)
+        self._owner = owner_of(limits.process)
         self._turns = StoreTurns(limits.store_timeout_s)
+        self._owners = Owners(store, self._turns, limits.process)
         self._room = KeptRoom(limits.max_kept_bytes)
         metrics.kept_bytes.set_function(lambda: self._room.used_bytes)
         self._running: dict[str, _Running] = {}
@@ -129,7 +137,7 @@ class KeptRequests:
         if known is not None:  # another connection claimed it meanwhile
             reservation.cancel()
             return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
-        running = _Running(form, restored(plan, form, self._limits.owner), reservation)
+        running = _Running(form, restored(plan, form, self._owner), reservation)
         return self._begin(running, _resumable(request, running.plan), None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
@@ -168,13 +176,27 @@ class KeptRequests:
             kept = await self.state(request, request_id)
         if kept.ending is not None:
             return
-        owner = self._new_owner()
-        taken = await self._turns.result(self._store.take_request(request_id, owner))
+        taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
         if (running := self._running.get(request_id)) is not None:
             self._step_down(running)
-        await self._turns.result(self._store.end_request(kept.request, owner, CANCELLED, self._kept_s(kept.request)))
-        for choice_id, attempt in ({} if taken is None else taken.attempts).items():
+        if taken is None or taken.ending is not None:
+            return
+        kept_s = self._kept_s(kept.request)
+        await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))
+        for choice_id, attempt in taken.attempts.items():
             self._generation.close(choice_id, attempt.epoch)
+
+    async def has(self, request: Request, request_id: str, endpoint: str) -> bool:
+        """Tell whether a request of the caller's to an endpoint is kept; raises `GenerationError` where the store is away."""
+        kept = await self._turns.result(self._store.get_request(request_id))
+        return kept is not None and (kept.request.scope, kept.request.endpoint) == (caller_scope(request), endpoint)
+
+    async def forget(self, request: Request, request_id: str) -> None:
+        """Forget a request of the caller's, and its answer; one that runs is cancelled. Raises as `state`."""
+        await self.cancel(request, request_id)
+        kept = await self.state(request, request_id)
+        await self._turns.result(self._store.forget_request(kept.request))
+        self._room.give_back(request_id)
 
     async def _go_on(
         self,
@@ -209,7 +231,7 @@ class KeptRequests:
         """Keep a new request; return the one that has its claim, if there is one."""
         self._room.take(form, plan)
         try:
-            known = await self._turns.result(self._store.keep_request(form, self._limits.owner))
+            known = await self._turns.result(self._store.keep_request(form, self._owner))
         except BaseException:
             self._room.give_back(form.request_id)
             raise
@@ -225,9 +247,18 @@ class KeptRequests:
 
     async def _taken(self, request: Request, kept: KeptState, plan: GenerationPlan) -> _Running:
         """Take a request over, or its answer where that is whole."""
-        owner, request_id = self._new_owner(), kept.request.request_id
+        request_id, reservation = kept.request.request_id, Reservation()
         if kept.ending is None:
-            taken = await self._turns.result(self._store.take_request(request_id, owner))
+            is_alive = await self._owners.is_alive(kept.owner)
+            continued = Continued(kept.saved_tokens, is_alive, turn_of(kept.owner) == 0)
+            reservation = await self._planning.reserve(request, plan, continued)
+            try:
+                taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
+            except BaseException:
+                reservation.cancel()
+                raise
+            if taken is None or taken.ending is not None:
+                reservation.cancel()
             if taken is None:
                 raise unknown_request(request_id)
             kept = taken
@@ -242,10 +273,9 @@ class KeptRequests:
             return _Running(kept.request, restored(plan, kept.request, "", earlier), Reservation())
         attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
         earlier = [_begun(*each) for each in zip(earlier, attempts, strict=True)]
-        counted_tokens = plan.prompt_tokens + sum(len(each.deltas) for each in earlier)
-        reservation = await self._planning.reserve(request, plan, counted_tokens)
+        reservation.earlier_tokens = kept.saved_tokens
         self._room.take_over(kept.request, plan)
-        return _Running(kept.request, restored(plan, kept.request, owner, earlier), reservation)
+        return _Running(kept.request, restored(plan, kept.request, kept.owner, earlier), reservation)
 
     def _begin(
         self,
@@ -322,9 +352,6 @@ class KeptRequests:
 
     def _kept_s(self, form: KeptRequest) -> float:
         return self._limits.answer_kept_s if form.is_resumable else ENDED_STREAM_KEPT_S
-
-    def _new_owner(self) -> str:
-        return f"{self._limits.owner}/{next(self._takings)}"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -3,7 +3,8 @@
 A gateway holds every key of the store and asks each second whether they have changed, so that a request costs no look-up and an
 unknown key no memory. An unknown key of the right form makes the gateway look at once, a few times a second at most: a key that
 was just made works. While the store is away, known keys go on, and unknown ones are answered with a 503. A store that has
-forgotten its keys (a restart without persistence) gets them back from the gateway that knows their latest revision.
+forgotten keys, all (a restart without persistence) or the latest (a fail-over), gets them back from the gateways that know
+them, beside those that were made in it since; one that has forgotten that a key was deleted forgets the key.
 """
 
 from __future__ import annotations
@@ -138,12 +139,15 @@ class KnownKeys:
         self._is_away, self._looked_s = False, began_s
 
     async def _take_changes(self, store: KeyStore) -> None:
-        revision = await store.revision()
-        if revision == self._ring.revision:
+        if await store.revision() == self._ring.revision:
             return
-        if revision < self._ring.revision and await store.restore(self._ring):
-            _log.warning("api_keys_restored", keys=len(self._ring.keys))
-        self._ring = await store.keys()
+        held = await store.keys()
+        lost = self._ring.lost_in(held)
+        if lost.changed:
+            if restored := await store.restore(lost):
+                _log.warning("api_keys_restored", keys=restored)
+            held = await store.keys()
+        self._ring = held
         self._of_store = _by_digest(self._ring.keys.values())
 
     def read_file(self) -> None:

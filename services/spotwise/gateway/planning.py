@@ -29,7 +29,7 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import LARGE_BYTES, Effort, effort_of_size
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.quotas import CountedPlan, Quotas, Reservation
+from spotwise.gateway.quotas import Continued, CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.responses import plan_response, previous_response
 from spotwise.gateway.stored_responses import Continuation, StoredResponses, unknown_response
@@ -117,9 +117,9 @@ class Planning:
         self._quotas.require_room(caller_of(request))
         return deadline_unix_s
 
-    async def reserve(self, request: Request, plan: CountedPlan, counted_tokens: int | None = None) -> Reservation:
+    async def reserve(self, request: Request, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
         """Take what a request needs of its key's limits; see `Quotas.reserve`."""
-        return await self._quotas.reserve(caller_of(request), plan, counted_tokens)
+        return await self._quotas.reserve(caller_of(request), plan, continued)
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""

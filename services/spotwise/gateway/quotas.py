@@ -3,16 +3,18 @@
 A request asks once, when its prompt's tokens are known, and settles once, at its end. What ended is reported at once, and at
 the latest with the key's next request, in the same step: a client that sends one request after the other never stands in its
 own way. While the store is away the gateway counts by itself: limits hold for each gateway then, not for all together.
+
+A call without an answer may have been executed, may be later, or is lost. So a settlement goes with every call until one of
+them is answered, under a number by which the store applies it once; and an ask without an answer is undone by its number.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -24,8 +26,10 @@ from spotwise.core.access.quotas import (
     KeyAdmission,
     KeyLimit,
     KeyLimits,
+    KeyReport,
     KeyUsage,
     Settlement,
+    lease_of,
     tokens_to_reserve,
 )
 from spotwise.gateway.auth import Caller
@@ -40,6 +44,8 @@ from spotwise.mesh.ports import MeshError
 COUNT_TIMEOUT_S = 0.5
 #: How long it then counts by itself, before it tries the store again.
 COUNT_ALONE_S = 1.0
+#: Settlements that are sent before one is answered, at most; what ends then waits.
+_MOST_UNANSWERED = 64
 #: How often the leases of requests that run are renewed.
 _RENEW_EVERY_S = STREAM_LEASE_S / 3
 
@@ -52,14 +58,24 @@ _log = structlog.get_logger("spotwise.gateway")
 
 @dataclass(slots=True)
 class _KeyBook:
-    """What this gateway has to report of a key."""
+    """What this gateway has to report of a key.
+
+    Attributes:
+        given_back, given_back_today, day, ended, undone: of the next settlement.
+        unanswered: settlements that the store may have.
+        asking: asks that are under way.
+        running: asks whose requests run.
+    """
 
     limits: KeyLimits
     given_back: int = 0
     given_back_today: int = 0
     day: int = 0
-    ended: list[str] = field(default_factory=list)
-    running: dict[str, None] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    undone: list[int] = field(default_factory=list)
+    unanswered: list[Settlement] = field(default_factory=list)
+    asking: dict[int, None] = field(default_factory=dict)
+    running: dict[int, None] = field(default_factory=dict)
 
     def give_back(self, tokens: int, day: int) -> None:
         self.given_back += tokens
@@ -68,25 +84,31 @@ class _KeyBook:
         if day == self.day:
             self.given_back_today += tokens
 
-    def settlement(self, *, renew: bool) -> Settlement:
-        """Return what is to be reported, and forget it."""
-        running = tuple(self.running) if renew and self.limits.max_streams is not None else ()
-        reported = Settlement(self.given_back, self.given_back_today, self.day, tuple(self.ended), running)
+    def settle(self, number: int) -> None:
+        """Make a settlement of what has ended."""
+        figures = self.given_back, self.given_back_today, self.day
+        self.unanswered.append(Settlement(number, *figures, tuple(self.ended), tuple(self.undone)))
         self.given_back = self.given_back_today = 0
-        self.ended = []
-        return reported
+        self.ended, self.undone = [], []
 
-    def take_back(self, settlement: Settlement) -> None:
-        """Report it another time."""
-        self.given_back += settlement.given_back
-        if settlement.day == self.day:
-            self.given_back_today += settlement.given_back_today
-        self.ended += settlement.ended
+    @property
+    def has_news(self) -> bool:
+        """Whether something has ended since the last settlement."""
+        return bool(self.ended or self.undone or self.given_back or self.given_back_today)
+
+    @property
+    def floor(self) -> int | None:
+        """The first ask that the store has to remember."""
+        return min((*self.asking, *self.undone), default=None)
+
+    def answered(self, report: KeyReport) -> None:
+        """Forget the settlements of a report that the store has."""
+        self.unanswered = [each for each in self.unanswered if each.number > report.last]
 
     @property
     def is_done(self) -> bool:
         """Whether nothing runs and nothing is to be reported."""
-        return not (self.running or self.ended or self.given_back or self.given_back_today)
+        return not (self.running or self.asking or self.unanswered or self.has_news)
 
 
 class CountedPlan(Protocol):
@@ -107,18 +129,23 @@ class Reservation:
     Args:
         headers: how the key stands, for the answer.
         settle: takes the tokens that were used.
-        owed_tokens: of its prompts, less what of the request was counted before.
+        prompt_tokens: that are computed for it.
+
+    Attributes:
+        earlier_tokens: of its answer, counted where they were computed.
     """
 
     def __init__(
         self,
         headers: Mapping[str, str] | None = None,
         settle: Callable[[int], None] | None = None,
-        owed_tokens: int = 0,
+        prompt_tokens: int = 0,
+        earlier_tokens: int = 0,
     ) -> None:
         self.headers = dict(headers or {})
+        self.earlier_tokens = earlier_tokens
         self._settle = settle
-        self._owed_tokens = owed_tokens
+        self._prompt_tokens = prompt_tokens
 
     def settle(self, output_tokens: int, error: BaseException | None = None) -> None:
         """End the request, whose answer has so many tokens, and ended with an error, if with any; only the first call counts.
@@ -129,7 +156,7 @@ class Reservation:
         if isinstance(error, Exception) and not output_tokens and not is_charged:
             self.cancel()
         else:
-            self._end(max(0, self._owed_tokens + output_tokens))
+            self._end(self._prompt_tokens + max(0, output_tokens - self.earlier_tokens))
 
     def cancel(self) -> None:
         """Give all back, as `settle` does for a request that never was."""
@@ -141,22 +168,43 @@ class Reservation:
             settle(used_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A request that another connection or gateway had before.
+
+    Attributes:
+        earlier_tokens: of its answer, which are counted there.
+        is_alive: that gateway counts what it computes; the prompt is computed again because its client wants it so.
+        is_first: the request goes on for the first time.
+    """
+
+    earlier_tokens: int
+    is_alive: bool
+    is_first: bool
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is never refused. What loses its gateway is not; nor is what may have lost it a moment ago, once."""
+        return self.is_first or not self.is_alive
+
+
 class Quotas:
     """Admits requests by their keys' limits.
 
     Args:
         store: where all gateways count; None: each by itself.
         clock: of this gateway's own counts.
-        gateway_id: begins the names of leases.
+        source: this process, for the store.
         count_limited: receives the limit of every refusal.
     """
 
     def __init__(
-        self, store: KeyStore | None, clock: Clock, gateway_id: str, count_limited: Callable[[KeyLimit], None]
+        self, store: KeyStore | None, clock: Clock, source: str, count_limited: Callable[[KeyLimit], None]
     ) -> None:
         self._store = store
         self._clock = clock
-        self._lease_ids = (f"{gateway_id}/{number}" for number in itertools.count())
+        self._source = source
+        self._last = 0
         self._count_limited = count_limited
         self._books: dict[str, _KeyBook] = {}
         self._own_counts: dict[str, KeyUsage] = {}
@@ -178,13 +226,13 @@ class Quotas:
         refused = KeyAdmission(KeyLimit.REQUESTS, until_s - now_s, float(caller.limits.requests_per_minute), 0.0, 0, 0)
         self._refuse(caller, refused, _headers(limits, refused))
 
-    async def reserve(self, caller: Caller, plan: CountedPlan, counted_tokens: int | None = None) -> Reservation:
+    async def reserve(self, caller: Caller, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
         """Admit a request; to be settled at its end.
 
         Args:
             caller: whose it is.
             plan: of the request.
-            counted_tokens: of its prompts and its answer, where it goes on and was counted so far; it is not refused then.
+            continued: where it was counted before.
 
         Raises:
             ApiError: 429, a limit is full.
@@ -192,29 +240,37 @@ class Quotas:
         if caller.limits.is_unlimited:
             return Reservation()
         outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
-        tokens = max(0, tokens_to_reserve(plan.prompt_tokens, outputs) - (counted_tokens or 0))
-        ask = Ask(next(self._lease_ids), tokens, is_due=counted_tokens is not None)
+        is_alive, earlier_tokens = (True, 0) if continued is None else (continued.is_alive, continued.earlier_tokens)
+        prompt_tokens = plan.prompt_tokens if is_alive else 0  # what a dead gateway had reserved stays counted
+        tokens = max(prompt_tokens, tokens_to_reserve(prompt_tokens, outputs) - earlier_tokens)
+        is_due, has_place = (False, False) if continued is None else (continued.is_due, is_alive)
+        ask = Ask(self._next_number(), tokens, is_due, has_place)
         book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
         book.limits = caller.limits
-        admission, is_alone = await self._use(caller, book, ask)
+        book.asking[ask.number] = None
+        try:
+            admission, is_alone = await self._use(caller, book, ask)
+        finally:
+            del book.asking[ask.number]
         headers = _headers(caller.limits, admission)
         if admission.refused_by is not None:
+            if ask.number in book.undone:
+                book.ended.append(ask.number)  # the store may have given it a place
             self._refuse(caller, admission, headers)
-        book = self._books.setdefault(caller.name, book)  # it may have been dropped meanwhile, as done
-        book.running[ask.lease_id] = None
+        book.running[ask.number] = None
 
         def settle(used_tokens: int) -> None:
-            book.running.pop(ask.lease_id, None)
-            book.ended.append(ask.lease_id)
-            # What was reserved from this gateway's own count, the store never counted.
+            book.running.pop(ask.number, None)
+            book.ended.append(ask.number)
+            # What was reserved from this gateway's own count, the store never counted, or undoes.
             book.give_back((0 if is_alone else ask.tokens) - used_tokens, admission.day)
             if is_alone and (own := self._own_counts.get(caller.name)) is not None:
-                back = ask.tokens - used_tokens
-                own.use(caller.limits, self._clock.now(), Settlement(back, back, admission.day))
-            self._books.setdefault(caller.name, book)
+                back, number = ask.tokens - used_tokens, self._next_number()
+                given_back = Settlement(number, back, back, admission.day)
+                own.use(caller.limits, self._clock.now(), KeyReport(self._source, number, number, (given_back,)))
             self._has_news.set()
 
-        return Reservation(headers, settle, plan.prompt_tokens - (counted_tokens or 0))
+        return Reservation(headers, settle, prompt_tokens, earlier_tokens)
 
     async def run(self) -> None:
         """Report what ended, and renew what runs, for ever."""
@@ -235,45 +291,59 @@ class Quotas:
         if self._clock.now() < self._alone_until_s:
             return
         for name, book in list(self._books.items()):
-            settlement = book.settlement(renew=renew)
-            if settlement.is_empty:
-                if book.is_done:
-                    self._books.pop(name, None)
+            report = self._report(book, renew=renew)
+            if report.is_empty:
+                if book.is_done and self._books.get(name) is book:
+                    del self._books[name]
                 continue
-            if await self._ask_store(name, book, settlement, None) is None:
+            if await self._ask_store(name, book, report, None) is None:
                 return
+
+    def _next_number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def _report(self, book: _KeyBook, *, renew: bool) -> KeyReport:
+        if book.has_news and len(book.unanswered) < _MOST_UNANSWERED:
+            book.settle(self._next_number())
+        running = tuple(book.running) if renew and book.limits.max_streams is not None else ()
+        floor = self._last + 1 if book.floor is None else book.floor
+        return KeyReport(self._source, self._last, floor, tuple(book.unanswered), running)
 
     async def _use(self, caller: Caller, book: _KeyBook, ask: Ask) -> tuple[KeyAdmission, bool]:
         """Return the answer to a request, and whether this gateway gave it alone."""
         if self._clock.now() >= self._alone_until_s:
-            admission = await self._ask_store(caller.name, book, book.settlement(renew=False), ask)
+            admission = await self._ask_store(caller.name, book, self._report(book, renew=False), ask)
             if admission is not None:
                 self._own_counts.pop(caller.name, None)
                 return admission, False
         own = self._own_counts.setdefault(caller.name, KeyUsage())
-        own.leases = dict.fromkeys(book.running, math.inf)
-        return own.use(caller.limits, self._clock.now(), Settlement(), ask), True
+        own.leases = dict.fromkeys((lease_of(self._source, number) for number in book.running), math.inf)
+        number = self._next_number()
+        report = KeyReport(self._source, number, number)
+        return own.use(caller.limits, self._clock.now(), report, replace(ask, number=number)), True
 
-    async def _ask_store(
-        self, name: str, book: _KeyBook, settlement: Settlement, ask: Ask | None
-    ) -> KeyAdmission | None:
+    async def _ask_store(self, name: str, book: _KeyBook, report: KeyReport, ask: Ask | None) -> KeyAdmission | None:
         """Return the store's answer; None where it gives none, and this gateway counts alone for a while."""
         if self._store is None:
             self._alone_until_s = math.inf
             return None
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                return await self._store.use(name, book.limits, settlement, ask)
+                admission = await self._store.use(name, book.limits, report, ask)
         except (MeshError, TimeoutError) as error:
-            book.take_back(settlement)
+            if ask is not None:
+                book.undone.append(ask.number)
             self._alone_until_s = self._clock.now() + COUNT_ALONE_S
             _log.warning("quotas_counted_alone", error=str(error) or "the store is slow")
             return None
         except asyncio.CancelledError:
-            book.take_back(settlement)
             if ask is not None:
-                book.ended.append(ask.lease_id)
+                book.undone.append(ask.number)
+                book.ended.append(ask.number)
             raise
+        book.answered(report)
+        return admission
 
     def _refuse(self, caller: Caller, admission: KeyAdmission, headers: Mapping[str, str]) -> None:
         limit, wait_s = admission.refused_by, admission.retry_after_s

@@ -232,8 +232,8 @@ class GatewaySettings(ModelServiceSettings):
 
     def keeping(self, member: Member) -> KeepingLimits:
         """Return how this process keeps requests."""
-        owner = f"{member.id}/{member.incarnation}"
-        return KeepingLimits(owner, self.resume_s, self.answer_kept_s, self.store_timeout_s, self.max_kept_bytes)
+        process = f"{member.id}/{member.incarnation}"
+        return KeepingLimits(process, self.resume_s, self.answer_kept_s, self.store_timeout_s, self.max_kept_bytes)
 
     @property
     def response_limits(self) -> ResponseLimits | None:

@@ -10,6 +10,7 @@ from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.request import FinishReason
+from spotwise.core.sampling import GRAMMAR_FAILS
 from tests.unit.core.builders import ledger, only, plain_member, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted
 
@@ -417,3 +418,23 @@ def test_a_request_that_no_gateway_has_begun_is_a_new_one_here() -> None:
     bench = GatewayBench()
     bench.feed(g.RequestResumed("r", 30, 0, ()))
     assert only(bench.rejected(epoch=1), g.Fail)
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_a_request_that_is_taken_is_charged_once_workers_have_it(*, is_assigned: bool) -> None:
+    """Its client has wanted it so; while it waits nothing was computed."""
+    bench = GatewayBench()
+    bench.open(workers=("p", "t") if is_assigned else None)
+    (failure,) = only(bench.feed(g.RequestTaken("r")), g.Fail)
+    assert failure.code == "resumed_elsewhere"
+    assert failure.is_charged is is_assigned
+
+
+def test_a_grammar_that_cannot_be_followed_is_charged() -> None:
+    """It is its client's; an engine's error is not."""
+    for error, is_charged in ((f"{GRAMMAR_FAILS}: nothing fits", True), ("broken", False)):
+        bench = GatewayBench()
+        bench.open()
+        delta = m.TokenDelta(1, 0, None, FinishReason.ERROR, error, retryable=False)
+        (failure,) = only(bench.feed(m.TokenBatch("t", (delta,))), g.Fail)
+        assert failure.is_charged is is_charged

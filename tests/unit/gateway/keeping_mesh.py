@@ -79,7 +79,7 @@ class KeepingMesh(FakeMesh):
                         for wait in waits:
                             wait.cancel()
                 if taken.is_set():
-                    raise GenerationError(409, "resumed_elsewhere", "Another connection has it.")
+                    raise GenerationError(409, "resumed_elsewhere", "Another connection has it.", is_charged=True)
                 token = _sampled(choice_id, spec, position, token_id)
                 reason = spec.stop.finish_reason(token_id, position + 1)
                 reason = FinishReason.LENGTH if reason is None and position + 1 == len(reply) else reason

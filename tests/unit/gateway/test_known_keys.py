@@ -151,11 +151,51 @@ async def test_a_store_that_forgot_its_keys_gets_them_back(store: CountingKeys, 
     await keys.look()
     assert list((await store.keys()).keys) == ["acme"]
     assert (await keys.caller(secret(1))) is not None
-    store._ring = KeyRing(store._ring.revision + 5, {"zeta": key("zeta", 2)})
+    await store.put_key(key("zeta", 2), None)
+    await store.delete_key("acme")
     await keys.look()
     clock.advance(1.0)
     assert await keys.caller(secret(1)) is None
     assert (await keys.caller(secret(2))) is not None
+
+
+async def test_a_key_made_in_a_store_that_forgot_all_takes_no_other_keys_place(
+    store: CountingKeys, clock: FakeClock
+) -> None:
+    """Whatever is made or deleted before a gateway's next look: what it knows comes back, at every gateway."""
+    gateways = [KnownKeys((), clock, store) for _ in range(2)]
+    for number in range(1, 50):
+        await store.put_key(key(f"t{number}", number), None)
+    await store.delete_key("t7")
+    for each in gateways:
+        await each.look()
+    clock.advance(10.0)
+    store._ring = KeyRing()
+    await store.put_key(key("new", 200), None)
+    late = KnownKeys((), clock, store)
+    await late.look()
+    for each in (*gateways, late):
+        await each.look()
+        clock.advance(1.0)
+        for number in (*range(1, 7), *range(8, 50), 200):
+            assert await each.caller(secret(number)) is not None, number
+        assert await each.caller(secret(7)) is None
+    assert len((await store.keys()).keys) == 49
+
+
+async def test_the_last_changes_before_a_fail_over_stay(store: CountingKeys, clock: FakeClock) -> None:
+    """A key of that second is written again, a revoked one does not come back, whatever was made since."""
+    await store.put_key(key("acme", 1), None)
+    await store.put_key(key("old", 2), None)
+    keys, replica = KnownKeys((), clock, store), await store.keys()
+    clock.advance(1.0)
+    await store.put_key(key("zeta", 3), None)
+    await store.delete_key("old")
+    await keys.look()
+    store._ring = replica
+    await store.put_key(key("new", 4), None)
+    await keys.look()
+    assert list((await store.keys()).keys) == ["acme", "new", "zeta"]
 
 
 async def test_the_file_is_followed(tmp_path: Path, clock: FakeClock) -> None:

@@ -12,7 +12,8 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.access.quotas import KeyAdmission, KeyLimits, Settlement
+from spotwise.core.access.quotas import KeyAdmission, KeyLimits, KeyReport
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
@@ -50,7 +51,7 @@ class LimitedGateway:
     async def used(self) -> KeyAdmission:
         """What is counted by now."""
         await self.quotas.report(renew=False)
-        return await self.store.use("acme", self.limits, Settlement())
+        return await self.store.use("acme", self.limits, KeyReport("reader"))
 
     def client(self, body: Any, headers: dict[str, str]) -> Client:
         """A connection that posts a chat."""
@@ -233,6 +234,121 @@ async def test_a_request_that_is_cancelled_pays_for_its_prompt(start: Any, token
     """Before its first token, too."""
     gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
     client = gateway.client(STREAM, RESUMABLE)
+    await gateway.mesh.hung.get()
+    (request_id,) = gateway.mesh.specs
+    await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()
+    await client.answer()
+    assert (await gateway.used()).used_tokens == len(gateway.mesh.spec.prompt_token_ids)
+
+
+def resumed(gateway: LimitedGateway, request_id: str) -> Client:
+    """A connection that goes on with a stream."""
+    return Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
+
+
+async def test_each_prompt_that_a_client_lets_compute_is_paid_for(start: Any, tokens: list[int]) -> None:
+    """A stream that is resumed again and again before its first token has its prompt computed each time."""
+    gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**6, tokens_per_day=10**6))
+    clients = [gateway.client(STREAM, AUTH)]
+    await gateway.mesh.hung.get()
+    (request_id,) = gateway.mesh.specs
+    for _ in range(7):
+        clients.append(resumed(gateway, request_id))
+        await gateway.mesh.hung.get()
+        assert (await clients[-2].answer())["error"]["code"] == "resumed_elsewhere"
+    gateway.mesh.go.set()
+    await clients[-1].events()
+    used = await gateway.used()
+    prompt_tokens = len(gateway.mesh.spec.prompt_token_ids)
+    assert (used.used_tokens, used.used_day_tokens) == (8 * prompt_tokens + len(tokens),) * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (KeyLimits(requests_per_minute=4), "rate_limit_exceeded"),
+        (KeyLimits(tokens_per_minute=500), "rate_limit_exceeded"),
+        (KeyLimits(tokens_per_day=500), "insufficient_quota"),
+    ],
+)
+async def test_resuming_again_and_again_obeys_limits(
+    start: Any, tokens: list[int], limits: KeyLimits, code: str
+) -> None:
+    """A stream that runs is gone on with once whatever its key has used, then as a new request would be; what is refused leaves
+    the stream where it is.
+    """
+    gateway = await start(KeepingMesh(tokens, hang_at=0), limits)
+    clients = [gateway.client(STREAM, AUTH)]
+    await gateway.mesh.hung.get()
+    (request_id,) = gateway.mesh.specs
+    refused: Any = None
+    while refused is None:
+        client = resumed(gateway, request_id)
+        done = [asyncio.ensure_future(each) for each in (gateway.mesh.hung.get(), client._sent.get())]
+        await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+        if done[0].done():
+            done[1].cancel()
+            clients.append(client)
+        else:
+            refused = done[1].result()
+            done[0].cancel()
+        assert len(clients) < 20
+    assert refused["status"] == 429
+    assert (await client.answer())["error"]["code"] == code
+    assert len(clients) >= 2
+    gateway.mesh.go.set()
+    assert (await clients[-1].events())[-1].data is None
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
+    start: Any, tokens: list[int], is_alive: bool
+) -> None:
+    """The prompt is computed again: for its client where the other gateway has the stream still, for the mesh where it is dead.
+    The place passes over.
+    """
+    limits = KeyLimits(tokens_per_day=10**6, max_streams=1)
+    first = await start(KeepingMesh(tokens, hang_at=2), limits, name="g0/7")
+    if is_alive:
+        await first.mesh.store.register(Member("g0", MemberKind.GATEWAY, 7, MemberState.READY, "h", 1, "h:1"), 60.0)
+    client = first.client(STREAM, AUTH)
+    events = [await client.event() for _ in range(2)]
+    await first.mesh.save()
+    request_id = str(events[0].data and events[0].data["id"])
+    following = []
+    for number in range(1, 3):
+        if is_alive and number == 2:  # which has found out, and given its place back
+            await first.mesh.save()
+            await client.events()
+            await first.used()
+        mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
+        gateway = await start(mesh, limits, first.store, f"g{number}/1")
+        if is_alive:
+            member = Member(f"g{number}", MemberKind.GATEWAY, 1, MemberState.READY, "h", 1, "h:1")
+            await first.mesh.store.register(member, 60.0)
+        following.append((gateway, resumed(gateway, request_id)))
+        await mesh.hung.get()
+    (second, taken), (third, last) = following
+    third.mesh.go.set()
+    await last.events()
+    if is_alive:
+        await second.mesh.save()
+        await taken.events()
+        await second.used()
+        prompt_tokens = len(first.mesh.spec.prompt_token_ids)
+        assert (await third.used()).used_day_tokens == 3 * prompt_tokens + len(tokens)
+    else:
+        reserved = (await third.used()).used_day_tokens - len(first.mesh.spec.prompt_token_ids) - STREAM["max_tokens"]
+        # The second one still has its rest reserved, the third one has used what was left.
+        assert reserved == (STREAM["max_tokens"] - 2) + (len(tokens) - 2)
+    for each in (client, taken):
+        await each.leave()
+
+
+async def test_a_plain_stream_that_is_cancelled_pays_for_its_prompt(start: Any, tokens: list[int]) -> None:
+    """Before its first token, too."""
+    gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
+    client = gateway.client(STREAM, AUTH)
     await gateway.mesh.hung.get()
     (request_id,) = gateway.mesh.specs
     await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()

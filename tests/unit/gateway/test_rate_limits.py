@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, Settlement
+from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, KeyReport
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
@@ -36,10 +36,10 @@ class UnsteadyKeys(MemoryKeys):
 
     is_away = False
 
-    async def use(self, name: str, limits: KeyLimits, settlement: Settlement, ask: Ask | None = None) -> KeyAdmission:
+    async def use(self, name: str, limits: KeyLimits, report: KeyReport, ask: Ask | None = None) -> KeyAdmission:
         if self.is_away:
             raise MeshError("Redis: gone")
-        return await super().use(name, limits, settlement, ask)
+        return await super().use(name, limits, report, ask)
 
 
 class LimitedApi:
@@ -67,7 +67,7 @@ class LimitedApi:
     async def used(self, limits: KeyLimits) -> KeyAdmission:
         """What the store has counted, without what is not reported."""
         await self.quotas.report(renew=False)
-        return await self.store.use("acme", limits, Settlement())
+        return await self.store.use("acme", limits, KeyReport("reader"))
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotwise.mesh.memory import FakeClock, MemoryStore
@@ -16,6 +18,10 @@ class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract
     def store(self) -> MeshStore:
         """An empty one."""
         return MemoryStore()
+
+    async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
+        assert isinstance(store, MemoryStore)
+        store._kept[request_id] = replace(store._kept[request_id], owner=owner)
 
 
 async def test_a_registration_lasts_by_the_fake_clock() -> None:

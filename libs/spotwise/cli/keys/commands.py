@@ -51,6 +51,10 @@ Expires: TypeAlias = Annotated[
 ]
 Bound: TypeAlias = Annotated[int | None, typer.Option(min=0, help="At most; 0 is without a limit.", show_default=False)]
 
+#: A gateway looks each second.
+RESTORED_WITHIN_S = 2.0
+_LOOK_EVERY_S = 0.1
+
 _Result = TypeVar("_Result")
 
 
@@ -71,6 +75,7 @@ def create(
     secret, record = _new_key(key, scope, expires, replace(KeyLimits(), **bounds))
 
     async def put(store: KeyStore) -> None:
+        await _let_restore(store)
         known = (await store.keys()).keys
         if len(known) >= MAX_KEYS:
             raise CommandError(f"the mesh has {MAX_KEYS} keys, and no more; revoke some first")
@@ -209,6 +214,16 @@ def _change(name: str, change: Callable[[KeyRecord], KeyRecord]) -> Callable[[Ke
         return changed
 
     return apply
+
+
+async def _let_restore(store: KeyStore) -> None:
+    """Wait, where no key was ever made, whether gateways write keys back that the store has forgotten: one of this name may be
+    among them.
+    """
+    for _ in range(round(RESTORED_WITHIN_S / _LOOK_EVERY_S)):
+        if await store.revision():
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _unknown(name: str) -> CommandError:

@@ -9,6 +9,8 @@ Law:
 - What goes on after a break (an answer that another connection or gateway takes over) counts as a request and reserves its
   rest. It was admitted once: a full limit lets it go on, and makes the key's next requests wait.
 - What a gateway that died has reserved stays counted: a bucket forgets it in time, a day at its end, a lease within seconds.
+- A gateway's call counts once, however often and in whatever order its calls are executed: asks and settlements are numbered,
+  and what a gateway got no answer to is undone by its number, whether it was executed, will be, or is lost.
 """
 
 from __future__ import annotations
@@ -63,37 +65,61 @@ class Ask:
     """A request that wants to begin.
 
     Attributes:
-        lease_id: names its place among the key's requests in flight.
+        number: counts up with each ask of a gateway; with the gateway's name it names the request's lease.
         tokens: that it reserves.
         is_due: it was admitted before, and goes on: it is counted and never refused.
+        has_place: it takes the place of a request in flight, whose lease still counts.
     """
 
-    lease_id: str
+    number: int
     tokens: int
     is_due: bool = False
+    has_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a gateway has to report of a key.
+    """What ended at a gateway, of one key; applied once.
 
     Attributes:
+        number: counts up with each settlement of a gateway.
         given_back: reserved tokens that were not used; negative where more were used.
         given_back_today: those of them that were reserved on the day `day`.
         day: as `KeyAdmission.day`.
-        ended, running: leases that are over, and that go on.
+        ended: asks whose leases are over.
+        undone: asks that the gateway got no answer to: the tokens that they reserved are given back, if they did.
     """
 
+    number: int
     given_back: int = 0
     given_back_today: int = 0
     day: int = 0
-    ended: tuple[str, ...] = ()
-    running: tuple[str, ...] = ()
+    ended: tuple[int, ...] = ()
+    undone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReport:
+    """What a gateway says of a key with each of its calls.
+
+    Attributes:
+        source: the gateway's process, `id/incarnation`.
+        last: the highest number that the gateway has given by then; a call with a lower one than an earlier call's is late.
+        floor: the lowest ask that the gateway waits for; calls with lower ones are late, and count nothing.
+        settlements: all that are not known to be applied, in order.
+        running: asks whose leases go on.
+    """
+
+    source: str
+    last: int = 0
+    floor: int = 0
+    settlements: tuple[Settlement, ...] = ()
+    running: tuple[int, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not (self.given_back or self.given_back_today or self.ended or self.running)
+        return not (self.settlements or self.running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +143,21 @@ class KeyAdmission:
 
 
 @dataclass(slots=True)
+class SourceUsage:
+    """What was counted of one gateway's calls.
+
+    Attributes:
+        settled: settlements up to this number are applied.
+        floor: asks below this number are answered or undone.
+        counted: tokens and day of the asks from there on that were admitted.
+    """
+
+    settled: int = 0
+    floor: int = 0
+    counted: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class KeyUsage:
     """What a key has taken. The same arithmetic as the store's script (`spotwise.mesh.redis_keys`).
 
@@ -124,7 +165,8 @@ class KeyUsage:
         at_s: when the buckets were last looked at.
         requests, tokens: taken out of the buckets and not yet filled up.
         day, day_tokens: the last day on which it took some, and how many.
-        leases: ends of the requests in flight, by their ids.
+        leases: ends of the requests in flight, by the names of their leases.
+        sources: by gateway.
     """
 
     at_s: float = 0.0
@@ -133,18 +175,22 @@ class KeyUsage:
     day: int = 0
     day_tokens: int = 0
     leases: dict[str, float] = field(default_factory=dict)
+    sources: dict[str, SourceUsage] = field(default_factory=dict)
 
-    def use(self, limits: KeyLimits, now_s: float, settlement: Settlement, ask: Ask | None = None) -> KeyAdmission:
-        """Take in a settlement, and then what a request asks for, if all limits admit it."""
+    def use(self, limits: KeyLimits, now_s: float, report: KeyReport, ask: Ask | None = None) -> KeyAdmission:
+        """Take in a report, and then what a request asks for, if all limits admit it."""
         self._advance(limits, now_s)
-        self._settle(limits, now_s, settlement)
-        refused_by, wait_s = (None, 0.0) if ask is None or ask.is_due else self._longest_wait(limits, now_s, ask)
-        if ask is not None and refused_by is None:
-            self.requests += 1 if limits.requests_per_minute is not None else 0
-            self.tokens += ask.tokens if limits.tokens_per_minute is not None else 0
-            self.day_tokens += ask.tokens if limits.tokens_per_day is not None else 0
-            if limits.max_streams is not None:
-                self.leases[ask.lease_id] = now_s + STREAM_LEASE_S
+        source = self.sources.setdefault(report.source, SourceUsage())
+        self._take_report(limits, now_s, source, report)
+        refused_by, wait_s = None, 0.0
+        if ask is not None and ask.number >= source.floor:
+            if ask.number not in source.counted:
+                refused_by, wait_s = (None, 0.0) if ask.is_due else self._longest_wait(limits, now_s, ask)
+                if refused_by is None:
+                    self._count(limits, ask)
+                    source.counted[ask.number] = ask.tokens, self.day
+            if refused_by is None and limits.max_streams is not None:
+                self.leases[lease_of(report.source, ask.number)] = now_s + STREAM_LEASE_S
         return KeyAdmission(refused_by, wait_s, self.requests, self.tokens, self.day, self.day_tokens)
 
     def _advance(self, limits: KeyLimits, now_s: float) -> None:
@@ -157,16 +203,34 @@ class KeyUsage:
             self.day, self.day_tokens = today, 0
         self.leases = {lease: ends_s for lease, ends_s in self.leases.items() if ends_s > now_s}
 
-    def _settle(self, limits: KeyLimits, now_s: float, settlement: Settlement) -> None:
-        if limits.tokens_per_minute is not None:
-            self.tokens = max(0.0, self.tokens - settlement.given_back)
-        if limits.tokens_per_day is not None and settlement.day == self.day:
-            self.day_tokens = max(0, self.day_tokens - settlement.given_back_today)
-        for lease in settlement.ended:
-            self.leases.pop(lease, None)
-        if limits.max_streams is not None:
-            for lease in settlement.running:
+    def _take_report(self, limits: KeyLimits, now_s: float, source: SourceUsage, report: KeyReport) -> None:
+        for settlement in report.settlements:
+            if settlement.number <= source.settled:
+                continue
+            self._give_back(limits, settlement.given_back, settlement.given_back_today, settlement.day)
+            for number in settlement.ended:
+                self.leases.pop(lease_of(report.source, number), None)
+            for number in settlement.undone:
+                tokens, day = source.counted.pop(number, (0, 0))
+                self._give_back(limits, tokens, tokens, day)
+        is_late = report.last < source.settled
+        for number in report.running:
+            lease = lease_of(report.source, number)
+            if limits.max_streams is not None and (lease in self.leases or not is_late):
                 self.leases[lease] = now_s + STREAM_LEASE_S
+        source.settled, source.floor = max(source.settled, report.last), max(source.floor, report.floor)
+        source.counted = {number: each for number, each in source.counted.items() if number >= source.floor}
+
+    def _give_back(self, limits: KeyLimits, tokens: int, today_tokens: int, day: int) -> None:
+        if limits.tokens_per_minute is not None:
+            self.tokens = max(0.0, self.tokens - tokens)
+        if limits.tokens_per_day is not None and day == self.day:
+            self.day_tokens = max(0, self.day_tokens - today_tokens)
+
+    def _count(self, limits: KeyLimits, ask: Ask) -> None:
+        self.requests += 1 if limits.requests_per_minute is not None else 0
+        self.tokens += ask.tokens if limits.tokens_per_minute is not None else 0
+        self.day_tokens += ask.tokens if limits.tokens_per_day is not None else 0
 
     def _longest_wait(self, limits: KeyLimits, now_s: float, ask: Ask) -> tuple[KeyLimit | None, float]:
         waits_s = [
@@ -174,7 +238,7 @@ class KeyUsage:
             (_bucket_wait_s(self.tokens, ask.tokens, limits.tokens_per_minute), KeyLimit.TOKENS),
             (self._day_wait_s(limits, now_s, ask), KeyLimit.DAY),
         ]
-        if limits.max_streams is not None and len(self.leases) >= limits.max_streams:
+        if limits.max_streams is not None and len(self.leases) - ask.has_place >= limits.max_streams:
             waits_s.append((STREAM_RETRY_S, KeyLimit.STREAMS))
         wait_s, limit = max(waits_s, key=lambda wait: wait[0])
         return (limit, wait_s) if wait_s > 0 else (None, 0.0)
@@ -184,6 +248,11 @@ class KeyUsage:
         if most is None or self.day_tokens + min(ask.tokens, most) <= most:
             return 0.0
         return (self.day + 1) * DAY_S - now_s
+
+
+def lease_of(source: str, number: int) -> str:
+    """Return the name of the lease of a gateway's ask."""
+    return f"{source}/{number}"
 
 
 def tokens_to_reserve(prompt_tokens: int, outputs: Sequence[tuple[int, bool]]) -> int:

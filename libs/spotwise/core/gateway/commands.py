@@ -36,7 +36,7 @@ class RequestResumed:
 
 @dataclass(frozen=True, slots=True)
 class RequestTaken:
-    """Another gateway has taken the choice over."""
+    """Another connection or gateway has taken the choice over."""
 
     choice_id: str
 
@@ -150,7 +150,8 @@ class Fail:
     Attributes:
         code: a `RejectCode`, or one of `FAIL_*`.
         retry_after_s: after which the client may try again.
-        is_charged: workers computed for it, and it ended for a reason of its own: its deadline, or that it fells workers.
+        is_charged: workers computed for it, and it ended for a reason of its own: its deadline, a grammar that cannot be
+            followed, that it fells workers, or that its client resumed or cancelled it.
     """
 
     choice_id: str

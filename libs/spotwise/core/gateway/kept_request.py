@@ -2,6 +2,8 @@
 
 Law: one gateway owns a kept request at a time; an owner is one turn of one process, and a later one takes the request from it.
 Only the owner writes tokens, records of attempts and the ending; the loser finds out at its next write.
+Turns are numbered, by the store's clock, the first one 0. A store that has lost the latest turn learns of it from its owner: a
+higher number than the kept one's is a later turn.
 A request's form (ids, seeds, body) is written once; with its tokens, from the first on, every byte of the answer follows.
 """
 
@@ -47,6 +49,25 @@ class KeptRequest:
     deadline_unix_s: float | None = None
 
 
+#: The owner of a request that was forgotten on purpose; its turn is later than all others'.
+FORGOTTEN = "9007199254740991 -"
+
+
+def owner_of(process: str, turn: int = 0) -> str:
+    """Return the owner that a process is in a turn."""
+    return f"{turn} {process}"
+
+
+def turn_of(owner: str) -> int:
+    """Return the number of an owner's turn; 0 where nobody took the request from another."""
+    return int(owner.partition(" ")[0])
+
+
+def process_of(owner: str) -> str:
+    """Return an owner's process, `id/incarnation`."""
+    return owner.partition(" ")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class KeptEnding:
     """How a request ended: `state` is `finished`, `failed` or `cancelled`; the rest is of a failed one."""
@@ -72,6 +93,7 @@ class KeptState:
     Attributes:
         attempts: by choice id; without those that were never begun.
         chunks: its tokens as its owners saved them; of each choice in order and without a gap.
+        saved_tokens: how many these are.
     """
 
     request: KeptRequest
@@ -79,6 +101,7 @@ class KeptState:
     ending: KeptEnding | None
     attempts: Mapping[str, KeptAttempt]
     chunks: tuple[bytes, ...]
+    saved_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

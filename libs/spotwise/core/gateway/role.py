@@ -117,7 +117,7 @@ class GatewayRole:
     def _taken(self, event: g.RequestTaken, now: float) -> None:
         """End this gateway's attempts; the other one's are of later epochs."""
         if (request := self._requests.get(event.choice_id)) is not None:
-            self._requests.fail(request, g.FAIL_TAKEN, g.TAKEN, None, now)
+            self._requests.fail(request, g.FAIL_TAKEN, g.TAKEN, None, now, is_charged=request.assigned)
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._requests.current(event.choice_id, event.epoch)) is not None:
@@ -224,7 +224,7 @@ class GatewayRole:
                 self._requests.attempt_lost(request, delta.error, now, suspects=delta.suspects)
             else:
                 code = g.FAIL_GRAMMAR if delta.error.startswith(GRAMMAR_FAILS) else g.FAIL_ENGINE
-                self._requests.fail(request, code, delta.error, None, now)
+                self._requests.fail(request, code, delta.error, None, now, is_charged=code != g.FAIL_ENGINE)
             return True
         expected = len(request.token_ids)
         if delta.token_index > expected and (missed := request.missed_before(delta)):

@@ -12,12 +12,13 @@ from spotwise.core.access.quotas import (
     Ask,
     KeyLimit,
     KeyLimits,
+    KeyReport,
     KeyUsage,
     Settlement,
     tokens_to_reserve,
 )
 
-NOTHING = Settlement()
+NOTHING = KeyReport("g")
 Arrivals = st.lists(st.tuples(st.floats(0, 30), st.integers(1, 500)), min_size=1, max_size=60)
 
 
@@ -30,7 +31,7 @@ def test_no_minute_admits_more_than_two_minutes_worth(
     now_s, admitted = 1e6, []
     for number, (pause_s, wanted) in enumerate(arrivals):
         now_s += pause_s
-        if usage.use(limits, now_s, NOTHING, Ask(str(number), wanted)).refused_by is None:
+        if usage.use(limits, now_s, NOTHING, Ask(number, wanted)).refused_by is None:
             admitted.append((now_s, wanted))
     for index, (start_s, _) in enumerate(admitted):
         for end_s, _ in admitted[index:]:
@@ -50,7 +51,7 @@ def test_after_retry_after_the_same_request_is_admitted(
     usage, now_s = KeyUsage(), 1e6
     for number, (pause_s, wanted) in enumerate(arrivals):
         now_s += pause_s
-        ask = Ask(str(number), wanted)
+        ask = Ask(number, wanted)
         refused = usage.use(limits, now_s, NOTHING, ask)
         if refused.refused_by is not None:
             assert refused.retry_after_s > 0
@@ -68,7 +69,7 @@ def test_a_days_tokens_are_never_exceeded_by_reservations(arrivals: list[tuple[f
     by_day: dict[int, list[int]] = {}
     for number, (pause_s, wanted) in enumerate(arrivals):
         now_s += pause_s * 1000
-        admission = usage.use(limits, now_s, NOTHING, Ask(str(number), wanted))
+        admission = usage.use(limits, now_s, NOTHING, Ask(number, wanted))
         if admission.refused_by is None:
             by_day.setdefault(int(now_s // DAY_S), []).append(min(wanted, per_day))
         else:
@@ -82,10 +83,10 @@ def test_what_is_settled_is_what_was_used(requests: list[tuple[int, int]]) -> No
     """However much was reserved: afterwards exactly the used tokens count, a minute's and a day's."""
     limits, usage = KeyLimits(tokens_per_minute=10**6, tokens_per_day=10**6), KeyUsage()
     used_tokens = 0
-    for number, (reserved, used) in enumerate(requests):
-        day = usage.use(limits, 1e6, NOTHING, Ask(str(number), reserved)).day
+    for number, (reserved, used) in enumerate(requests, 1):
+        day = usage.use(limits, 1e6, NOTHING, Ask(number, reserved)).day
         back = reserved - used
-        usage.use(limits, 1e6, Settlement(given_back=back, given_back_today=back, day=day))
+        usage.use(limits, 1e6, KeyReport("g", number, settlements=(Settlement(number, back, back, day),)))
         used_tokens += used
     assert (usage.tokens, usage.day_tokens) == (used_tokens, used_tokens)
 
@@ -95,18 +96,19 @@ def test_requests_in_flight_stay_within_their_limit(steps: list[tuple[float, boo
     """Whichever end, die or are renewed; a lease that is not renewed is free after its time."""
     limits, usage = KeyLimits(max_streams=most), KeyUsage()
     now_s = 1e6
-    renewed_s: dict[str, float] = {}
-    for number, (pause_s, ends, dies) in enumerate(steps):
+    renewed_s: dict[int, float] = {}
+    for number, (pause_s, ends, dies) in enumerate(steps, 1):
         now_s += pause_s
         alive = {lease: at_s for lease, at_s in renewed_s.items() if now_s - at_s < STREAM_LEASE_S}
         ended = (next(iter(alive)),) if alive and ends else ()
-        admission = usage.use(limits, now_s, Settlement(ended=ended), Ask(str(number), 1))
+        settlement = Settlement(number, ended=ended)
+        admission = usage.use(limits, now_s, KeyReport("g", number, settlements=(settlement,)), Ask(number, 1))
         alive = {lease: at_s for lease, at_s in alive.items() if lease not in ended}
         assert (admission.refused_by is None) == (len(alive) < most)
         if admission.refused_by is None:
-            alive[str(number)] = now_s
+            alive[number] = now_s
         if not dies:
-            usage.use(limits, now_s, Settlement(running=tuple(alive)))
+            usage.use(limits, now_s, KeyReport("g", number, running=tuple(alive)))
             alive = dict.fromkeys(alive, now_s)
         renewed_s = alive
         assert len(usage.leases) <= most
@@ -118,7 +120,7 @@ def test_without_limits_nothing_is_refused_or_kept() -> None:
     limits = KeyLimits()
     assert limits.is_unlimited and not KeyLimits(max_streams=1).is_unlimited
     for number in range(100):
-        admission = usage.use(limits, 1e6, NOTHING, Ask(str(number), 10**9))
+        admission = usage.use(limits, 1e6, NOTHING, Ask(number, 10**9))
         assert (admission.refused_by, admission.used_requests, admission.used_tokens) == (None, 0.0, 0.0)
     assert not usage.leases
 
@@ -126,8 +128,8 @@ def test_without_limits_nothing_is_refused_or_kept() -> None:
 def test_a_clock_that_goes_back_gives_nothing_back() -> None:
     """Nor takes."""
     limits, usage = KeyLimits(requests_per_minute=2), KeyUsage()
-    usage.use(limits, 1000.0, NOTHING, Ask("a", 1))
-    assert usage.use(limits, 900.0, NOTHING, Ask("b", 1)).used_requests == 2.0
+    usage.use(limits, 1000.0, NOTHING, Ask(1, 1))
+    assert usage.use(limits, 900.0, NOTHING, Ask(2, 1)).used_requests == 2.0
     assert usage.use(limits, 1030.0, NOTHING).used_requests == 1.0
 
 
@@ -136,7 +138,16 @@ def test_a_request_without_max_tokens_reserves_what_answers_usually_take() -> No
     assert tokens_to_reserve(10, [(8000, True), (8000, False), (5, True)]) == 10 + UNBOUNDED_OUTPUT_TOKENS + 8000 + 5
 
 
-def test_an_empty_settlement_says_so() -> None:
+def test_an_empty_report_says_so() -> None:
     """A gateway sends none."""
     assert NOTHING.is_empty
-    assert not Settlement(ended=("a",)).is_empty
+    assert not KeyReport("g", settlements=(Settlement(1),)).is_empty
+    assert not KeyReport("g", running=(1,)).is_empty
+
+
+def test_of_what_is_answered_nothing_is_remembered() -> None:
+    """Of a gateway's asks those that it still waits for; so that its record stays small."""
+    limits, usage = KeyLimits(tokens_per_day=10**6), KeyUsage()
+    for number in range(1, 100):
+        usage.use(limits, 1e6, KeyReport("g", number, max(1, number - 2)), Ask(number, 5))
+    assert list(usage.sources["g"].counted) == [97, 98, 99]
