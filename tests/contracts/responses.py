@@ -25,33 +25,36 @@ class ResponseStoreContract:
     """Subclasses have a fixture `store`: empty, closed when the test ends."""
 
     async def test_a_response_comes_back_whole(self, store: MeshStore) -> None:
-        """By its id, with whose it is; a second one replaces it."""
+        """By its id, with whose it is; it is stored once."""
         assert await store.responses.get_response("resp_1") is None
         await store.responses.put_response(RESPONSE, LIMITS)
         assert await store.responses.get_response("resp_1") == RESPONSE
-        other = replace(RESPONSE, body="{}", scope="")
-        await store.responses.put_response(other, LIMITS)
-        assert await store.responses.get_response("resp_1") == other
+        await store.responses.put_response(replace(RESPONSE, body="{}", scope=""), LIMITS)
+        assert await store.responses.get_response("resp_1") == RESPONSE
 
     async def test_a_deleted_response_is_gone(self, store: MeshStore) -> None:
-        """Once; its room is free."""
+        """Once; its room is free, and no answer that is read again brings it back."""
         await store.responses.put_response(of_size(1, 600), LIMITS)
         await store.responses.put_response(of_size(2, 400), LIMITS)
         assert await store.responses.delete_response("resp_1")
         assert not await store.responses.delete_response("resp_1")
         assert await store.responses.get_response("resp_1") is None
         await store.responses.put_response(of_size(3, 600), LIMITS)
+        await store.responses.put_response(of_size(1, 600), LIMITS)
         assert await stored(store, 1, 2, 3) == [2, 3]
+        assert not await store.responses.delete_response("resp_9")
+        await store.responses.put_response(of_size(9, 10), LIMITS)
+        assert await stored(store, 9) == []
 
     async def test_the_oldest_of_a_scope_make_room(self, store: MeshStore) -> None:
-        """As many as needed, and none of another scope; what is stored again is the youngest, and counts once."""
+        """As many as needed, and none of another scope; what is stored again is no younger, and counts once."""
         for number in (1, 2, 3):
             await store.responses.put_response(of_size(number, 300), LIMITS)
         await store.responses.put_response(of_size(9, 300, "other"), LIMITS)
         await store.responses.put_response(of_size(1, 300), LIMITS)
         assert await stored(store, 1, 2, 3, 9) == [1, 2, 3, 9]
         await store.responses.put_response(of_size(4, 301), LIMITS)
-        assert await stored(store, 1, 2, 3, 4, 9) == [1, 3, 4, 9]
+        assert await stored(store, 1, 2, 3, 4, 9) == [2, 3, 4, 9]
         await store.responses.put_response(of_size(5, 1000), LIMITS)
         assert await stored(store, 1, 2, 3, 4, 5, 9) == [5, 9]
 

@@ -12,11 +12,13 @@ class MemoryResponses:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stored: dict[str, tuple[StoredResponse, float]] = {}  # the oldest first, with the end of its time
+        self._deleted: set[str] = set()
 
     async def put_response(self, response: StoredResponse, limits: ResponseLimits) -> None:
         """See `ResponseStore`."""
-        self._stored.pop(response.response_id, None)
         self._forget_expired()
+        if response.response_id in self._stored or response.response_id in self._deleted:
+            return
         self._make_room(response.size_bytes, limits.scope_bytes, response.scope)
         self._make_room(response.size_bytes, limits.all_bytes)
         self._stored[response.response_id] = response, self._clock.now() + limits.kept_s
@@ -30,6 +32,7 @@ class MemoryResponses:
     async def delete_response(self, response_id: str) -> bool:
         """See `ResponseStore`."""
         self._forget_expired()
+        self._deleted.add(response_id)
         return self._stored.pop(response_id, None) is not None
 
     def _forget_expired(self) -> None:

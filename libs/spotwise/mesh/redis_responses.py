@@ -15,6 +15,8 @@ from redis.asyncio import Redis
 from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
 from spotwise.wire import subjects
 
+#: How long a deleted response is not stored again: longer than an answer takes to be read.
+DELETED_S = 86_400
 #: Expired entries that one call forgets, at most: the server does nothing else meanwhile.
 _MAX_FORGOTTEN = 1000
 
@@ -28,14 +30,13 @@ local function forget(entry)
   redis.call('HINCRBY', KEYS[2], '*', -size)
   if redis.call('HINCRBY', KEYS[2], '/' .. scope, -size) <= 0 then redis.call('HDEL', KEYS[2], '/' .. scope) end
 end
-local entry = redis.call('HGET', ARGV[2] .. ARGV[1], 'entry')
-if entry then forget(entry) end
 """
 
 # ARGV, further: scope, size, room of the scope's and of all, time to live in milliseconds, most to forget, body, items.
 _PUT = (
     _FORGET
     + """
+if redis.call('EXISTS', ARGV[2] .. ARGV[1]) == 1 then return 0 end
 local size, index, sum = tonumber(ARGV[5]), ARGV[3] .. ARGV[4], '/' .. ARGV[4]
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -63,9 +64,15 @@ return 1
 """
 )
 
+# ARGV, further: how long the response is not stored again, in milliseconds.
 _DELETE = (
     _FORGET
     + """
+local key = ARGV[2] .. ARGV[1]
+local entry = redis.call('HGET', key, 'entry')
+if entry then forget(entry) end
+redis.call('HSET', key, 'is_deleted', 1)
+redis.call('PEXPIRE', key, ARGV[4])
 return entry and 1 or 0
 """
 )
@@ -102,7 +109,7 @@ class RedisResponses:
 
     async def delete_response(self, response_id: str) -> bool:
         """See `ResponseStore`."""
-        return bool(await self._eval(_DELETE, response_id))
+        return bool(await self._eval(_DELETE, response_id, DELETED_S * 1000))
 
     async def _eval(self, script: str, response_id: str, *arguments: str | int) -> Any:
         keys = subjects.RESPONSES_KEY, subjects.RESPONSES_BYTES_KEY

@@ -11,10 +11,10 @@ class ResponseStore(Protocol):
     """Responses by their ids."""
 
     async def put_response(self, response: StoredResponse, limits: ResponseLimits) -> None:
-        """Store a response in place of the one with its id; the oldest of its scope, and of all, make room for it."""
+        """Store a response, unless it is or was deleted; the oldest of its scope, and of all, make room for it."""
 
     async def get_response(self, response_id: str) -> StoredResponse | None:
         """Return a response, or `None` where there is none (any more)."""
 
     async def delete_response(self, response_id: str) -> bool:
-        """Remove a response; return whether there was one."""
+        """Remove a response, which is not stored again for a day; return whether there was one."""

@@ -11,14 +11,16 @@ from starlette.responses import Response
 
 from spotwise.gateway.auth import READING, caller_scope
 from spotwise.gateway.errors import bad_request
-from spotwise.gateway.stored_responses import StoredResponses
+from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.planning import RESPONSES
+from spotwise.gateway.stored_responses import StoredResponses, unknown_response
 
 #: Items of a page: by default, and at most.
 _PAGE_ITEMS, MOST_ITEMS = 20, 100
 
 
-def add_response_routes(app: FastAPI, stored: StoredResponses) -> None:
-    """Add the routes to the API."""
+def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequests | None) -> None:
+    """Add the routes to the API; `kept` has the requests of responses."""
 
     @app.api_route("/v1/responses/{response_id}", methods=[*READING])
     async def get_response(request: Request, response_id: str) -> Response:
@@ -30,7 +32,13 @@ def add_response_routes(app: FastAPI, stored: StoredResponses) -> None:
 
     @app.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        await stored.delete(caller_scope(request), response_id)
+        is_stored = await stored.has(caller_scope(request), response_id)
+        is_kept = kept is not None and await kept.has(request, response_id, RESPONSES)
+        if not is_stored and not is_kept:
+            raise unknown_response(response_id)
+        await stored.delete(response_id)
+        if kept is not None and is_kept:
+            await kept.forget(request, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @app.api_route("/v1/responses/{response_id}/input_items", methods=[*READING])

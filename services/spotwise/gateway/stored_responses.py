@@ -61,13 +61,17 @@ class StoredResponses:
             raise unknown_response(response_id, param)
         return stored
 
-    async def delete(self, scope: str, response_id: str) -> None:
-        """Forget a response of the scope's; raises as `find`."""
-        await self.find(scope, response_id)
+    async def has(self, scope: str, response_id: str) -> bool:
+        """Tell whether there is a response of the scope's."""
+        stored = await self._turns.result(self._store.get_response(response_id))
+        return stored is not None and stored.scope == scope
+
+    async def delete(self, response_id: str) -> None:
+        """Forget a response; no answer that is still read brings it back."""
         await self._turns.result(self._store.delete_response(response_id))
 
     async def keep(self, plan: GenerationPlan, body: bytes) -> None:
-        """Store the response of a plan."""
+        """Store the response of a plan, unless it is stored, or was deleted."""
         assert plan.repeated is not None
         items = [_stored_item(plan.request_id, *each) for each in enumerate(plan.repeated.items)]
         stored = StoredResponse(plan.request_id, plan.scope, body.decode(), orjson.dumps(items).decode())

@@ -15,7 +15,8 @@ from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.text import ChatText
 from spotwise.mesh.ports import MeshError
-from tests.unit.gateway.fake_mesh import MODEL, RESPONSE
+from tests.contracts.waiting import until
+from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
 from tests.unit.gateway.test_resumed_responses import RESPONSES, STREAM, events_of
@@ -161,6 +162,72 @@ async def test_a_stream_of_a_conversation_is_planned_again_without_the_store(tex
     rest = await events_of(Client(keeping_app(second, text, "g1"), "GET", path, None, headers))
     assert rest[-1].data["type"] == "response.completed"
     await client.leave()
+
+
+@pytest.mark.parametrize("headers", [{"X-Spotwise-Resumable": "true"}, {"Idempotency-Key": "k"}])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_deleted_response_is_forgotten(
+    mesh: KeepingMesh, text: ChatText, headers: dict[str, str], *, is_stream: bool
+) -> None:
+    """Also what is kept of its request: no gateway has it in any form, and reading or sending it again brings nothing back."""
+    app = keeping_app(mesh, text)
+    other = keeping_app(KeepingMesh(mesh.reply, store=mesh.store), text, "g1")
+    body = HI | {"stream": is_stream}
+    began = Client(app, "POST", RESPONSES, body, headers)
+    answer = (await events_of(began))[-1].data["response"] if is_stream else await began.answer()
+    response_id = answer["id"]
+    deleted = await Client(other, "DELETE", f"{RESPONSES}/{response_id}").answer()
+    assert (deleted["id"], deleted["deleted"]) == (response_id, True)
+    for at in (app, other):
+        for path, accept in (
+            (f"{RESPONSES}/{response_id}", "application/json"),
+            (f"/v1/requests/{response_id}", "application/json"),
+            (f"/v1/requests/{response_id}", "text/event-stream"),
+        ):
+            client = Client(at, "GET", path, None, {"Accept": accept})
+            await client.answer()
+            assert client.status == 404, path
+    again = Client(app, "POST", RESPONSES, HI, headers)
+    assert (await again.answer())["id"] != response_id
+    assert "idempotent-replayed" not in again.headers
+    assert (await mesh.store.responses.get_response(response_id)) is None
+    refused = Client(app, "DELETE", f"{RESPONSES}/{response_id}")
+    await refused.answer()
+    assert refused.status == 404
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("headers", [{"X-Spotwise-Resumable": "true"}, {}])
+async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
+    mesh: KeepingMesh, text: ChatText, headers: dict[str, str], *, elsewhere: bool
+) -> None:
+    """It is cancelled, at whichever gateway it runs."""
+    app = keeping_app(mesh, text)
+    at = keeping_app(KeepingMesh(mesh.reply, store=mesh.store), text, "g1") if elsewhere else app
+    mesh.hang_at = 3
+    client = Client(app, "POST", RESPONSES, STREAM, headers)
+    response_id = (await events_of(client, 4))[0].data["response"]["id"]
+    deleted = await Client(at, "DELETE", f"{RESPONSES}/{response_id}").answer()
+    assert deleted["deleted"] is True
+    if elsewhere:
+        await mesh.save()  # it learns of it
+    rest = await events_of(client)
+    assert rest[-1].data["type"] == "response.failed"
+    await until(lambda: not mesh.open)
+    assert await mesh.store.responses.get_response(response_id) is None
+    assert not mesh.store._kept
+
+
+async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatText) -> None:
+    """Not a request to another endpoint, nor another caller's."""
+    app = keeping_app(mesh, text, api_keys=(ApiKey("mine"), ApiKey("other")))
+    resumable = {"X-Spotwise-Resumable": "true", "Authorization": "Bearer mine"}
+    chat = await Client(app, "POST", "/v1/chat/completions", CHAT, resumable).answer()
+    response = await Client(app, "POST", RESPONSES, HI | {"store": False}, resumable).answer()
+    for request_id, key in ((chat["id"], "mine"), (response["id"], "other")):
+        refused = Client(app, "DELETE", f"{RESPONSES}/{request_id}", None, {"Authorization": f"Bearer {key}"})
+        assert (await refused.answer())["error"]["code"] == "response_not_found"
+    assert len(mesh.store._kept) == 2
 
 
 class AwayStore:
