@@ -2,8 +2,8 @@
 
 A connection holds a bounded number of bytes and passes every stage within a bounded time: its headers, its body, and each pause
 of a client that reads nothing while the buffer is full. A request learns that its connection is gone, also with pipelined
-requests behind it. Refusals have OpenAI's shape and a request id. An `Upgrade: h2c` is ignored, and an answer to HTTP/1.0 is
-not chunked.
+requests behind it. What a proxy may read otherwise than this server is refused (http_head.py, http_cuts.py). Refusals have
+OpenAI's shape and a request id. An `Upgrade: h2c` is ignored, and an answer to HTTP/1.0 is not chunked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.held_back_body import HeldBackBody
+from spotwise.gateway.http_cuts import MessageCuts
+from spotwise.gateway.http_head import body_length, is_request_line, origin_form
 from spotwise.gateway.http_limits import REFUSED_SHARE, HttpLimits, Places
 from spotwise.gateway.http_refusals import (
     headers_too_large,
@@ -28,6 +31,7 @@ from spotwise.gateway.http_refusals import (
     too_many_connections,
     too_many_headers,
     too_slow,
+    unknown_method,
     written,
 )
 from spotwise.gateway.unchunked import Unchunked
@@ -56,6 +60,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._places = places
         self._limits = places.limits
+        self._cuts = MessageCuts()
         self._running: RequestResponseCycle | None = None
         self._in_head = True  # between a request's end and the end of the next one's headers
         self._unused_bytes = 0  # since the parser last got anything out of what came
@@ -110,11 +115,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._places.busy(self)
-        self._unused_bytes += len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self._refuse(invalid_http())
+        except ApiError as error:
+            self._refuse(error)
         if self._deaf:
             return
         if self._unused_bytes > self._limits.max_header_bytes:
@@ -123,14 +127,23 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._await_by(self._limits.header_timeout_s, self._headers_overdue)
 
     def _feed(self, data: bytes) -> None:
-        while True:
+        """Let the parser have what came, in pieces; raises `ApiError`."""
+        view, start = memoryview(data), 0
+        while start < len(data) and not self._deaf:
+            end = self._cuts.cut(data, start)
+            self._unused_bytes += end - start
             try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]
-                self._decline_upgrade()
-            else:
-                return
+                self.parser.feed_data(view[start:end])
+            except httptools.HttpParserUpgrade:
+                if not self._deaf:
+                    self._decline_upgrade()
+            except httptools.HttpParserInvalidMethodError:
+                raise unknown_method() if is_request_line(self._cuts.request_line) else invalid_http() from None
+            except httptools.HttpParserError as error:
+                raise error.__context__ if isinstance(error.__context__, ApiError) else invalid_http() from None
+            if self._cuts.is_mostly_framing:
+                raise invalid_http("its body has more framing than content")
+            start = end
 
     def _decline_upgrade(self) -> None:
         """Continue with a parser that knows the body's length and no upgrade: the last one would skip the body."""
@@ -142,10 +155,13 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._replaying = False
 
     def on_message_begin(self) -> None:
-        """Start a request; its headers are awaited since its first byte."""
-        if not self._deaf and not self._replaying:
-            self._head_begun = True
-            super().on_message_begin()
+        """Start a request; its headers are awaited since its first byte. Raises `ApiError`."""
+        if self._deaf or self._replaying:
+            return
+        if not self._cuts.begins():
+            raise invalid_http("it begins within another one")
+        self._head_begun = True
+        super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the path."""
@@ -153,24 +169,23 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; what follows a body (trailers) is dropped."""
+        """Take a header; what follows a body (trailers) is dropped. Raises `ApiError`."""
         if self._deaf or self._replaying or not self._in_head:
             return
         if len(self.headers) >= self._limits.max_header_fields:
-            self._refuse(too_many_headers(self._limits.max_header_fields))
-        else:
-            super().on_header(name, value)
+            raise too_many_headers(self._limits.max_header_fields)
+        super().on_header(name, value.rstrip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        """Start the application, or queue the request behind the one that is being answered."""
+        """Start the application, or queue the request behind the one that is being answered. Raises `ApiError`."""
         if self._deaf or self._replaying:
             return
         if (
             len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             > self._limits.max_header_bytes
         ):
-            self._refuse(headers_too_large(self._limits.max_header_bytes))
-            return
+            raise headers_too_large(self._limits.max_header_bytes)
+        self._check_head()
         self._unused_bytes, self._in_head, self._head_begun = 0, False, False
         if not self._is_answering():
             self._await_nothing()
@@ -180,11 +195,22 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             if len(self.pipeline) > self._limits.max_pipelined:
                 self._answer_only_the_first()
 
+    def _check_head(self) -> None:
+        """Refuse what is no request of HTTP/1.1, though the parser takes it; raises `ApiError`."""
+        self.url = origin_form(self._cuts.request_line)
+        if not self._cuts.head_is_whole:
+            raise invalid_http("not all of its lines end with CR and LF")
+        version = self.parser.get_http_version()
+        self._cuts.begin_body(body_length(version, self.headers))
+        if version == "1.0":
+            self.expect_100_continue = False
+
     def on_body(self, body: bytes) -> None:
         """Take a part of the body; a queued request's may not be long."""
         if self._deaf:
             return
         self._unused_bytes = 0
+        self._cuts.take_content(len(body))
         super().on_body(body)
         if self._is_queued() and len(self.cycle.body) > HIGH_WATER_LIMIT:
             self._answer_only_the_first()
@@ -193,6 +219,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         """End the request's body."""
         if self._deaf or self.parser.should_upgrade():
             return  # where an upgrade is offered, its body is still to come
+        self._cuts.end_message()
         self._unused_bytes, self._in_head = 0, True
         super().on_message_complete()
         if self.cycle.response_complete:
@@ -205,7 +232,11 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._running = cycle
         if cycle.more_body:
             self._await_by(self._limits.body_timeout_s, self._body_overdue)
-        super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+        if cycle.scope["http_version"] == "1.0":
+            app = Unchunked(app, cycle)
+        if cycle.waiting_for_100_continue:
+            app = HeldBackBody(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""

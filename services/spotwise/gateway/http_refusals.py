@@ -39,6 +39,12 @@ def too_slow(what: str, seconds: float) -> ApiError:
     return ApiError(408, f"The request's {what} did not come within {seconds:g} s.", code="request_timeout")
 
 
-def invalid_http() -> ApiError:
-    """Return the 400 for bytes that the parser does not take."""
-    return ApiError(400, "This is not a valid HTTP/1.1 request.", code="invalid_http")
+def invalid_http(problem: str = "") -> ApiError:
+    """Return the 400 for bytes that are no request of HTTP/1.1; it says why, where that is known."""
+    why = f": {problem}" if problem else ""
+    return ApiError(400, f"This is not a valid HTTP/1.1 request{why}.", code="invalid_http")
+
+
+def unknown_method() -> ApiError:
+    """Return the 501 for a method that HTTP knows nothing of."""
+    return ApiError(501, "This server does not know the request's method.", code="unknown_method")

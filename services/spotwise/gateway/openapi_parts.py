@@ -11,7 +11,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
 #: Statuses of every path that needs a key, and more of those that generate.
-ERRORS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
+ERRORS = (400, 401, 403, 404, 408, 417, 429, 431, 500, 501, 503, 505)
 GENERATION_ERRORS = (*ERRORS, 409, 413, 415, 422, 504)
 
 
