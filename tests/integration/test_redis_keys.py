@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -51,7 +52,7 @@ class TestRedisKeys(KeyStoreContract):
     async def test_few_deleted_keys_are_remembered(self, keys: KeyStore, redis_url: str) -> None:
         """The latest, so that the store does not grow with each that is made and deleted."""
         async with Redis.from_url(redis_url) as redis:
-            earlier = {f"t{number}": str(number) for number in range(MAX_DELETED)}
+            earlier: Any = {f"t{number}": str(number) for number in range(MAX_DELETED)}
             await redis.hset(subjects.KEYS_CHANGED_KEY, mapping=earlier)
             await keys.put_key(KEY, None)
             await keys.delete_key(KEY.name)
