@@ -59,6 +59,13 @@ class HttpServer(uvicorn.Server):
         if cut := set(self.server_state.tasks):
             await asyncio.wait(cut, timeout=_CUT_S)
 
+    def hurry(self) -> None:
+        """End now: answers under way have no more time."""
+        self.should_exit = self.force_exit = True
+        for task in self.server_state.tasks:
+            if not task.cancelling():  # else it writes its end
+                task.cancel()
+
     async def _listen_by_tls(self) -> None:
         """Listen as uvicorn does, but for the handshake: a connection counts only after it, and uvicorn allows it a minute."""
         config = self.config

@@ -94,3 +94,21 @@ async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], m
         go.set()
         head, _ = await client.answer()
     assert head.startswith(b"http/1.1 200")
+
+
+async def test_a_second_signal_ends_the_grace(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """However long answers under way have to end, they are told at once then."""
+    mesh.hang_at = 0
+    async with listening(make_app(), HttpLimits()) as server:
+        server.server.config.timeout_graceful_shutdown = 3600
+        client = await server.connect()
+        await client.send(post("/v1/chat/completions", json.dumps(CHAT).encode()))
+        await asyncio.wait_for(mesh.hung.get(), 30)
+        server.server.should_exit = True
+        await asyncio.sleep(0.3)
+        assert mesh.open
+        server.server.hurry()
+        head, content = await client.answer()
+    assert head.startswith(b"http/1.1 503")
+    assert json.loads(content)["error"]["code"] == "gateway_stopping"
+    assert not mesh.open
