@@ -102,3 +102,35 @@ async def test_a_connection_whose_broker_is_gone_can_be_closed(tmp_path: Path) -
     await subscription.unsubscribe()
     await bus.close()
     await bus.close()
+
+
+async def test_large_messages_leave_the_loop_its_turns(nats_url: str) -> None:
+    """Those that wait are handled in order, and something else has a turn after each."""
+    bus = await NatsBus.connect(nats_url, "test")
+    subject, count, turns = f"test.{uuid.uuid4().hex}", 30, 0
+    handled: list[tuple[int, int]] = []
+    all_wait = asyncio.Event()
+
+    async def handle(message: BusMessage) -> None:
+        await all_wait.wait()
+        handled.append((message.payload[0], turns))
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    await bus.subscribe(subject, handle)
+    for number in range(count):
+        await bus.publish(subject, bytes([number]) * 100_000)
+    (subscription,) = bus._client._subs.values()
+    await until(lambda: subscription.pending_msgs == count - 1)
+    taking = asyncio.create_task(take_turns())
+    await asyncio.sleep(0)
+    all_wait.set()
+    await until(lambda: len(handled) == count)
+    taking.cancel()
+    await bus.close()
+    assert [number for number, _ in handled] == list(range(count))
+    assert len({at for _, at in handled}) == count

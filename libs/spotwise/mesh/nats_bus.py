@@ -36,6 +36,8 @@ _CLUSTER_PING_S = 1.0
 #: How long a subscriber may have none of its subscriptions, while it moves to another node of the cluster.
 _MOVING_S = 1.0
 _MOVING_POLL_S = 0.05
+#: Bytes of messages after which the event loop has a turn: one of a prompt's log-probabilities takes tens of milliseconds.
+_TURN_BYTES = 64 << 10
 
 _log = structlog.get_logger(__name__)
 
@@ -196,9 +198,16 @@ class NatsBus:
     ) -> Subscription:
         """Call `handler` for each message, one at a time, in order."""
 
+        handled_bytes = 0
+
         async def on_message(message: Msg) -> None:
+            nonlocal handled_bytes
             respond = message.respond if message.reply else None
             await handler(BusMessage(message.subject, message.data, respond))
+            handled_bytes += len(message.data)
+            if handled_bytes >= _TURN_BYTES:  # the client goes on with what is here already, and yields to nothing else
+                handled_bytes = 0
+                await asyncio.sleep(0)
 
         try:
             subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)

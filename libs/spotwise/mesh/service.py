@@ -46,6 +46,8 @@ RoleT = TypeVar("RoleT")
 LEDGER_BACKLOG = 10_000
 #: Limits of the watchdog that work may take which waits for broker or store: their own time-outs come first.
 WAITS_TAKE = 4
+#: A longer message is decoded in a thread: one with a prompt's log-probabilities takes tens of milliseconds.
+_DECODED_BYTES = 64 << 10
 
 
 class ServiceHost:
@@ -219,7 +221,10 @@ class ServiceHost:
 
         async def on_message(raw: BusMessage) -> None:
             try:
-                message = decode(raw.payload) if repeated is None else repeated.decode(raw)
+                if len(raw.payload) > _DECODED_BYTES:
+                    message = await asyncio.to_thread(decode, raw.payload)
+                else:
+                    message = decode(raw.payload) if repeated is None else repeated.decode(raw)
             except MalformedMessageError as error:
                 self._dropped(Dropped.MALFORMED, raw, str(error))
                 return

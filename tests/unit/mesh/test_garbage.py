@@ -58,3 +58,27 @@ sys.exit(run_service(ServiceSettings, serve))
     assert (ended.returncode, ended.stderr) == (0, "")
     looks = ended.stdout.splitlines()
     assert looks and "2 True" not in looks
+
+
+def test_what_a_service_starts_with_is_never_looked_through_again() -> None:
+    """Of what comes later a collection looks through little; cycles still go."""
+    service = """
+import gc
+from spotwise.mesh.garbage import collect_little_at_once
+
+held = [[number] for number in range(50_000)]
+collect_little_at_once()
+assert len(gc.get_objects()) < 5_000
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(len(gc.get_objects(0))) if phase == "start" else None)
+collected = sum(generation["collected"] for generation in gc.get_stats())
+for _ in range(60_000):
+    cycle = []
+    cycle.append(cycle)
+assert sum(generation["collected"] for generation in gc.get_stats()) > collected + 40_000
+print(max(looks))
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert int(ended.stdout) < 10_000

@@ -28,8 +28,8 @@ _log = structlog.get_logger(__name__)
 
 #: The next iteration compensates for a timer's error up to this much: a process too slow for its simulation must not catch up.
 _TIMER_S = 0.002
-#: Log-probability of a token without alternatives.
-_CERTAIN = TokenLogprobs(0.0)
+#: Log-probability of what a certain token is drawn before.
+_UNLIKELY = -100.0
 
 
 @dataclass(slots=True)
@@ -135,14 +135,15 @@ class SimulatedEngine:
                 raise ValueError("every token of the simulated vocabulary is a stop token of this request")
         prompt_length = len(record.prompt_token_ids)
         # As the real engine: an attempt that resumes after committed outputs has reported its prompt already.
-        scores_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
+        of_prompt = record.sampling.prompt_logprobs
+        scores_prompt = of_prompt is not None and not record.output_token_ids
         self._sequences[record.sequence_id] = _Sequence(
             seed=record.sampling.seed,
             words=words,
             prompt_length=prompt_length,
             length=prompt_length + len(record.output_token_ids),
-            logprobs=None if record.sampling.logprobs is None else _CERTAIN,
-            prompt_logprobs=(None, *[_CERTAIN] * (prompt_length - 1)) if scores_prompt else None,
+            logprobs=None if record.sampling.logprobs is None else _certain(record.sampling.logprobs, words),
+            prompt_logprobs=(None, *[_certain(of_prompt or 0, words)] * (prompt_length - 1)) if scores_prompt else None,
         )
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
@@ -258,3 +259,9 @@ class SimulatedEngine:
             scores, sequence.prompt_logprobs = sequence.prompt_logprobs, None
             sampled.append(SampledToken(sequence_id, sequence.next_token(), sequence.logprobs, scores))
         return tuple(sampled)
+
+
+def _certain(alternatives: int, words: Sequence[int]) -> TokenLogprobs:
+    """Return the log-probabilities of a token that nothing competes with, and so many alternatives."""
+    others = tuple(words[:alternatives])
+    return TokenLogprobs(0.0, others, (_UNLIKELY,) * len(others))

@@ -130,14 +130,19 @@ async def test_a_sequence_that_makes_no_sense_is_refused() -> None:
 
 
 async def test_a_part_of_a_prompt_brings_no_token() -> None:
-    """Only the last part brings a token; requested prompt scores come with it, and have no alternatives."""
+    """Only the last part brings a token; requested prompt scores come with it, and as many alternatives as were asked for."""
     results = Results(engine())
     sampling = SamplingParams(seed=9, logprobs=0, prompt_logprobs=1)
     await results.engine.add_sequence(record(sampling=sampling))
     assert await results.run(BatchRow("r@1", 0, 2, (0,))) == ()
     (first,) = await results.run(BatchRow("r@1", 2, 1, (0,)))
     assert first.logprobs == TokenLogprobs(0.0)
-    assert first.prompt_logprobs == (None, TokenLogprobs(0.0), TokenLogprobs(0.0))
+    assert first.prompt_logprobs is not None
+    unscored, *scores = first.prompt_logprobs
+    assert unscored is None
+    assert [(each.logprob, len(each.top_token_ids), len(each.top_logprobs)) for each in scores if each] == [
+        (0.0, 1, 1)
+    ] * 2
     (second,) = await results.run(BatchRow("r@1", 3, 1, (0,)))
     assert second.prompt_logprobs is None
 
