@@ -1,7 +1,8 @@
 """Readers of event streams as people write them by hand, without the rules of server-sent events in mind.
 
-Each takes what the network gave, in pieces, and returns the data of the events; what it does not expect ends it with an
-error, as it ends such programs. By the standard library alone, so that it runs in any environment.
+All they know besides is that a line which begins with a colon says nothing, as most servers send such ones. Each takes what the
+network gave, in pieces, and returns the data of the events; what it does not expect ends it with an error, as it ends such
+programs. By the standard library alone, so that it runs in any environment.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ Reader = Callable[[Sequence[bytes]], Events]
 
 _PREFIX = "data: "
 _DONE = "[DONE]"
+_COMMENT = ":"
 #: OpenAI's chats and completions have no other lines than these; its responses and Anthropic's messages name each event.
 _NAME = "event: "
 
@@ -25,7 +27,7 @@ def by_line(chunks: Sequence[bytes], *, named: bool = False) -> Events:
     """Cut the prefix off each line that is not empty."""
     events: Events = []
     for line in b"".join(chunks).decode().splitlines():
-        if not line or (named and line.startswith(_NAME)):
+        if not line or line.startswith(_COMMENT) or (named and line.startswith(_NAME)):
             continue
         assert line.startswith(_PREFIX), f"a line begins with {line[:20]!r}"
         if line[len(_PREFIX) :] != _DONE:
@@ -39,6 +41,8 @@ def by_blank_line(chunks: Sequence[bytes], *, named: bool = False) -> Events:
     *parts, rest = b"".join(chunks).decode().split("\n\n")
     assert rest == "", f"after the last event: {rest[:20]!r}"
     for part in parts:
+        if part.startswith(_COMMENT):
+            continue
         if named:
             name, _, part = part.partition("\n")
             assert name.startswith(_NAME), f"an event begins with {name[:20]!r}"

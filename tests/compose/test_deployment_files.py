@@ -44,12 +44,19 @@ def test_compose_sets_only_what_its_service_reads(service: str) -> None:
     assert {name for name, info in fields.items() if info.is_required()} <= given
 
 
-@pytest.mark.parametrize("service", ["prompt-worker", "token-worker"])
-def test_a_stopped_worker_has_time_to_drain_itself(service: str) -> None:
+@pytest.mark.parametrize(
+    ("service", "grace"),
+    [
+        ("prompt-worker", "SPOTWISE_STOP_GRACE_S"),
+        ("token-worker", "SPOTWISE_STOP_GRACE_S"),
+        ("gateway", "SPOTWISE_ANSWER_GRACE_S"),
+    ],
+)
+def test_what_is_stopped_has_time_to_end_its_work(service: str, grace: str) -> None:
     """Docker ends it by force some seconds after its own deadline."""
-    worker = COMPOSE["services"][service]
-    forced_s = float(worker["stop_grace_period"].removesuffix("s"))
-    assert 0 < float(worker["environment"]["SPOTWISE_STOP_GRACE_S"]) <= forced_s - 3
+    member = COMPOSE["services"][service]
+    forced_s = float(member["stop_grace_period"].removesuffix("s"))
+    assert 0 < float(member["environment"][grace]) <= forced_s - 3
 
 
 def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None:

@@ -31,7 +31,8 @@ def memory_high_water_bytes(pid: int) -> int:
 def tell(mesh: LiveMesh, lap: Lap) -> None:
     """Write figures into the test's output (`pytest -s`)."""
     memory_mib = memory_high_water_bytes(mesh.pid("gateway-0")) >> 20
-    sys.stdout.write(f" longest gap {lap.longest_gap_s * 1000:.0f} ms, {memory_mib} MiB at most ")
+    gap_ms, turn_ms = lap.longest_gap_s * 1000, lap.longest_turn_s * 1000
+    sys.stdout.write(f" longest gap {gap_ms:.0f} ms, turn {turn_ms:.0f} ms, {memory_mib} MiB at most ")
 
 
 def connect(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:

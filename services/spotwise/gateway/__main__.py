@@ -28,10 +28,14 @@ from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
-from spotwise.mesh.garbage import give_back_freed_memory
+from spotwise.mesh.garbage import collect_little_at_once, give_back_freed_memory
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
+
+#: After so long a thread leaves the interpreter to the event loop, which asks for it with each event: Python's default of 5 ms,
+#: for each of a few busy threads, would add up to tenths of a second in an iteration of the loop.
+_SWITCH_S = 0.001
 
 
 def _tls(certificate: Path, key: Path, client_ca: Path | None) -> ServerTls:
@@ -74,6 +78,7 @@ def _stored(settings: GatewaySettings, host: ServiceHost) -> StoredResponses | N
 
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
+    sys.setswitchinterval(_SWITCH_S)
     try:
         text = ChatText.load(
             settings.model_dir,
@@ -97,6 +102,8 @@ async def serve(settings: GatewaySettings) -> None:
         shares_prefixes=settings.prefix_sharing == "mesh",
         adapters=_adapters(settings),
         aliases=model_aliases(settings.model_aliases),
+        max_answer_logprobs=settings.max_answer_logprobs,
+        stream_keep_alive_s=settings.stream_keep_alive_s,
     )
     try:
         require_aliases_of(options.served, options.aliases)
@@ -117,7 +124,7 @@ async def serve(settings: GatewaySettings) -> None:
             http=http_protocol(settings.http_limits, metrics.count_error),
             ws="none",
             timeout_keep_alive=settings.keep_alive_s,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=settings.answer_grace_s,
         )
         config.load()
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -125,12 +132,19 @@ async def serve(settings: GatewaySettings) -> None:
             config.ssl = tls.context
             host.every(CERTIFICATE_LOOK_S, tls.follow_files, "certificate")
         server = HttpServer(config, settings.header_timeout_s)
+        collect_little_at_once()
         serving = asyncio.create_task(server.serve())
         await server.listening
         serving.add_done_callback(lambda _: host.stop())
+
+        def leave() -> None:
+            generation.is_leaving = True
+            server.should_exit = True
+
+        host.leave = leave  # the mesh goes on with what is answered still
         await host.run()
-        generation.is_leaving = True
-        server.should_exit = True
+        leave()
+        server.hurry()
         await serving
         await access.quotas.report(renew=False)  # what ended with it
         with contextlib.suppress(MeshError):

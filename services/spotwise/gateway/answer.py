@@ -18,15 +18,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spotwise.gateway.answer_format import AnswerFormat, Usage
+from spotwise.gateway.answer_work import AnswerWork, parts_of, scores_of_batch, scores_of_piece
 from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
+from spotwise.gateway.event_stream import EventStream
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec, TextEndedError
+from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import WARNING_HEADER, warning_of
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.replay import ReplayedChoice
-from spotwise.gateway.sse import interleave, run_while_connected, stream_start
+from spotwise.gateway.score_limits import ScoreRoom
+from spotwise.gateway.sse import interleave, run_while_connected
 from spotwise.gateway.stream_position import ChoicePosition, StreamPosition
 from spotwise.gateway.text import ChatText
 
@@ -50,6 +54,10 @@ class GenerationResponse(Response):
         reservation: what the request has taken of its key's limits; it is settled at the end.
         keep: awaited with the body of the whole answer, before the client learns that it is whole.
         outlives_connection: the request goes on where its client leaves, and its reservation with it.
+        explained: says of an error that ends the answer what the client is to know.
+        work: where the answer is written.
+        room: for its log-probabilities.
+        silence_s: after which a stream gets a comment; 0: never.
     """
 
     def __init__(
@@ -65,8 +73,12 @@ class GenerationResponse(Response):
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
         keep: Callable[[bytes], Awaitable[None]] | None = None,
+        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
         *,
         outlives_connection: bool = False,
+        work: AnswerWork,
+        room: ScoreRoom,
+        silence_s: float,
     ) -> None:
         super().__init__()
         self._reservation = reservation or Reservation()
@@ -75,9 +87,12 @@ class GenerationResponse(Response):
         self._format = answer_format
         self._generate = generate
         self._position = position
-        self._events_had = 0 if position is None else position.take_events()
+        self._work = work
+        self._room = room
+        self._silence_s = silence_s
         self._ended = ended
         self._keep = keep
+        self._explained = explained
         self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
         if warning := warning_of(plan.ignored):
             self._answer_headers[WARNING_HEADER] = warning
@@ -99,10 +114,20 @@ class GenerationResponse(Response):
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await work
+            with self._room.taken(self._plan.scope, self._plan.scores):
+                await work
+        except Exception as error:
+            work.close()  # it may not have had room
+            self._error = explained = await self._explanation(error)
+            if explained is error:
+                raise
+            raise explained from error
         except BaseException as error:
             self._error = error
             raise
+
+    async def _explanation(self, error: Exception) -> Exception:
+        return error if self._explained is None else await self._explained(error)
 
     def _settle(self) -> None:
         """Give back what was reserved and not used."""
@@ -125,25 +150,31 @@ class GenerationResponse(Response):
                     replay = ReplayedChoice(choice, had, partial(self._format.collect, index), by_token=by_token)
                     yield ChoiceText("")  # opens the stream
                 async for batch in batches:
-                    if replay is not None:
-                        following = replay.advance(batch)
-                        if following is None:
-                            continue
-                        if replay.finish_reason is not None:
-                            ended = replay.finish_reason
-                            return
-                        batch, replay = following, None
-                    pieces = choice.pieces(batch, by_token=by_token)
-                    if num_tokens := sum(len(piece.token_ids) for piece in pieces):
-                        timeline.received(num_tokens, batch.prefill_s)
-                    if (reason := pieces[-1].finish_reason) is not None:
-                        ended = reason
-                        if batch.finish_reason is None:
-                            with suppress(TextEndedError):
-                                await batches.athrow(TextEndedError())
-                        break
-                    for piece in pieces:
-                        yield piece
+                    for part in parts_of(batch):
+                        if replay is not None:
+                            following = await self._work.do(scores_of_batch(part), partial(replay.advance, part))
+                            if following is None:
+                                continue
+                            if replay.finish_reason is not None:
+                                ended = replay.finish_reason
+                                return
+                            part, replay = following, None
+                        pieces = await self._work.do(
+                            scores_of_batch(part), partial(choice.pieces, part, by_token=by_token)
+                        )
+                        if num_tokens := sum(len(piece.token_ids) for piece in pieces):
+                            timeline.received(num_tokens, part.prefill_s)
+                        if (reason := pieces[-1].finish_reason) is not None:
+                            ended = reason
+                            break
+                        for piece in pieces:
+                            yield piece
+                    else:
+                        continue
+                    if batch.finish_reason is None:
+                        with suppress(TextEndedError):
+                            await batches.athrow(TextEndedError())
+                    break
                 else:
                     raise GenerationError(500, "generation_failed", "The mesh ended this sequence without a reason.")
         except (GeneratorExit, asyncio.CancelledError):
@@ -157,65 +188,65 @@ class GenerationResponse(Response):
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._pieces() as pieces:
             async for index, piece in pieces:
-                self._format.collect(index, piece)
+                await self._work.do(scores_of_piece(piece), partial(self._format.collect, index, piece))
         self._count_requests()
-        body = await self._kept()
+        parts = await self._kept()
         self._settle()  # before the client receives the end, and may send its next request
-        await Response(body, headers=self._answer_headers, media_type="application/json")(scope, receive, send)
+        await PartsResponse(parts, self._answer_headers)(scope, receive, send)
 
-    async def _kept(self) -> bytes:
+    async def _kept(self) -> list[bytes]:
         """Return the body of the whole answer, once it is kept."""
-        body = self._format.whole(self._usage())
+        parts = await self._work.again(self._written_scores(), partial(self._format.whole, self._usage()))
         if self._keep is not None:
-            await self._keep(body)
-        return body
+            await self._keep(b"".join(parts))
+        return parts
 
     async def _send_stream(self, send: Send) -> None:
-        async with self._pieces() as pieces:
-            index, piece = await anext(pieces)
-            await send(stream_start(self._answer_headers))
-            openings = self._format.openings()
-            if self._position is None or self._position.is_start:
-                await self._send_following(send, openings)
-            try:
-                await self._send_piece(send, index, piece)
-                async for index, piece in pieces:
-                    await self._send_piece(send, index, piece)
-                if self._keep is not None:
-                    await self._kept()
-            except Exception as error:
-                self._error = error
-                described = describe(error, self._plan.request_id)
-                self._metrics.count_error(described.code or str(described.status))
-                for each in self._format.failure(described):
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
-            else:
-                self._count_requests()
-                await self._send_following(send, self._format.endings(self._usage()))
-        self._settle()
-        await send({"type": "http.response.body", "body": self._format.END, "more_body": False})
+        stream = EventStream(send, self._position, self._format.KEEP_ALIVE, self._silence_s)
+        try:
+            async with self._pieces() as pieces:
+                index, piece = await anext(pieces)
+                await stream.start(self._answer_headers)
+                openings = self._format.openings()
+                if stream.is_start:
+                    await stream.following(openings)
+                try:
+                    await stream.piece(index, piece, await self._events(index, piece))
+                    async for index, piece in pieces:
+                        await stream.piece(index, piece, await self._events(index, piece))
+                    if self._keep is not None:
+                        await self._kept()
+                except Exception as error:
+                    self._error = explained = await self._explanation(error)
+                    described = describe(explained, self._plan.request_id)
+                    self._metrics.count_error(described.code or str(described.status))
+                    await stream.failure(await self._repeated(partial(self._format.failure, described)))
+                else:
+                    self._count_requests()
+                    await stream.following(await self._repeated(partial(self._format.endings, self._usage())))
+            self._settle()
+            await stream.end(self._format.END)
+        finally:
+            await stream.close()
 
-    async def _send_piece(self, send: Send, index: int, piece: ChoiceText) -> None:
-        *begun, last = self._format.events(index, piece) or (b"",)
-        await self._send_following(send, begun)
-        if self._position is not None:
-            self._position.add(index, piece.token_ids, is_end=piece.finish_reason is not None)
-        if last:
-            await self._send_event(send, last)
+    async def _events(self, index: int, piece: ChoiceText) -> list[bytes]:
+        """Return the events of a piece; the last piece's may have all that came before it."""
+        events = partial(self._format.events, index, piece)
+        if piece.finish_reason is not None and self._format.REPEATS:
+            return await self._repeated(events)
+        return await self._work.do(scores_of_piece(piece), events)
 
-    async def _send_following(self, send: Send, events: Sequence[bytes]) -> None:
-        """Send events that say no more of the tokens than those before them."""
-        for each in events:
-            if self._position is not None:
-                self._position.events += 1
-            await self._send_event(send, each)
+    async def _repeated(self, events: Callable[[], list[bytes]]) -> list[bytes]:
+        """Return events that may have the whole answer."""
+        return await self._work.again(self._written_scores() if self._format.REPEATS else 0, events)
 
-    async def _send_event(self, send: Send, written: bytes) -> None:
-        if self._events_had:
-            self._events_had -= 1  # the client has it
-            return
-        line = b"" if self._position is None else self._position.line()
-        await send({"type": "http.response.body", "body": line + written, "more_body": True})
+    def _written_scores(self) -> int:
+        """Return how many scores were written of all choices, with the prompts that are repeated in them."""
+        plan, logprobs = self._plan, self._plan.rules.logprobs
+        written = sum(choice.output_tokens for choice in self._choices) * (1 if logprobs is None else 2 + logprobs)
+        if plan.return_token_ids or plan.sequences[0].prompt.echo is not None:
+            written += sum(len(sequence.prompt.token_ids) for sequence in plan.sequences)
+        return written
 
     def _count_requests(self) -> None:
         """Count what has been answered whole: a request a prompt, with all its choices."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from spotwise.gateway.choice import ChoiceText
 from spotwise.gateway.errors import ApiError
-from spotwise.gateway.sse import DONE
+from spotwise.gateway.sse import COMMENT, DONE
 
 #: Token counts of an answer, as OpenAI's older endpoints name them.
 Usage = dict[str, int | dict[str, int]]
@@ -19,10 +19,14 @@ class AnswerFormat(abc.ABC):
     Class attributes:
         BY_TOKEN: it takes single tokens, so that its events and their number follow from the tokens alone.
         END: ends every stream, after its events.
+        KEEP_ALIVE: breaks the silence of a stream; no event of the answer.
+        REPEATS: its last events have the whole answer once more.
     """
 
     BY_TOKEN: ClassVar[bool] = False
     END: ClassVar[bytes] = DONE
+    KEEP_ALIVE: ClassVar[bytes] = COMMENT
+    REPEATS: ClassVar[bool] = False
 
     @abc.abstractmethod
     def openings(self) -> list[bytes]:
@@ -45,5 +49,5 @@ class AnswerFormat(abc.ABC):
         """Take a piece of an answer that is sent whole, or that the client has already."""
 
     @abc.abstractmethod
-    def whole(self, usage: Usage) -> bytes:
-        """Return the body of an answer of what was collected."""
+    def whole(self, usage: Usage) -> list[bytes]:
+        """Return the body of an answer of what was collected, in parts."""

@@ -115,7 +115,7 @@ def create_app(
         add_request_routes(app, kept, planning)
 
     if stored is not None:
-        add_response_routes(app, stored, kept)
+        add_response_routes(app, stored, kept, bodies.off_loop)
 
     description = orjson.dumps(api_description(options, keeps_requests=kept is not None))
 

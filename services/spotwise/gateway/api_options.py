@@ -28,6 +28,8 @@ class ApiOptions:
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
+        max_answer_logprobs: most log-probabilities of one answer, alternatives included.
+        stream_keep_alive_s: silence after which a stream gets a comment; 0: never.
         embeddings: what those of the model are.
         adapters: of the model, which requests may name instead.
         aliases: further names of the model and of adapters, with what each stands for; see `model_aliases`.
@@ -45,6 +47,8 @@ class ApiOptions:
     max_n: int = 16
     max_sequences: int = 256
     max_logprobs: int = 20
+    max_answer_logprobs: int = 1_000_000
+    stream_keep_alive_s: float = 15.0
     embeddings: EmbeddingModel = NO_EMBEDDINGS
     stores_responses: bool = False
     adapters: tuple[AdapterRef, ...] = ()

@@ -217,7 +217,7 @@ class ChatFormat(ResponseFormat):
         message = {"role": "assistant", "content": content, "refusal": None, **texts}
         return {"message": message | ({"tool_calls": calls} if calls else {})}
 
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any] | None]:
         return {"content": chat_logprobs(scored, self._token_bytes, self._spelled), "refusal": None}
 
 

@@ -93,7 +93,7 @@ class CompletionFormat(ResponseFormat):
     def _message(self, choice: WholeChoice) -> dict[str, Any]:
         return {"text": choice.text}
 
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any] | None]:
         return {
             "tokens": [self._spelled(token.token_id) for token in scored],
             "token_logprobs": [token.logprobs and max(token.logprobs.logprob, LEAST_LOGPROB) for token in scored],

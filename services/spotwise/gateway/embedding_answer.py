@@ -22,6 +22,7 @@ from spotwise.core.request import FinishReason
 from spotwise.gateway.answer import Generate
 from spotwise.gateway.embedding_plan import EmbeddingPlan
 from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import PlannedSequence
 from spotwise.gateway.quotas import Reservation
@@ -87,9 +88,10 @@ class EmbeddingResponse(Response):
             "model": self._plan.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
-        body = b"".join((b'{"object":"list","data":[', b",".join(written), b"],", orjson.dumps(tail)[1:]))
+        separated = [part for item in written for part in (b",", item)][1:]
+        parts = [b'{"object":"list","data":[', *separated, b"],", orjson.dumps(tail)[1:]]
         headers = {"X-Request-Id": self._plan.request_id, **self._reservation.headers}
-        await Response(body, headers=headers, media_type="application/json")(scope, receive, send)
+        await PartsResponse(parts, headers)(scope, receive, send)
 
     async def _lane(self, waiting: Iterator[tuple[int, PlannedSequence]]) -> AsyncGenerator[tuple[int, bytes], None]:
         """Give the items of what waits, one after the other; other lanes take from the same."""

@@ -25,12 +25,14 @@ class EarlierTokens:
         deltas: the tokens that they saved, in order, from the first on.
         model_digest: of the weights that drew them.
         stop: as they had fitted it to the workers; `None` where nothing was submitted.
+        chunk: the tokens as they are saved, where they may have to be saved again.
     """
 
     epoch: int = 0
     deltas: tuple[TokenDelta, ...] = ()
     model_digest: str | None = None
     stop: StopCriteria | None = None
+    chunk: bytes = b""
 
     @property
     def finish_reason(self) -> FinishReason | None:

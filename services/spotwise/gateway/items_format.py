@@ -43,6 +43,7 @@ class ItemsFormat(AnswerFormat):
 
     BY_TOKEN = True
     END = b""  # OpenAI's clients end with the last event
+    REPEATS = True
 
     def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
         assert plan.repeated is not None
@@ -60,7 +61,9 @@ class ItemsFormat(AnswerFormat):
         self._items: list[_Fields] = []
         self._pieces: list[str] = []  # of the text of the last item, which is being written
         self._is_open = False
-        self._scored: list[_Fields] = []  # log-probabilities that no event has had
+        self._scored: list[
+            orjson.Fragment
+        ] = []  # log-probabilities that no event has had, written once for all of them
         self._tokens = self._reasoning_tokens = 0
         self._is_cut = False
         self._events: list[bytes] | None = None
@@ -96,9 +99,9 @@ class ItemsFormat(AnswerFormat):
         """Add a piece, and write no events of it."""
         self._take(piece)
 
-    def whole(self, usage: Usage) -> bytes:
+    def whole(self, usage: Usage) -> list[bytes]:
         """Return the response."""
-        return orjson.dumps(self._response(self._status, usage))
+        return [orjson.dumps(self._response(self._status, usage))]
 
     @property
     def _status(self) -> str:
@@ -107,7 +110,8 @@ class ItemsFormat(AnswerFormat):
     def _take(self, piece: ChoiceText) -> None:
         self._tokens += len(piece.token_ids)
         if piece.scored:
-            self._scored += chat_logprobs(piece.scored, self._token_bytes)
+            written = map(orjson.dumps, chat_logprobs(piece.scored, self._token_bytes))
+            self._scored += map(orjson.Fragment, written)
         parts = piece.parts
         if parts is None:
             parts = [MessagePart("content", piece.text)] if piece.text else []
@@ -144,7 +148,7 @@ class ItemsFormat(AnswerFormat):
         elif kind == "function_call":
             self._item_event("response.function_call_arguments.delta", delta=text)
 
-    def _taken_logprobs(self) -> list[_Fields]:
+    def _taken_logprobs(self) -> list[orjson.Fragment]:
         """Return the log-probabilities that are new, and add them to the message."""
         taken, self._scored = self._scored, []
         self._items[-1]["content"][0]["logprobs"] += taken

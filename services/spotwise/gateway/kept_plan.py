@@ -52,7 +52,7 @@ def form_of(
         body_hash=body_hash,
         created_unix_s=int(time.time()),
         seeds=tuple(sequence.spec.sampling.seed for sequence in plan.sequences),
-        prompt_hash=_prompt_hash(plan),
+        prompt_hash=plan.prompt_hash,
         is_resumable=is_resumable,
         claim=hash_of(scope, idempotency_key) if idempotency_key else "",
         client_request_id=client_request_id,
@@ -69,7 +69,7 @@ def restored(
     Raises:
         ApiError: 409, the body gives other prompts here.
     """
-    if _prompt_hash(plan) != form.prompt_hash or len(plan.sequences) != len(form.seeds):
+    if plan.prompt_hash != form.prompt_hash or len(plan.sequences) != len(form.seeds):
         message = "This gateway makes another prompt of the request (its model's files differ); send the request anew."
         raise ApiError(409, message, code="cannot_resume")
     sequences = []
@@ -93,8 +93,8 @@ def restored(
     )
 
 
-def _prompt_hash(plan: GenerationPlan) -> str:
-    """Return a hash of what is read: the prompts, and the adapter that they are read with."""
+def prompt_hash(plan: GenerationPlan) -> str:
+    """Return a hash of what is read, prompts and the adapter that they are read with; work for a thread where they are long."""
     prompts = {id(sequence.prompt): sequence.prompt for sequence in plan.sequences}
     adapters = {adapter.digest for sequence in plan.sequences if (adapter := sequence.spec.adapter) is not None}
     return hash_of(*(array("I", prompt.token_ids).tobytes() for prompt in prompts.values()), *adapters)

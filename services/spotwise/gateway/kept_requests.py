@@ -10,41 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.core.gateway.kept_request import (
-    KeptAttempt,
-    KeptEnding,
-    KeptRequest,
-    KeptState,
-    owner_of,
-    turn_of,
-)
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, owner_of, turn_of
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
 from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore
 from spotwise.gateway.kept_plan import form_of, restored
 from spotwise.gateway.kept_room import KeptRoom
+from spotwise.gateway.kept_tokens import after_attempt, read_chunks, saved_tokens, tokens_to_go_on
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.owners import Owners
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.planning import PlannedBody, Planning
 from spotwise.gateway.quotas import Continued, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
-from spotwise.gateway.request_log import CANCELLED, FINISHED, RequestLog, ending_of
+from spotwise.gateway.request_log import CANCELLED, RequestLog, cancelled, ending_of
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.stream_position import StreamPosition
-from spotwise.gateway.token_saver import read_chunks
-from spotwise.gateway.token_stream import saved
 
 #: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
 ENDED_STREAM_KEPT_S = 30.0
@@ -177,13 +172,15 @@ class KeptRequests:
         if kept.ending is not None:
             return
         taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
-        if (running := self._running.get(request_id)) is not None:
-            self._step_down(running)
-        if taken is None or taken.ending is not None:
-            return
-        kept_s = self._kept_s(kept.request)
-        await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))
-        for choice_id, attempt in taken.attempts.items():
+        attempts = {} if taken is None or taken.ending is not None else taken.attempts
+        try:  # the ending first: whoever streams it tells its client why it has ended
+            if taken is not None and taken.ending is None:
+                kept_s = self._kept_s(kept.request)
+                await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))
+        finally:
+            if (running := self._running.get(request_id)) is not None:
+                self._step_down(running)
+        for choice_id, attempt in attempts.items():
             self._generation.close(choice_id, attempt.epoch)
 
     async def has(self, request: Request, request_id: str, endpoint: str) -> bool:
@@ -268,11 +265,17 @@ class KeptRequests:
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
         if kept.ending is not None and kept.ending.state != "finished":
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
-        earlier: list[EarlierTokens] = read_chunks(kept.chunks, len(plan.sequences))
+        work, size_bytes = self._planning.work_of(kept.request.scope), sum(map(len, kept.chunks))
+        read = tokens_to_go_on if kept.ending is None else read_chunks
+        try:
+            earlier = await work.read(size_bytes, partial(read, kept.chunks, len(plan.sequences)))
+        except BaseException:
+            reservation.cancel()
+            raise
         if kept.ending is not None:
             return _Running(kept.request, restored(plan, kept.request, "", earlier), Reservation())
         attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
-        earlier = [_begun(*each) for each in zip(earlier, attempts, strict=True)]
+        earlier = [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
         reservation.earlier_tokens = kept.saved_tokens
         self._room.take_over(kept.request, plan)
         return _Running(kept.request, restored(plan, kept.request, kept.owner, earlier), reservation)
@@ -299,11 +302,11 @@ class KeptRequests:
             self._running[form.request_id] = running
         generate: Generate = self._generation.generate if running.log is None else running.log.generate
         if is_over:
-            generate = _saved
+            generate = saved_tokens
 
         def ended(error: BaseException | None) -> None:
             if running.log is None and not is_over:
-                self._spawn(self._end(running, _ending_of(error)))
+                self._spawn(self._end(running, ending_of(error)))
 
         if position is None and plan.sends_positions:
             position = StreamPosition.start(form.request_id, len(plan.sequences))
@@ -316,8 +319,19 @@ class KeptRequests:
             ended,
             headers,
             running.reservation,
+            partial(self._explained, form.request_id),
             outlives_connection=running.log is not None,
         )
+
+    async def _explained(self, request_id: str, error: Exception) -> Exception:
+        """Return why a request ended here: one that another owner has was resumed, or cancelled."""
+        if not isinstance(error, GenerationError) or error.code != g.FAIL_TAKEN:
+            return error
+        with suppress(GenerationError):
+            kept = await self._turns.result(self._store.get_request(request_id))
+            if kept is not None and kept.ending == CANCELLED:
+                return cancelled()
+        return error
 
     async def _end(self, running: _Running, ending: KeptEnding) -> None:
         if (
@@ -381,22 +395,3 @@ def _resumable(request: Request, plan: GenerationPlan) -> GenerationPlan:
 
 def _choice_ids(plan: GenerationPlan) -> list[str]:
     return [sequence.choice_id for sequence in plan.sequences]
-
-
-async def _saved(choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
-    """Give the tokens of a request that is over; where none has a finish reason, a stop string has ended the text."""
-    if spec.earlier is not None and (tokens := saved(choice_id, spec.earlier)) is not None:
-        yield tokens
-
-
-def _begun(earlier: EarlierTokens, attempt: KeptAttempt | None) -> EarlierTokens:
-    """Add the latest attempt; a choice with tokens had one."""
-    if attempt is None:
-        return replace(earlier, epoch=1 if earlier.deltas else 0)
-    return replace(earlier, epoch=attempt.epoch, stop=attempt.stop)
-
-
-def _ending_of(error: BaseException | None) -> KeptEnding:
-    if error is None:
-        return FINISHED
-    return ending_of(error) if isinstance(error, Exception) else CANCELLED

@@ -31,6 +31,8 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
+#: Of Anthropic's protocol, and skipped by its clients.
+_PING = named_event("ping", {"type": "ping"})
 
 
 @dataclass(slots=True)
@@ -104,6 +106,7 @@ class MessagesFormat(AnswerFormat):
 
     BY_TOKEN: ClassVar[bool] = True
     END: ClassVar[bytes] = b""
+    KEEP_ALIVE: ClassVar[bytes] = _PING
 
     def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
         self._plan = plan
@@ -135,9 +138,9 @@ class MessagesFormat(AnswerFormat):
         for _ in self._taken(piece):
             pass
 
-    def whole(self, usage: Usage) -> bytes:
+    def whole(self, usage: Usage) -> list[bytes]:
         """Return the message."""
-        return orjson.dumps(self._message([block.whole() for block in self._blocks], usage))
+        return [orjson.dumps(self._message([block.whole() for block in self._blocks], usage))]
 
     def _message(self, content: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {

@@ -34,6 +34,8 @@ class Effort(Enum):
     LARGE = "large"
     #: May compile a grammar, for seconds.
     GRAMMAR = "grammar"
+    #: Reads all tokens that are kept of a request.
+    REPLAY = "replay"
 
 
 def effort_of_size(size_bytes: int) -> Effort:
@@ -41,6 +43,11 @@ def effort_of_size(size_bytes: int) -> Effort:
     if size_bytes <= INLINE_BYTES:
         return Effort.ON_LOOP
     return Effort.SHORT if size_bytes <= LARGE_BYTES else Effort.LARGE
+
+
+def effort_of_kept(size_bytes: int) -> Effort:
+    """Return the effort of reading what is kept of a request."""
+    return Effort.ON_LOOP if size_bytes <= INLINE_BYTES else Effort.REPLAY
 
 
 class OffLoop:
@@ -52,7 +59,9 @@ class OffLoop:
             Effort.SHORT: FairThreads(3, "plan", max_waiting=1024),
             Effort.LARGE: FairThreads(1, "plan-large", max_waiting=32),
             Effort.GRAMMAR: FairThreads(3, "plan-grammar", max_waiting=1024),
+            Effort.REPLAY: FairThreads(2, "replay", max_waiting=128),
         }
+        self._answers = FairThreads(2, "answer")
 
     async def run(self, owner: str, effort: Effort, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, whose turn comes beside those of other owners.
@@ -68,3 +77,9 @@ class OffLoop:
         if not lane.has_room(owner):
             raise overloaded("The server is busy with other requests like this one; try again later.")
         return await asyncio.wrap_future(lane.submit(owner, work))
+
+    async def write(self, owner: str, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, a part of an answer, written in a thread; none is refused, since its tokens are computed.
+        What waits is bounded by the sequences that are open.
+        """
+        return await asyncio.wrap_future(self._answers.submit(owner, work))

@@ -23,6 +23,7 @@ from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.response_tools import CalledTool
 from spotwise.gateway.schema import GenerationRequest, StreamOptions
+from spotwise.gateway.score_limits import ScoredAnswer
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
@@ -116,6 +117,8 @@ class GenerationPlan:
         sends_positions: events of a stream have ids, from each of which it can go on.
         counts_in_chunks: each chunk of a stream holds the usage of its choice so far.
         spells_ids: log-probabilities name tokens by their ids.
+        prompt_hash: of what the model reads; see `kept_plan`.
+        scores: log-probabilities that the answer is expected to have.
     """
 
     request_id: str
@@ -133,6 +136,8 @@ class GenerationPlan:
     sends_positions: bool = False
     counts_in_chunks: bool = False
     spells_ids: bool = False
+    prompt_hash: str = ""
+    scores: int = 0
 
     def ignoring(self, names: Iterable[str]) -> GenerationPlan:
         """Return the plan with further wishes that are ignored."""
@@ -245,7 +250,22 @@ def plan_generation(
     sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
-        max_new_tokens = _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
+    lengths = [
+        _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
+        for prompt in prompts
+    ]
+    scored = ScoredAnswer.of(
+        request,
+        [len(prompt.token_ids) for prompt in prompts],
+        choices,
+        logprobs,
+        echoes=prompts[0].echo is not None,
+        score_only=score_only,
+    )
+    if max_tokens is None:
+        lengths = scored.fitted(lengths, options.max_answer_logprobs)
+    scored.require_at_most(options.max_answer_logprobs, lengths, request, max_tokens_param)
+    for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
         stop = _stop_criteria(request, max_new_tokens, stop_token_ids, max_tokens_param)
         for choice in range(choices):
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
@@ -283,6 +303,7 @@ def plan_generation(
         sends_positions=options_of_stream.resumable or False,
         counts_in_chunks=include_usage and (options_of_stream.continuous_usage_stats or False),
         spells_ids=request.return_tokens_as_token_ids or False,
+        scores=scored.expected(lengths, is_open=max_tokens is None),
     )
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
 from spotwise.gateway.answer_format import AnswerFormat
+from spotwise.gateway.answer_work import AnswerWork
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import caller_of, caller_scope, key_name
 from spotwise.gateway.body import parse_json_object
@@ -22,7 +23,7 @@ from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
 from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.items_format import ItemsFormat
-from spotwise.gateway.kept_plan import hash_of_body
+from spotwise.gateway.kept_plan import hash_of_body, prompt_hash
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
@@ -32,12 +33,21 @@ from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import Continued, CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.responses import plan_response, previous_response
-from spotwise.gateway.stored_responses import Continuation, StoredResponses, unknown_response
+from spotwise.gateway.score_limits import ScoreRoom
+from spotwise.gateway.stored_responses import (
+    Continuation,
+    StoredResponses,
+    continued,
+    stored_response,
+    unknown_response,
+)
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
 #: Members of bodies that may have a grammar.
 _GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"', b'"output_config"')
+#: Of a text, about, as it is stored.
+_BYTES_A_TOKEN = 4
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
@@ -72,6 +82,7 @@ class Planning:
 
     Attributes:
         bodies: reads them.
+        room: for the log-probabilities of answers.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class Planning:
         self._quotas = quotas
         self._now = now
         self.bodies = bodies
+        self.room = ScoreRoom(options.max_answer_logprobs)
         self._stored = stored
 
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
@@ -135,6 +147,7 @@ class Planning:
         ended: Callable[[BaseException | None], None] = lambda error: None,
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
+        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
         *,
         outlives_connection: bool = False,
     ) -> GenerationResponse:
@@ -151,12 +164,29 @@ class Planning:
             headers,
             reservation,
             self._keeping(plan),
+            explained,
             outlives_connection=outlives_connection,
+            work=self.work_of(plan.scope),
+            room=self.room,
+            silence_s=self._options.stream_keep_alive_s,
         )
+
+    def work_of(self, scope: str) -> AnswerWork:
+        """Return where an answer of a caller's is written."""
+        return AnswerWork(self.bodies.off_loop, scope)
 
     def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[None]] | None:
         is_stored = plan.repeated is not None and plan.repeated.is_stored
-        return partial(self._stored.keep, plan) if self._stored is not None and is_stored else None
+        return partial(self._store, self._stored, plan) if self._stored is not None and is_stored else None
+
+    async def _store(self, responses: StoredResponses, plan: GenerationPlan, body: bytes) -> None:
+        """Store the whole answer of a plan, with the conversation that it follows on."""
+        effort = effort_of_size(len(body) + _BYTES_A_TOKEN * plan.prompt_tokens)
+        stored = partial(stored_response, plan, body)
+        work = self.bodies.off_loop
+        # Its tokens are computed: it is never refused.
+        response = stored() if effort is Effort.ON_LOOP else await work.write(plan.scope, stored)
+        await responses.keep(response)
 
     def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
         """Return what writes an endpoint's answers."""
@@ -177,7 +207,9 @@ class Planning:
     async def _continued(self, scope: str, read: Continuation) -> bytes:
         if self._stored is None:
             raise unknown_response(read.response_id, "previous_response_id")
-        return await self._stored.continued(scope, read)
+        stored = await self._stored.find(scope, read.response_id, "previous_response_id")
+        effort = effort_of_size(len(stored.items) + len(stored.body))
+        return await self.bodies.off_loop.run(scope, effort, partial(continued, stored, read))
 
     async def _plan_body(self, scope: str, endpoint: str, key: str, body: bytes) -> GenerationPlan:
         """Plan a body that goes on from no other answer, or has all of that by now."""
@@ -189,7 +221,8 @@ class Planning:
 
     def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
         plan_body, _ = _ENDPOINTS[endpoint]
-        return plan_body(parsed, self._text, self._options, key)
+        plan = plan_body(parsed, self._text, self._options, key)
+        return replace(plan, prompt_hash=prompt_hash(plan))
 
 
 def _effort(body: bytearray | bytes) -> Effort:

@@ -99,9 +99,7 @@ class RequestLog:
         for choice_id, task in self._tasks.items():
             if not task.done():
                 log = self._choices[choice_id]
-                log.error = log.error or GenerationError(
-                    409, "cancelled", "This request was cancelled.", is_charged=True
-                )
+                log.error = log.error or cancelled()
                 task.cancel()
 
     def _expire(self) -> None:
@@ -137,7 +135,16 @@ class RequestLog:
             await end_tasks(list(self._tasks.values()))
 
 
-def ending_of(error: Exception) -> KeptEnding:
-    """Return the ending that an error is."""
+def cancelled() -> GenerationError:
+    """Return the error of a request that a caller has cancelled; what was computed is charged."""
+    return GenerationError(409, "cancelled", "This request was cancelled.", is_charged=True)
+
+
+def ending_of(error: BaseException | None) -> KeptEnding:
+    """Return the ending that an error is; none is the good one, and what is no `Exception` a cancellation."""
+    if error is None:
+        return FINISHED
+    if not isinstance(error, Exception):
+        return CANCELLED
     described = describe(error, "")
     return KeptEnding("failed", described.status, described.code or "", described.message)

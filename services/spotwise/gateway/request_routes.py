@@ -5,26 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages import LedgerEntry
 from spotwise.gateway.answer import usage_of
 from spotwise.gateway.answer_format import AnswerFormat
+from spotwise.gateway.answer_work import parts_of
 from spotwise.gateway.auth import READING
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.generation import EarlierTokens, GenerationError
+from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.kept_plan import restored
 from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.kept_tokens import read_chunks
 from spotwise.gateway.late_answers import LateAnswer
-from spotwise.gateway.plan import PlannedSequence
+from spotwise.gateway.off_loop import effort_of_kept
+from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.planning import Planning
-from spotwise.gateway.token_saver import read_chunks
 from spotwise.gateway.token_stream import saved
 
 
@@ -36,19 +41,55 @@ def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> 
         # A HEAD takes no stream from its connection.
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
-        return _json(await _described(kept, planning, await kept.state(request, request_id)))
+        return await _described(kept, planning, await kept.state(request, request_id))
 
     @app.delete("/v1/requests/{request_id}")
     async def cancel_request(request: Request, request_id: str) -> Response:
         await kept.cancel(request, request_id)
-        return _json(await _described(kept, planning, await kept.state(request, request_id)))
+        return await _described(kept, planning, await kept.state(request, request_id))
 
 
-async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> dict[str, Any]:
-    form, ending = state.request, state.ending
+async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> Response:
+    form = state.request
     plan = restored(await planning.plan_again(form), form)
+    return LateAnswer(_Description(planning, state, plan, await kept.ledger(form)))
+
+
+class _Description(Response):
+    """What is known of a request, its whole answer included.
+
+    Args:
+        planning: from bodies to answers.
+        state: what is kept of it.
+        plan: of it.
+        ledger: of it, in order of time.
+    """
+
+    def __init__(
+        self, planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+    ) -> None:
+        super().__init__()
+        self._planning = planning
+        self._state = state
+        self._plan = plan
+        self._ledger = ledger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write and send it; see the ASGI specification."""
+        planning, state, of_whom = self._planning, self._state, self._plan.scope
+        effort = effort_of_kept(sum(map(len, state.chunks)))
+        described = partial(_description, planning, state, self._plan, self._ledger)
+        with planning.room.taken(of_whom, self._plan.scores):
+            parts = await planning.bodies.off_loop.run(of_whom, effort, described)
+            await PartsResponse(parts)(scope, receive, send)
+
+
+def _description(
+    planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+) -> list[bytes]:
+    """Return what is known of a request, in parts; work for a thread where much is kept of it."""
+    form, ending = state.request, state.ending
     earlier = read_chunks(state.chunks, len(plan.sequences))
-    ledger = await kept.ledger(form)
     choices = planning.choices(plan)
     answer = planning.answer_format(form.endpoint, plan)
     reasons = [
@@ -71,13 +112,12 @@ async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -
             for index, (sequence, choice, reason) in enumerate(zip(plan.sequences, choices, reasons, strict=True))
         ],
         "error": None,
-        "response": None,
     }
     if ending is not None and ending.state == "failed":
         body["error"] = {"message": ending.message, "code": ending.code}
-    if ending is not None and ending.state == "finished":
-        body["response"] = orjson.Fragment(answer.whole(usage_of(plan, choices)))
-    return body
+    is_finished = ending is not None and ending.state == "finished"
+    response = answer.whole(usage_of(plan, choices)) if is_finished else [b"null"]
+    return [orjson.dumps(body)[:-1], b',"response":', *response, b"}"]
 
 
 def _replay(
@@ -87,9 +127,12 @@ def _replay(
     reason = None
     if (tokens := saved(sequence.choice_id, earlier)) is not None:
         with suppress(GenerationError):  # it failed; the ending says so
-            for piece in choice.pieces(tokens, by_token=answer.BY_TOKEN):
-                answer.collect(index, piece)
-                reason = piece.finish_reason
+            for part in parts_of(tokens):
+                for piece in choice.pieces(part, by_token=answer.BY_TOKEN):
+                    answer.collect(index, piece)
+                    reason = piece.finish_reason
+                if reason is not None:
+                    break
     return reason
 
 
@@ -103,7 +146,3 @@ def _attempts(choice_id: str, state: KeptState, ledger: Sequence[LedgerEntry]) -
     epochs = [entry.epoch for entry in ledger if entry.choice_id == choice_id]
     latest = state.attempts.get(choice_id)
     return max([0 if latest is None else latest.epoch, *epochs])
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

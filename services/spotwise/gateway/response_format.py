@@ -1,26 +1,31 @@
-"""How chats and completions write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids."""
+"""How chats and completions write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids.
+
+Log-probabilities, by far the largest part, are written as they come.
+"""
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-
-import orjson
+from typing import Any, ClassVar, TypeVar
 
 from spotwise.core.sampling import TokenLogprobs
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.json_parts import JsonList, json_parts
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.sse import event, one_line
 
 #: Of a choice whose JSON was cut off: as the object of a response has it.
 _CUT = {"incomplete_details": {"reason": "max_output_tokens"}}
+#: Tokens whose log-probabilities are written at once.
+_WRITTEN_TOKENS = 128
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
@@ -31,11 +36,11 @@ class WholeChoice:
     parts: list[MessagePart] | None = None
     ends_with_calls: bool = False
     token_ids: list[int] = field(default_factory=list)
-    scored: list[ScoredToken] | None = None
+    logprobs: dict[str, JsonList | None] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     is_cut_json: bool = False
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: JsonList | None = None
 
     def add(self, piece: ChoiceText) -> None:
         """Append the next piece."""
@@ -45,12 +50,16 @@ class WholeChoice:
             self.parts += piece.parts
         self.ends_with_calls = piece.ends_with_calls
         self.token_ids.extend(piece.token_ids)
-        if piece.scored is not None:
-            self.scored = [*(self.scored or ()), *piece.scored]
-        if piece.prompt_logprobs is not None:
-            self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
         self.is_cut_json = piece.is_cut_json
+
+    def add_logprobs(self, logprobs: Mapping[str, Sequence[Any] | None]) -> None:
+        """Append those of the next tokens, list by list."""
+        if self.logprobs is None:
+            self.logprobs = {name: None if items is None else JsonList() for name, items in logprobs.items()}
+        for name, items in logprobs.items():
+            if items is not None and (written := self.logprobs[name]) is not None:
+                written.extend(items)
 
     @property
     def text(self) -> str:
@@ -97,8 +106,8 @@ class ResponseFormat(AnswerFormat):
         """Return the fields of a whole choice that hold its text."""
 
     @abc.abstractmethod
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
-        """Return the log-probabilities of tokens."""
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any] | None]:
+        """Return the log-probabilities of tokens, in lists with an item for each."""
 
     def events(self, index: int, piece: ChoiceText) -> list[bytes]:
         """Return a chunk, unless there is nothing to see in it; the last one has the finish reason."""
@@ -108,7 +117,8 @@ class ResponseFormat(AnswerFormat):
         is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
         if is_text and not self._plan.return_token_ids and not self._plan.counts_in_chunks:
             return [self._fronts[index] + one_line(piece.text) + self._tail]
-        choice = {"index": index, **self._delta(piece), **self._end(piece)}
+        logprobs = None if piece.scored is None else self._logprobs(piece.scored)
+        choice = {"index": index, **self._delta(piece), **_end(piece, logprobs)}
         if piece.finish_reason is None:
             del choice["stop_reason"]
         if self._plan.return_token_ids:
@@ -128,13 +138,22 @@ class ResponseFormat(AnswerFormat):
     def collect(self, index: int, piece: ChoiceText) -> None:
         """Append a piece to its choice."""
         self._output_tokens[index] += len(piece.token_ids)
-        self._wholes[index].add(piece)
+        choice = self._wholes[index]
+        choice.add(piece)
+        if piece.scored is not None:
+            for scored in _slices(piece.scored):
+                choice.add_logprobs(self._logprobs(scored))
+        if piece.prompt_logprobs is not None and (self.PROMPT_IN_CHOICES or not index):
+            choice.prompt_logprobs = written = JsonList()
+            pairs = list(zip(self._prompt_ids(index), piece.prompt_logprobs, strict=True))
+            for some in _slices(pairs):
+                written.extend([at_token and self._scores(token_id, at_token) for token_id, at_token in some])
 
-    def whole(self, usage: Usage) -> bytes:
+    def whole(self, usage: Usage) -> list[bytes]:
         """Return the body with all choices."""
         written = []
         for index, choice in enumerate(self._wholes):
-            fields = {"index": index, **self._message(choice), **self._end(choice)}
+            fields = {"index": index, **self._message(choice), **_end(choice, choice.logprobs)}
             if self._plan.return_token_ids:
                 fields["token_ids"] = choice.token_ids
             if self.PROMPT_IN_CHOICES:
@@ -143,15 +162,14 @@ class ResponseFormat(AnswerFormat):
         body: dict[str, Any] = {**self._names, "object": self.WHOLE_OBJECT, "choices": written, "usage": usage}
         if not self.PROMPT_IN_CHOICES:
             body |= self._of_prompt(0, self._wholes[0])
-        return orjson.dumps(body)
+        return list(json_parts(body))
 
     def _of_prompt(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         if self._plan.return_token_ids:
             fields["prompt_token_ids"] = self._prompt_ids(index)
         if choice.prompt_logprobs is not None:
-            pairs = zip(self._prompt_ids(index), choice.prompt_logprobs, strict=True)
-            fields["prompt_logprobs"] = [at_token and self._scores(token_id, at_token) for token_id, at_token in pairs]
+            fields["prompt_logprobs"] = choice.prompt_logprobs
         return fields
 
     def _scores(self, token_id: int, at_token: TokenLogprobs) -> dict[str, Any]:
@@ -167,14 +185,6 @@ class ResponseFormat(AnswerFormat):
             }
             for each, (logprob, rank) in ranked.items()
         }
-
-    def _end(self, choice: WholeChoice | ChoiceText) -> dict[str, Any]:
-        ending = {
-            "logprobs": None if choice.scored is None else self._logprobs(choice.scored),
-            "finish_reason": "tool_calls" if choice.ends_with_calls else choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
-        return ending | _CUT if choice.is_cut_json else ending
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._names, "object": self.CHUNK_OBJECT, "choices": choices}
@@ -193,3 +203,19 @@ class ResponseFormat(AnswerFormat):
 
     def _prompt_ids(self, index: int) -> tuple[int, ...]:
         return self._plan.sequences[index].prompt.token_ids
+
+
+def _end(choice: WholeChoice | ChoiceText, logprobs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a choice has beside its text."""
+    ending = {
+        "logprobs": logprobs,
+        "finish_reason": "tool_calls" if choice.ends_with_calls else choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    return ending | _CUT if choice.is_cut_json else ending
+
+
+def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Return items in parts that are written at once; one part without any where there are none."""
+    for first in range(0, max(1, len(items)), _WRITTEN_TOKENS):
+        yield items[first : first + _WRITTEN_TOKENS]

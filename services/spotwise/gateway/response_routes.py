@@ -12,6 +12,7 @@ from starlette.responses import Response
 from spotwise.gateway.auth import READING, caller_scope
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.kept_requests import KeptRequests
+from spotwise.gateway.off_loop import OffLoop, effort_of_size
 from spotwise.gateway.planning import RESPONSES
 from spotwise.gateway.stored_responses import StoredResponses, unknown_response
 
@@ -19,7 +20,7 @@ from spotwise.gateway.stored_responses import StoredResponses, unknown_response
 _PAGE_ITEMS, MOST_ITEMS = 20, 100
 
 
-def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequests | None) -> None:
+def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequests | None, off_loop: OffLoop) -> None:
     """Add the routes to the API; `kept` has the requests of responses."""
 
     @app.api_route("/v1/responses/{response_id}", methods=[*READING])
@@ -43,9 +44,13 @@ def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequest
 
     @app.api_route("/v1/responses/{response_id}/input_items", methods=[*READING])
     async def list_input_items(request: Request, response_id: str) -> Response:
-        page = _page_of(request)
-        found = await stored.find(caller_scope(request), response_id)
-        return _json(page(orjson.loads(found.items)))
+        page, scope = _page_of(request), caller_scope(request)
+        found = await stored.find(scope, response_id)
+
+        def listed() -> dict[str, Any]:
+            return page(orjson.loads(found.items))
+
+        return _json(await off_loop.run(scope, effort_of_size(len(found.items)), listed))
 
 
 class _Page:

@@ -81,6 +81,21 @@ class GatewaySettings(ModelServiceSettings):
     write_timeout_s: float = Field(
         60.0, gt=0, description="time after which a client that reads next to nothing is disconnected"
     )
+    max_answer_logprobs: int = Field(
+        1_000_000,
+        ge=1000,
+        description="log-probabilities that one answer may have, those of alternatives included; a request for more is refused",
+    )
+    stream_keep_alive_s: float = Field(
+        15.0,
+        ge=0,
+        description="silence after which a stream gets a comment, which readers skip, so that no proxy cuts it; 0 sends none",
+    )
+    answer_grace_s: int = Field(
+        2,
+        ge=0,
+        description="how long answers under way have at SIGTERM or SIGINT to end; a second one ends them at once",
+    )
     max_unread_tokens: int = Field(
         512,
         ge=1,

@@ -19,6 +19,8 @@ from spotwise.mesh.cancelling import end_tasks
 Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
+#: Which readers skip.
+COMMENT = b":\n\n"
 
 
 #: What Python's `splitlines` and its kin take for ends of lines, in UTF-8, and how JSON spells it otherwise.

@@ -70,19 +70,23 @@ class StoredResponses:
         """Forget a response; no answer that is still read brings it back."""
         await self._turns.result(self._store.delete_response(response_id))
 
-    async def keep(self, plan: GenerationPlan, body: bytes) -> None:
-        """Store the response of a plan, unless it is stored, or was deleted."""
-        assert plan.repeated is not None
-        items = [_stored_item(plan.request_id, *each) for each in enumerate(plan.repeated.items)]
-        stored = StoredResponse(plan.request_id, plan.scope, body.decode(), orjson.dumps(items).decode())
-        await self._turns.result(self._store.put_response(stored, self._limits))
+    async def keep(self, response: StoredResponse) -> None:
+        """Store a response, unless it is stored, or was deleted."""
+        await self._turns.result(self._store.put_response(response, self._limits))
 
-    async def continued(self, scope: str, continuation: Continuation) -> bytes:
-        """Return a body with the conversation that it goes on from at the beginning of its `input`; raises as `find`."""
-        stored = await self.find(scope, continuation.response_id, "previous_response_id")
-        own = as_items(continuation.body["input"])
-        items = [*orjson.loads(stored.items), *orjson.loads(stored.body)["output"], *own]
-        return orjson.dumps({**continuation.body, "input": items})
+
+def stored_response(plan: GenerationPlan, body: bytes) -> StoredResponse:
+    """Return the response of a plan as it is stored, with its conversation; work for a thread where that is long."""
+    assert plan.repeated is not None
+    items = [_stored_item(plan.request_id, *each) for each in enumerate(plan.repeated.items)]
+    return StoredResponse(plan.request_id, plan.scope, body.decode(), orjson.dumps(items).decode())
+
+
+def continued(stored: StoredResponse, continuation: Continuation) -> bytes:
+    """Return a body with the conversation that it goes on from at the beginning of its `input`; work for a thread."""
+    own = as_items(continuation.body["input"])
+    items = [*orjson.loads(stored.items), *orjson.loads(stored.body)["output"], *own]
+    return orjson.dumps({**continuation.body, "input": items})
 
 
 def unknown_response(response_id: str, param: str | None = None) -> ApiError:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from spotwise.core.gateway.kept_request import KeptTokens, NotSaved
-from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.messages import TokenDelta
 from spotwise.gateway.generation import EarlierTokens
+from spotwise.gateway.kept_tokens import read_chunks, written_chunk
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.request_store import KeptRequestStore
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
 
 #: What a gateway's death costs its streams, at most, is so much computing.
 SAVE_EVERY_S = 1.0
 #: Chunks of one level that become one of the next once they are saved: a chunk may have one token, and take ten times its room.
 #: Larger ones stay as they are, so that none is too large for a message.
 _MERGED, _MERGED_BYTES = 16, 64 << 10
+#: After so many bytes of chunks the loop has a turn: a prompt's log-probabilities are hundreds of kilobytes.
+_PACKED_BYTES = 64 << 10
+#: Tokens, those of prompts that have log-probabilities included, that are written on the event loop.
+_WRITTEN_ENTRIES = 2000
 
 
 @dataclass(slots=True, eq=False)
@@ -58,17 +63,23 @@ class _Choice:
         """How many tokens are in chunks."""
         return self.chunks[-1].first + self.chunks[-1].count if self.chunks else 0
 
-    def pack(self) -> None:
-        """Put what came since into a chunk, once what is saved takes no more room than it has to."""
+    async def pack(self) -> int:
+        """Put what came since into a chunk, once what is saved takes no more room than it has to; return the bytes of it."""
         while self._has_chunks_to_merge:
             merged, first = self.chunks[-_MERGED:], self.chunks[-_MERGED].first
             earlier = read_chunks((each.chunk for each in merged), self.index + 1)[self.index]
-            self.chunks[-_MERGED:] = [self._chunk(first, earlier.deltas, earlier.model_digest)]
+            chunk = written_chunk(self.index, earlier.deltas, earlier.model_digest)
+            self.chunks[-_MERGED:] = [self._kept(first, len(earlier.deltas), chunk)]
             self.levels[-_MERGED:] = [self.levels[-1] + 1]
-        if self.deltas:
-            self.chunks.append(self._chunk(self.ready, self.deltas, self.digest))
-            self.levels.append(0)
-            self.deltas = []
+        if not self.deltas:
+            return 0
+        deltas, self.deltas = self.deltas, []
+        written = partial(written_chunk, self.index, deltas, self.digest)
+        entries = sum(1 + len(delta.prompt_logprobs or ()) for delta in deltas)
+        chunk = await asyncio.to_thread(written) if entries > _WRITTEN_ENTRIES else written()
+        self.chunks.append(self._kept(self.ready, len(deltas), chunk))
+        self.levels.append(0)
+        return len(chunk)
 
     @property
     def _has_chunks_to_merge(self) -> bool:
@@ -80,11 +91,14 @@ class _Choice:
             and sum(len(each.chunk) for each in last) <= _MERGED_BYTES
         )
 
-    def _chunk(self, first: int, deltas: Sequence[TokenDelta], digest: str | None) -> KeptTokens:
-        chunk = (
-            (str(self.index) if self.index else "").encode() + b" " + encode(TokenBatch(digest or "", tuple(deltas)))
-        )
-        return KeptTokens(self.request_id, self.owner, self.index, first, len(deltas), chunk)
+    def _kept(self, first: int, count: int, chunk: bytes) -> KeptTokens:
+        return KeptTokens(self.request_id, self.owner, self.index, first, count, chunk)
+
+    def go_on(self, earlier: EarlierTokens) -> None:
+        """Begin with the tokens that are saved, as one chunk."""
+        self.digest = earlier.model_digest
+        self.chunks, self.levels = [self._kept(0, len(earlier.deltas), earlier.chunk)], [0]
+        self.saved = self.ready
 
     def unsaved(self) -> list[KeptTokens]:
         """Return the chunks that the store lacks; without any, a question how many tokens it has."""
@@ -123,9 +137,7 @@ class TokenSaver:
         index = int(choice_id.partition("#")[2] or 0)
         choice = self._choices[choice_id] = _Choice(subjects.request_id_of(choice_id), index, owner)
         if earlier is not None and earlier.deltas:
-            choice.digest, choice.deltas = earlier.model_digest, list(earlier.deltas)
-            choice.pack()
-            choice.saved = choice.ready
+            choice.go_on(earlier)
 
     def add(self, choice_id: str, deltas: Sequence[TokenDelta]) -> None:
         """Take its next tokens."""
@@ -161,8 +173,12 @@ class TokenSaver:
         async with self._turn:  # chunks of a choice stay in order
             wanted, self._wanted, self._next = self._wanted, {}, None
             choices = {each: self._choices[each] for each in wanted if each in self._choices}
+            packed_bytes = 0
             for choice in choices.values():
-                choice.pack()
+                packed_bytes += await choice.pack()
+                if packed_bytes >= _PACKED_BYTES:
+                    packed_bytes = 0
+                    await asyncio.sleep(0)
             lacking = await self._lacking(choices)
             if lacking:
                 await self._lacking(lacking)
@@ -197,16 +213,3 @@ def _seen(done: asyncio.Task[None]) -> None:
     """Take note of a failure that nobody waits for any more; the tokens are kept, and saved later."""
     if not done.cancelled():
         done.exception()
-
-
-def read_chunks(chunks: Iterable[bytes], choices: int) -> list[EarlierTokens]:
-    """Return what was saved of each choice."""
-    deltas: list[list[TokenDelta]] = [[] for _ in range(choices)]
-    digests: list[str | None] = [None] * choices
-    for chunk in chunks:
-        number, _, payload = chunk.partition(b" ")
-        batch, index = decode(payload), int(number or 0)
-        assert isinstance(batch, TokenBatch)
-        digests[index] = batch.worker_id or digests[index]
-        deltas[index] += [delta for delta in batch.deltas if delta.token_index >= len(deltas[index])]
-    return [EarlierTokens(0, tuple(each), digest) for each, digest in zip(deltas, digests, strict=True)]

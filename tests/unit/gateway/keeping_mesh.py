@@ -118,13 +118,18 @@ class KeepingMesh(FakeMesh):
 
 
 def keeping_app(
-    mesh: KeepingMesh, text: ChatText, name: str = "g0", resume_s: float = 30.0, api_keys: Iterable[ApiKey] = ()
+    mesh: KeepingMesh,
+    text: ChatText,
+    name: str = "g0",
+    resume_s: float = 30.0,
+    api_keys: Iterable[ApiKey] = (),
+    **options: Any,
 ) -> FastAPI:
-    """The API of one gateway."""
+    """The API of one gateway; `options`: of its `ApiOptions`."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
     stored = storing(mesh.store)
-    return create_app(mesh, text, ApiOptions(MODEL), metrics, open_to(api_keys), keep, stored=stored)
+    return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, open_to(api_keys), keep, stored=stored)
 
 
 def storing(store: MemoryStore) -> StoredResponses:

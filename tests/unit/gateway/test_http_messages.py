@@ -422,7 +422,7 @@ def test_any_cut_gives_the_same_blocks(text: ChatText, pieces: list[Any], cuts: 
     lines = [event.decode().split("\n") for event in events]
     told = [json.loads(line[1].removeprefix("data: ")) for line in lines]
     assert [line[0].removeprefix("event: ") for line in lines] == [event["type"] for event in told]
-    answer = json.loads(whole.whole(usage))
+    answer = json.loads(b"".join(whole.whole(usage)))
     assert built(told) == answer
     assert answer["stop_reason"] == ("max_tokens" if reason == "length" else "tool_use" if calls else "end_turn")
 

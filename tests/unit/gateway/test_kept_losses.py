@@ -15,8 +15,9 @@ import pytest
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages import TokenBatch, TokenDelta
 from spotwise.core.request import FinishReason
+from spotwise.gateway.kept_tokens import read_chunks
 from spotwise.gateway.text import ChatText
-from spotwise.gateway.token_saver import TokenSaver, read_chunks
+from spotwise.gateway.token_saver import TokenSaver
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
 from spotwise.mesh.ports import MessageBus
 from spotwise.wire import subjects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from spotwise.core.adapter import AdapterRef
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import plan_chat
 from spotwise.gateway.errors import ApiError
-from spotwise.gateway.kept_plan import form_of, restored
+from spotwise.gateway.kept_plan import form_of, prompt_hash, restored
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.settings import GatewaySettings
@@ -99,7 +100,8 @@ def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> N
 
     def planned(digest: str) -> GenerationPlan:
         options = ApiOptions(MODEL, adapters=(AdapterRef("law", digest),))
-        return plan_chat(CHAT | {"model": "law"}, text, options, "")
+        plan = plan_chat(CHAT | {"model": "law"}, text, options, "")
+        return replace(plan, prompt_hash=prompt_hash(plan))
 
     facts: dict[str, Any] = {"scope": "", "key_name": "", "idempotency_key": "", "client_request_id": ""}
     form = form_of(planned("11"), "chat", b"{}", "", is_resumable=True, **facts)

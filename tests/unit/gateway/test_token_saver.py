@@ -9,7 +9,8 @@ import pytest
 
 from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
 from spotwise.core.messages import TokenBatch, TokenDelta
-from spotwise.gateway.token_saver import TokenSaver, read_chunks
+from spotwise.gateway.kept_tokens import read_chunks
+from spotwise.gateway.token_saver import TokenSaver
 from spotwise.mesh.memory import MemoryStore
 from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec import encode
