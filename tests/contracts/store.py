@@ -17,7 +17,7 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.reshape_messages import DeviceGroup
 from spotwise.core.sampling import SamplingParams
 from spotwise.mesh.ports import MeshStore
-from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
+from spotwise.mesh.redis_ledgers import LEDGER_MAX_ENTRIES
 
 RECORD = RequestRecord(
     choice_id="cmpl-1#0",

@@ -15,13 +15,17 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from spotwise.core.gateway.kept_request import KeptTokens
+from spotwise.core.store_budget import Kind
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError, MeshStore
+from spotwise.mesh.redis_ledgers import LEDGER_TTL_S
+from spotwise.mesh.redis_records import RECORD_TTL_S
 from spotwise.mesh.redis_requests import CLAIM_TTL_S, KEPT_TTL_S
-from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, LEDGER_TTL_S, PLAN_TTL_S, RECORD_TTL_S, RedisStore
+from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, PLAN_TTL_S, RedisStore
 from spotwise.wire import subjects
 from tests.contracts.requests import FORM, OWNER, RequestStoreContract
-from tests.contracts.responses import LIMITS, RESPONSE, ResponseStoreContract
+from tests.contracts.responses import KEPT_S, RESPONSE, SMALL, ResponseStoreContract
+from tests.contracts.rooms import RoomContract
 from tests.contracts.store import FLEET, LONG_S, MEMBER, PLAN, RECORD, StoreContract, entry
 
 pytestmark = pytest.mark.mesh
@@ -29,7 +33,7 @@ pytestmark = pytest.mark.mesh
 ROOT = Path(__file__).parents[2]
 
 
-class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract):
+class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):
     @pytest.fixture
     async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
         """The session's server, emptied."""
@@ -40,6 +44,13 @@ class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract)
     async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
         assert isinstance(store, RedisStore)
         await store._redis.hset(subjects.kept_request_key(request_id), "owner", owner)
+
+    @pytest.fixture
+    async def small_store(self, redis_url: str) -> AsyncIterator[RedisStore]:
+        """The same with little room."""
+        store = await RedisStore.connect(redis_url, budget=SMALL)
+        yield store
+        await store.close()
 
     async def test_a_transport_that_was_closed_is_a_lost_connection(
         self, store: RedisStore, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +81,7 @@ class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract)
         assert await store.put_fleet("default", FLEET)
         await store.keep_request(FORM, OWNER)
         await store.save_tokens([KeptTokens(FORM.request_id, OWNER, 0, 0, 1, b"tokens")])
-        await store.responses.put_response(RESPONSE, LIMITS)
+        await store.responses.put_response(RESPONSE, KEPT_S)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
@@ -86,14 +97,21 @@ class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract)
             subjects.kept_request_key(FORM.request_id): KEPT_TTL_S,
             subjects.kept_tokens_key(FORM.request_id): KEPT_TTL_S,
             subjects.claim_key(FORM.claim): CLAIM_TTL_S,
-            subjects.response_key(RESPONSE.response_id): LIMITS.kept_s,
-            **dict.fromkeys(
-                (subjects.responses_key(RESPONSE.scope), subjects.RESPONSES_KEY, subjects.RESPONSES_BYTES_KEY),
-                2 * LIMITS.kept_s,
-            ),
+            subjects.response_key(RESPONSE.response_id): KEPT_S,
+            **rooms(Kind.RECORDS, 2 * RECORD_TTL_S, RECORD.tenant),
+            **rooms(Kind.LEDGERS, 2 * LEDGER_TTL_S),
+            **rooms(Kind.REQUESTS, 2 * KEPT_TTL_S, FORM.scope),
+            **rooms(Kind.RESPONSES, 2 * KEPT_S, RESPONSE.scope),
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)
+
+
+def rooms(kind: Kind, longest_s: float, *scopes: str) -> dict[str, float]:
+    """The keys of a kind's room, and how long they live."""
+    of_scopes = [f"{subjects.room_key(kind)}:of:{scope}" for scope in scopes]
+    names = [subjects.room_key(kind), f"{subjects.room_key(kind)}:entries", subjects.room_bytes_key(kind), *of_scopes]
+    return dict.fromkeys(names, longest_s)
 
 
 async def test_what_is_no_redis_url_is_a_mesh_error() -> None:

@@ -27,7 +27,8 @@ COMMANDS = {
     ),
     "status": (
         "spotwise.cli.status:status",
-        "Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing.",
+        "Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing, "
+        "and where the store had no more memory within the last minute.",
     ),
     "join": (
         "spotwise.cli.join:join",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +14,9 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.running_mesh import find_store, running_state
 from spotwise.cli.watching import watch as watch_live
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _PIPE_WIDTH = 240
 
@@ -23,22 +27,34 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:
-    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing."""
+    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing, and
+    where the store had no more memory within the last minute.
+    """
     url = find_store(name, redis_url)
     # Only now: the clients of gRPC and the store take longer to import than all else here.
     from spotwise.cli.status_members import gather_status, missing_services, with_other_weights
+    from spotwise.cli.status_store import store_problems, store_use, use_line
     from spotwise.cli.status_table import as_dict, status_table
 
     console = _console()
+
+    def shown() -> Table:
+        members, uses = asyncio.run(gather_status(url)), asyncio.run(store_use(url))
+        return status_table(members, [*store_problems(uses, time.time()), use_line(uses)])
+
     if watch:
-        watch_live(lambda: status_table(asyncio.run(gather_status(url))), console)
+        watch_live(shown, console)
         return
-    members = asyncio.run(gather_status(url))
+    members, uses = asyncio.run(gather_status(url)), asyncio.run(store_use(url))
     if as_json:
         console.print_json(json.dumps([as_dict(member) for member in members]))
     else:
-        console.print(status_table(members))
-    problems = [*missing_services(members), *(_unhealthy(running_state(name)) if redis_url is None else ())]
+        console.print(status_table(members, [use_line(uses)]))
+    problems = [
+        *missing_services(members),
+        *store_problems(uses, time.time()),
+        *(_unhealthy(running_state(name)) if redis_url is None else ()),
+    ]
     for problem in problems:
         typer.echo(problem, err=True)
     if problems or not all(member.serving for member in members) or with_other_weights(members):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -15,9 +16,9 @@ from spotwise.core.members import DevicePlace, Member, MemberKind, QuarantinedPa
 _ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)
 
 
-def status_table(members: list[MemberStatus]) -> Table:
-    """Return a row for each member, and what they have in common below."""
-    table = Table(header_style="bold", caption="\n".join(_legend(members)), caption_justify="left")
+def status_table(members: list[MemberStatus], notes: Sequence[str] = ()) -> Table:
+    """Return a row for each member, and what they have in common below, after some notes."""
+    table = Table(header_style="bold", caption="\n".join([*notes, *_legend(members)]), caption_justify="left")
     places = any(status_.member_now.place is not None for status_ in members)
     for heading in ("member", "service", "pool", "health", "pid", *(["part of the model"] if places else [])):
         table.add_column(heading, no_wrap=True)

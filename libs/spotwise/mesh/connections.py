@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from spotwise.core.store_budget import StoreBudget
 from spotwise.mesh.control_access import ControlAccess
 from spotwise.mesh.grpc_control import ControlServer, EngineView
 from spotwise.mesh.nats_bus import NatsBus
@@ -21,7 +22,8 @@ async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[Messag
     async with contextlib.AsyncExitStack() as stack:
         bus = await NatsBus.connect(settings.nats_url, settings.service_id, tls=settings.plane_tls)
         stack.push_async_callback(bus.close)
-        store = await RedisStore.connect(settings.redis_url, tls=settings.plane_tls)
+        budget = StoreBudget(settings.store_bytes)
+        store = await RedisStore.connect(settings.redis_url, settings.plane_tls, budget)
         stack.push_async_callback(store.close)
         yield bus, store
 

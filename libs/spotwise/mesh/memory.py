@@ -17,17 +17,18 @@ from spotwise.core.fleet.kept import KeptFleet
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
 from spotwise.core.planner.plan import Plan
-from spotwise.core.record import RequestRecord
+from spotwise.core.store_budget import Kind, RoomUse, StoreBudget
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.memory_keys import MemoryKeys
 from spotwise.mesh.memory_requests import MemoryRequests
 from spotwise.mesh.memory_responses import MemoryResponses
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
-from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
+from spotwise.mesh.redis_ledgers import LEDGER_MAX_ENTRIES
 from spotwise.wire import subjects
 
 _log = structlog.get_logger(__name__)
 
+_DEFAULT_BUDGET = StoreBudget()
 _Handler: TypeAlias = Callable[[BusMessage], Awaitable[None]]
 
 
@@ -197,14 +198,13 @@ def _succeeds(holder: str, other: str) -> bool:
 
 
 class MemoryStore(MemoryRequests):
-    """Records, ledgers and registrations in dictionaries; registrations expire by `clock`."""
+    """Records, ledgers and registrations in dictionaries; registrations, and what is kept, expire by `clock`."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__()
+    def __init__(self, clock: Clock | None = None, budget: StoreBudget = _DEFAULT_BUDGET) -> None:
         self._clock = clock or SystemClock()
+        super().__init__(self._clock, budget)
         self.keys = MemoryKeys(self._clock)
-        self.responses = MemoryResponses(self._clock)
-        self._records: dict[str, RequestRecord] = {}
+        self.responses = MemoryResponses(self._clock, budget)
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}
         self._incarnations: dict[str, int] = {}
@@ -213,26 +213,20 @@ class MemoryStore(MemoryRequests):
         self._plan: Plan | None = None
         self._fleets: dict[str, KeptFleet] = {}
 
-    async def put_record(self, record: RequestRecord) -> None:
-        """Write a request's record; a newer attempt replaces an older one."""
-        self._records[record.choice_id] = record
-
-    async def get_record(self, choice_id: str) -> RequestRecord | None:
-        """Return the record, or `None` where there is none (any more)."""
-        return self._records.get(choice_id)
-
-    async def delete_record(self, choice_id: str) -> None:
-        """Remove a record; idempotent."""
-        self._records.pop(choice_id, None)
-
     async def append_ledger(self, *entries: LedgerEntry) -> None:
-        """Append to the ledgers of the requests that the entries are about."""
+        """Append to the ledgers of the requests that the entries are about; they have all the room they need."""
         for entry in entries:
             self._ledgers[subjects.ledger_key(entry.choice_id)].append(entry)
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where there is none."""
         return sorted(self._ledgers.get(subjects.ledger_key(choice_id), ()), key=lambda entry: entry.at_s)
+
+    async def room_use(self) -> dict[Kind, RoomUse]:
+        """See `MeshStore`."""
+        shelves = {Kind.RECORDS: self.records, Kind.REQUESTS: self.requests, Kind.RESPONSES: self.responses.shelf}
+        used = {kind: shelf.used_bytes for kind, shelf in shelves.items()}
+        return {kind: RoomUse(used.get(kind, 0), self._budget.room(kind).all_bytes) for kind in Kind}
 
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that expires after `ttl_s`."""

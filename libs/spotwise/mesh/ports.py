@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # `spotwise status` needs few of the core's types, whose clas
     from spotwise.core.messages import LedgerEntry
     from spotwise.core.planner.plan import Plan
     from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
+    from spotwise.core.store_budget import Kind, RoomUse
     from spotwise.mesh.key_ports import KeyStore
     from spotwise.mesh.response_store import ResponseStore
 
@@ -35,6 +36,10 @@ class ReplyTimeoutError(MeshError):
 
 class PayloadTooLargeError(MeshError):
     """A message exceeds what the broker carries."""
+
+
+class NoRoomError(MeshError):
+    """The store answers, and has no room for what a request needs."""
 
 
 class KvTransferError(MeshError):
@@ -98,7 +103,7 @@ class MeshStore(KeptRequestStore, Protocol):
         """The stored responses."""
 
     async def put_record(self, record: RequestRecord) -> None:
-        """Write a request's record; a newer attempt replaces an older one."""
+        """Write a request's record; a newer attempt replaces an older one. Raises `NoRoomError` where a first one has none."""
 
     async def get_record(self, choice_id: str) -> RequestRecord | None:
         """Return the record, or `None` where there is none (any more)."""
@@ -107,10 +112,13 @@ class MeshStore(KeptRequestStore, Protocol):
         """Remove a record; idempotent."""
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
-        """Append each entry to its request's ledger."""
+        """Append each entry to its request's ledger; the oldest ledgers make room, and what has none is dropped."""
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return a request's ledger in order of time; empty where there is none."""
+
+    async def room_use(self) -> Mapping[Kind, RoomUse]:
+        """Return how full the room of each kind is."""
 
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that expires after `ttl_s`."""

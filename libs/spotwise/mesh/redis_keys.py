@@ -34,6 +34,8 @@ from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.key_ports import MAX_DELETED, KeyRing
 from spotwise.wire import subjects
 
+# These scripts are let through where the server has no more memory: their first write is a deletion (`redis_room.py`).
+
 #: After that a key that is not used has nothing left to count.
 USAGE_TTL_S = 2 * DAY_S
 
@@ -64,6 +66,7 @@ end
 return 1
 """
 
+# In one step; a server without memory refuses transactions, also those that only read.
 _READ = "return {redis.call('GET', KEYS[2]), redis.call('HVALS', KEYS[1]), redis.call('HGETALL', KEYS[3])}"
 
 # KEYS: keys, revision, changes; ARGV: revision, then names, revisions and records ('' for none) in turn. The store's own
@@ -90,7 +93,10 @@ return restored
 _NOTE_USE = """
 for i = 1, #ARGV, 2 do
   local known = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
-  if tonumber(ARGV[i + 1]) > known then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  if tonumber(ARGV[i + 1]) > known then
+    redis.call('HDEL', KEYS[1], ARGV[i])
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+  end
 end
 return 0
 """

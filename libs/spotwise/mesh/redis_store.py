@@ -15,27 +15,26 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
-from spotwise.core.record import RequestRecord
+from spotwise.core.store_budget import Kind, RoomUse, StoreBudget
 from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.redis_keys import RedisKeys
+from spotwise.mesh.redis_ledgers import RedisLedgers
+from spotwise.mesh.redis_records import RedisRecords
 from spotwise.mesh.redis_requests import RedisRequests
 from spotwise.mesh.redis_responses import RedisResponses
+from spotwise.mesh.redis_room import RedisRoom
 from spotwise.mesh.redis_servers import open_redis
 from spotwise.mesh.server_urls import is_sentinel_url
 from spotwise.wire import subjects
-from spotwise.wire.codec_records import decode_record, encode_record
 
 if TYPE_CHECKING:  # see `ports.py`
     from spotwise.core.fleet.kept import KeptFleet
     from spotwise.core.messages import LedgerEntry
     from spotwise.core.planner.plan import Plan
 
-RECORD_TTL_S = 3600
-LEDGER_TTL_S = 3600
-LEDGER_MAX_ENTRIES = 256
 #: Longer than any notice.
 PLAN_TTL_S = 24 * 3600
 #: How long the bill and the lives of a mesh without a keeper are kept.
@@ -43,12 +42,24 @@ FLEET_TTL_S = 90 * 24 * 3600
 #: How long an absent member's incarnation is kept, so that its next one is larger whatever the clock says.
 INCARNATION_TTL_S = 7 * 24 * 3600
 
+# The scripts below delete before they write: Redis refuses a first write that needs memory where it has no more, and no later
+# one; the mesh cannot do without these few.
+
 # KEYS[1]: the member's; ARGV: minimum, time to live in seconds. Runs in the server, since two members may start at once.
 _NEXT_INCARNATION = """
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local next = math.max(tonumber(ARGV[1]), last + 1)
+redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[1], string.format('%.0f', next), 'EX', ARGV[2])
 return next
+"""
+
+# KEYS: registration, incarnation; ARGV: the registration, its time to live in milliseconds, the incarnation, its time to live.
+_REGISTER = """
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[4])
+return 1
 """
 
 # KEYS: lease, term, last holder; ARGV: holder, lease in milliseconds, least number of a new term, time to live of a term's
@@ -64,6 +75,7 @@ local term = redis.call('GET', KEYS[2])
 if not term or redis.call('GET', KEYS[3]) ~= ARGV[1] then
   term = string.format('%.0f', math.max(tonumber(term or '0') + 1, tonumber(ARGV[3])))
 end
+redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('SET', KEYS[2], term, 'EX', ARGV[4])
 redis.call('SET', KEYS[3], ARGV[1], 'EX', ARGV[4])
@@ -81,6 +93,7 @@ return 0
 # plan.
 _PUT_PLAN = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[2])
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 return 1
 """
@@ -89,6 +102,7 @@ return 1
 # over its successor's record.
 _PUT_FLEET = """
 if tonumber(redis.call('HGET', KEYS[1], 'incarnation') or '0') > tonumber(ARGV[1]) then return 0 end
+redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[1], 'fleet', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
@@ -99,11 +113,12 @@ _MAX_CALLS = 32
 PATIENCE_S = 15.0
 #: How long a term waits for a replica to have it.
 _REPLICA_MS = 200
+_DEFAULT_BUDGET = StoreBudget()
 #: Keys that a step of a scan looks at: records of requests are many more than members.
 _SCANNED = 1000
 
 
-class RedisStore(RedisRequests):
+class RedisStore(RedisRecords, RedisRequests):
     """One Redis server, or the primary that Sentinel names; every method raises `MeshError` where it does not answer within
     `PATIENCE_S`. What a fail-over may lose: see docs/adr/0041.
 
@@ -112,18 +127,22 @@ class RedisStore(RedisRequests):
         responses: the stored responses in it.
     """
 
-    def __init__(self, redis: Redis, *, has_replicas: bool = False) -> None:
+    def __init__(self, redis: Redis, *, has_replicas: bool = False, budget: StoreBudget = _DEFAULT_BUDGET) -> None:
         self._redis = redis
         self._has_replicas = has_replicas
         # The client opens a connection per concurrent call and refuses calls beyond its limit: a burst waits here.
         self._turns = asyncio.Semaphore(_MAX_CALLS)
         self.keys = RedisKeys(redis, self._turn)
-        self.responses = RedisResponses(redis, self._turn)
+        self.responses = RedisResponses(redis, self._turn, budget)
+        self._rooms = {kind: RedisRoom(redis, self._turn, kind, budget) for kind in Kind}
+        self._requests, self._records = self._rooms[Kind.REQUESTS], self._rooms[Kind.RECORDS]
+        self._ledgers = RedisLedgers(redis, self._turn, self._rooms[Kind.LEDGERS])
 
     @classmethod
-    async def connect(cls, url: str, tls: PlaneTls | None = None) -> RedisStore:
+    async def connect(cls, url: str, tls: PlaneTls | None = None, budget: StoreBudget = _DEFAULT_BUDGET) -> RedisStore:
         """Connect; commands are retried over a server's restart, or a fail-over, for `PATIENCE_S`. Raises `MeshError` where no
-        server answers at `url`, or it is no URL of a Redis server or of sentinels. `tls`: certificates for the scheme `rediss`.
+        server answers at `url`, or it is no URL of a Redis server or of sentinels. `tls`: certificates for the scheme `rediss`;
+        `budget`: of all that is kept in it, the same for all members.
         """
         redis = open_redis(url, tls)
         try:
@@ -134,50 +153,28 @@ class RedisStore(RedisRequests):
             raise MeshError(
                 f"no Redis server answers at {without_passwords(url)}: {without_passwords(str(error))}"
             ) from error
-        return cls(redis, has_replicas=is_sentinel_url(url))
-
-    async def put_record(self, record: RequestRecord) -> None:
-        """Write a request's record; a newer attempt replaces an older one."""
-        async with self._turn():
-            await self._redis.set(subjects.request_key(record.choice_id), encode_record(record), ex=RECORD_TTL_S)
-
-    async def get_record(self, choice_id: str) -> RequestRecord | None:
-        """Return the record, or `None` where there is none (any more)."""
-        async with self._turn():
-            payload = await self._redis.get(subjects.request_key(choice_id))
-        return decode_record(payload) if isinstance(payload, bytes) else None
-
-    async def delete_record(self, choice_id: str) -> None:
-        """Remove a record; idempotent."""
-        async with self._turn():
-            await self._redis.delete(subjects.request_key(choice_id))
+        return cls(redis, has_replicas=is_sentinel_url(url), budget=budget)
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
         """Append to the ledgers of the requests that the entries are about."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for entry in entries:
-                key = subjects.ledger_key(entry.choice_id)
-                pipe.rpush(key, orjson.dumps(dataclasses.asdict(entry)))
-                pipe.ltrim(key, -LEDGER_MAX_ENTRIES, -1)
-                pipe.expire(key, LEDGER_TTL_S)
-            async with self._turn():
-                await pipe.execute()
+        await self._ledgers.append(entries)
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where there is none."""
-        async with self._turn():
-            lines = await self._redis.lrange(subjects.ledger_key(choice_id), 0, -1)
-        entries = [_ledger_entry(orjson.loads(line)) for line in lines]
-        return sorted(entries, key=lambda entry: entry.at_s)
+        return await self._ledgers.get(choice_id)
+
+    async def room_use(self) -> dict[Kind, RoomUse]:
+        """See `MeshStore`."""
+        return {kind: await room.use() for kind, room in self._rooms.items()}
 
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that expires after `ttl_s`, and the incarnation, which is kept for longer."""
         payload = orjson.dumps(dataclasses.asdict(member))
-        async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
-            pipe.set(subjects.incarnation_key(member.id), member.incarnation, ex=INCARNATION_TTL_S)
-            async with self._turn():
-                await pipe.execute()
+        keys = subjects.member_key(member.id), subjects.incarnation_key(member.id)
+        arguments = payload, str(int(ttl_s * 1000)), str(member.incarnation), str(INCARNATION_TTL_S)
+        async with self._turn():
+            evaluated: Any = self._redis.eval(_REGISTER, len(keys), *keys, *arguments)
+            await evaluated
 
     async def next_incarnation(self, member_id: str, at_least: int) -> int:
         """Return a number above those of all members that had this id lately, and not below `at_least`."""
@@ -282,14 +279,6 @@ class RedisStore(RedisRequests):
     async def close(self) -> None:
         """Disconnect; idempotent."""
         await self._redis.aclose()
-
-
-def _ledger_entry(fields: dict[str, object]) -> LedgerEntry:
-    from spotwise.core.messages import LedgerEntry
-
-    facts = fields.pop("facts")
-    assert isinstance(facts, list)
-    return LedgerEntry(**fields, facts=tuple((name, value) for name, value in facts))  # type: ignore[arg-type]
 
 
 def _member(fields: dict[str, object]) -> Member:

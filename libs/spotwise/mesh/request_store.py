@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # see `ports.py`
         SavedTokens,
     )
     from spotwise.core.record import RequestRecord
+    from spotwise.core.store_budget import Verdict
 
 
 NO_ATTEMPTS: Mapping[str, KeptAttempt] = MappingProxyType({})
@@ -28,8 +29,10 @@ class KeptRequestStore(Protocol):
 
     async def keep_request(
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
-    ) -> KeptState | None:
-        """Keep a request, which is new or was forgotten; return the one that has the same claim, and keep nothing then."""
+    ) -> KeptState | Verdict:
+        """Keep a request, which is new or was forgotten; answers that have ended make room for it. Return whether it is kept,
+        or the one that has the same claim, and keep nothing then.
+        """
 
     async def claimed_request(self, claim: str) -> KeptState | None:
         """Return the request that has a claim, or `None` where none has."""
@@ -41,7 +44,9 @@ class KeptRequestStore(Protocol):
         """Make a process the owner of a request that has not ended, in the next turn, and return what is kept of it then."""
 
     async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
-        """Append tokens in this order, those that follow on what is saved of their choice; return how each stands then."""
+        """Append tokens in this order, those that follow on what is saved of their choice; return how each stands then. A
+        request whose tokens have no room is forgotten.
+        """
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
         """Note how a request ended, and forget it after `keep_s`; return whether `owner` owns it, and nothing is written
@@ -53,7 +58,7 @@ class KeptRequestStore(Protocol):
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
         """Write an attempt's record, and note it with its request; return whether it was written: not where the request has
-        another owner.
+        another owner. Raises `NoRoomError` where it is the first of its choice and has no room.
         """
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:

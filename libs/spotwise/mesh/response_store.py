@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
+from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.store_budget import Verdict
 
 
 class ResponseStore(Protocol):
     """Responses by their ids."""
 
-    async def put_response(self, response: StoredResponse, limits: ResponseLimits) -> None:
-        """Store a response, unless it is or was deleted; the oldest of its scope, and of all, make room for it."""
+    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
+        """Store a response for so long, unless it is or was deleted; the oldest of its scope, and of all, make room for it.
+        Where it is too large, or there is no room all the same, none is stored.
+        """
 
     async def get_response(self, response_id: str) -> StoredResponse | None:
         """Return a response, or `None` where there is none (any more)."""

@@ -333,6 +333,8 @@ class ServiceHost:
         await self.bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     async def _write_store(self) -> None:
+        if not self._replaced and self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
+            await self._register()
         if self._ledger:
             entries, self._ledger = self._ledger, []
             try:
@@ -340,8 +342,6 @@ class ServiceHost:
             except MeshError:
                 self._ledger = (entries + self._ledger)[-LEDGER_BACKLOG:]
                 raise
-        if not self._replaced and self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
-            await self._register()
 
     async def _register(self) -> None:
         self._registered_s = self.clock.now()

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spotwise.core.adapter import named_folders
+from spotwise.core.store_budget import DEFAULT_STORE_BYTES
 from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret
 from spotwise.mesh.plane_tls import PlaneTls
 from spotwise.mesh.ports import MeshError
@@ -38,6 +39,12 @@ class ServiceSettings(BaseSettings):
     )
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
+    store_bytes: int = Field(
+        DEFAULT_STORE_BYTES,
+        ge=1 << 20,
+        description="room in the store for all that is kept for a while (records, ledgers, requests with their answers, stored "
+        "responses), in bytes, of all gateways together; the same for all members, and well below Redis' maxmemory",
+    )
     bind_host: str = Field(
         "127.0.0.1",
         description="address on which health and control listen; the KV listener takes all interfaces, or loopback where the "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spotwise.core.store_budget import Kind
 from spotwise.wire import subjects
 from spotwise.wire.roles import MEMBERS, ROLE_OF, MeshRole
 
@@ -143,6 +144,14 @@ def _term_keys(service: str) -> tuple[str, ...]:
     return subjects.lease_key(service), subjects.term_key(service), subjects.term_holder_key(service)
 
 
+#: What scripts do with the room of what is kept.
+_OF_ROOMS = "eval zadd zrem zrange zrangebyscore hget hset hdel hincrby pttl pexpire"
+
+
+def _room_keys(kind: Kind) -> tuple[str, ...]:
+    return subjects.room_key(kind), f"{subjects.room_key(kind)}:*"
+
+
 #: The keys of the mesh. A new key gets a rule here, or no service can use it.
 KEY_RULES: tuple[KeyRule, ...] = (
     KeyRule((subjects.member_key(_ID), subjects.incarnation_key(_ID)), dict.fromkeys(MEMBERS, "set get del eval")),
@@ -150,26 +159,24 @@ KEY_RULES: tuple[KeyRule, ...] = (
     KeyRule(
         (subjects.ledger_key("*"),),
         {
-            **dict.fromkeys(MEMBERS, "rpush ltrim expire"),
-            MeshRole.GATEWAY: "rpush ltrim expire lrange",
+            **dict.fromkeys(MEMBERS, "eval rpush lpop pexpire del"),
+            MeshRole.GATEWAY: "eval rpush lpop pexpire del lrange",
             MeshRole.OPERATOR: "lrange",
         },
     ),
+    KeyRule(_room_keys(Kind.LEDGERS), dict.fromkeys(MEMBERS, _OF_ROOMS)),
     KeyRule((subjects.request_key("*"),), {MeshRole.GATEWAY: "eval get set del", MeshRole.WORKER: "get"}),
     KeyRule(
         (subjects.kept_request_key("*"), subjects.kept_tokens_key("*"), subjects.claim_key("*")),
-        {MeshRole.GATEWAY: "eval get set del exists hget hgetall hset hexists hkeys lrange rpush expire pexpire"},
-    ),
-    KeyRule(
-        (
-            subjects.response_key("*"),
-            subjects.responses_key("*"),
-            subjects.RESPONSES_KEY,
-            subjects.RESPONSES_BYTES_KEY,
-        ),
         {
-            MeshRole.GATEWAY: "eval exists hget hset hmget hincrby hdel del pexpire zadd zrem zrange zrangebyscore",
+            MeshRole.GATEWAY: "eval get set del exists ttl hget hmget hgetall hset hdel hexists hkeys lrange rpush "
+            "expire pexpire",
         },
+    ),
+    KeyRule((subjects.response_key("*"),), {MeshRole.GATEWAY: "eval exists hset hmget del pexpire"}),
+    *(KeyRule(_room_keys(kind), {MeshRole.GATEWAY: _OF_ROOMS}) for kind in Kind if kind is not Kind.LEDGERS),
+    KeyRule(
+        tuple(subjects.room_bytes_key(kind) for kind in Kind), {MeshRole.GATEWAY: "hmget", MeshRole.OPERATOR: "hmget"}
     ),
     KeyRule(
         (subjects.KEYS_KEY, subjects.KEYS_REVISION_KEY, subjects.KEYS_CHANGED_KEY, subjects.KEYS_USED_KEY),
@@ -187,8 +194,10 @@ KEY_RULES: tuple[KeyRule, ...] = (
     ),
     KeyRule(_term_keys(subjects.SCHEDULER), {MeshRole.SCHEDULER: "eval get set del"}),
     KeyRule(_term_keys(subjects.PLANNER), {MeshRole.PLANNER: "eval get set del"}),
-    KeyRule((subjects.PLAN_KEY,), {MeshRole.PLANNER: "eval get set", MeshRole.WORKER: "get", MeshRole.OPERATOR: "get"}),
-    KeyRule((subjects.fleet_key("*"),), {MeshRole.WATCHER: "eval hget hset expire"}),
+    KeyRule(
+        (subjects.PLAN_KEY,), {MeshRole.PLANNER: "eval get set del", MeshRole.WORKER: "get", MeshRole.OPERATOR: "get"}
+    ),
+    KeyRule((subjects.fleet_key("*"),), {MeshRole.WATCHER: "eval hget hset expire del"}),
 )
 
 #: Commands of every role that use no key; `scan` shows names of keys, but no contents.
@@ -210,6 +219,7 @@ _READS = frozenset(
         "pttl",
         "zcard",
         "zrange",
+        "zrangebyscore",
         "zscore",
     }
 )
@@ -236,6 +246,8 @@ def store_rule(principal: Principal) -> StoreRule:
         if not given:
             continue
         commands.update(dict.fromkeys(given))
+        if "eval" in given:
+            commands["evalsha"] = None
         reads = any(command in _READS or command == "eval" for command in given)
         writes = any(command not in _READS for command in given)
         for key in rule.keys:

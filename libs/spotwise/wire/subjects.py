@@ -113,15 +113,14 @@ def response_key(response_id: str) -> str:
     return f"spotwise:response:{response_id}"
 
 
-def responses_key(scope: str) -> str:
-    """Return the Redis key of the index of a scope's stored responses."""
-    return f"spotwise:responses_of:{scope}"
+def room_key(kind: str) -> str:
+    """Return the Redis key of the index of what is kept of a kind; those of its entries, sums and scopes begin with it."""
+    return f"spotwise:room:{kind}"
 
 
-#: The Redis key of the index of all stored responses.
-RESPONSES_KEY = "spotwise:responses"
-#: The Redis key of the room that they take.
-RESPONSES_BYTES_KEY = "spotwise:responses_bytes"
+def room_bytes_key(kind: str) -> str:
+    """Return the Redis key of the sums of what is kept of a kind."""
+    return f"{room_key(kind)}:bytes"
 
 
 def member_key(member_id: str) -> str:

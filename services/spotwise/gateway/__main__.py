@@ -25,6 +25,7 @@ from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.store_watch import StoreWatch
 from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
@@ -72,8 +73,9 @@ def _embeddings(settings: GatewaySettings) -> EmbeddingModel:
 
 
 def _stored(settings: GatewaySettings, host: ServiceHost) -> StoredResponses | None:
-    limits = settings.response_limits
-    return None if limits is None else StoredResponses(host.store.responses, limits, settings.store_timeout_s)
+    if not settings.responses_kept_s:
+        return None
+    return StoredResponses(host.store.responses, settings.responses_kept_s, settings.store_timeout_s)
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -114,6 +116,7 @@ async def serve(settings: GatewaySettings) -> None:
         access = await open_access(settings, host, metrics)
         generation = MeshGeneration(host, settings, metrics)
         await generation.start()
+        StoreWatch(host.store, metrics).begin(host.every)
         kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
         config = uvicorn.Config(
             create_app(generation, text, options, metrics, access, kept, host.clock.now, _stored(settings, host)),

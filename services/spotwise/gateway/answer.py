@@ -52,7 +52,8 @@ class GenerationResponse(Response):
         ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
         headers: of the response.
         reservation: what the request has taken of its key's limits; it is settled at the end.
-        keep: awaited with the body of the whole answer, before the client learns that it is whole.
+        keep: awaited with the body of the whole answer, before the client learns that it is whole; gives whether it is kept,
+            and the answer says where not.
         outlives_connection: the request goes on where its client leaves, and its reservation with it.
         explained: says of an error that ends the answer what the client is to know.
         work: where the answer is written.
@@ -72,7 +73,7 @@ class GenerationResponse(Response):
         ended: Callable[[BaseException | None], None] = lambda error: None,
         headers: Mapping[str, str] | None = None,
         reservation: Reservation | None = None,
-        keep: Callable[[bytes], Awaitable[None]] | None = None,
+        keep: Callable[[bytes], Awaitable[bool]] | None = None,
         explained: Callable[[Exception], Awaitable[Exception]] | None = None,
         *,
         outlives_connection: bool = False,
@@ -94,8 +95,7 @@ class GenerationResponse(Response):
         self._keep = keep
         self._explained = explained
         self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
-        if warning := warning_of(plan.ignored):
-            self._answer_headers[WARNING_HEADER] = warning
+        self._warn(warning_of(plan.ignored))
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._error: BaseException | None = None
@@ -195,11 +195,21 @@ class GenerationResponse(Response):
         await PartsResponse(parts, self._answer_headers)(scope, receive, send)
 
     async def _kept(self) -> list[bytes]:
-        """Return the body of the whole answer, once it is kept."""
-        parts = await self._work.again(self._written_scores(), partial(self._format.whole, self._usage()))
-        if self._keep is not None:
-            await self._keep(b"".join(parts))
-        return parts
+        """Return the body of the whole answer, once it is kept, or cannot be."""
+        parts = await self._whole()
+        if self._keep is None or await self._keep(b"".join(parts)):
+            return parts
+        self._format.not_stored()
+        self._warn("not stored")
+        return await self._whole()
+
+    async def _whole(self) -> list[bytes]:
+        return await self._work.again(self._written_scores(), partial(self._format.whole, self._usage()))
+
+    def _warn(self, of: str) -> None:
+        warnings = [self._answer_headers.get(WARNING_HEADER, ""), of]
+        if any(warnings):
+            self._answer_headers[WARNING_HEADER] = "; ".join(filter(None, warnings))
 
     async def _send_stream(self, send: Send) -> None:
         stream = EventStream(send, self._position, self._format.KEEP_ALIVE, self._silence_s)

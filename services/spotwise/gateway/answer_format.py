@@ -44,6 +44,9 @@ class AnswerFormat(abc.ABC):
     def failure(self, error: ApiError) -> list[bytes]:
         """Return the events that end a stream which cannot go on."""
 
+    def not_stored(self) -> None:  # noqa: B027
+        """Say, where the answer does, that it is not found again."""
+
     @abc.abstractmethod
     def collect(self, index: int, piece: ChoiceText) -> None:
         """Take a piece of an answer that is sent whole, or that the client has already."""

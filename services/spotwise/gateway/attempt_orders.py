@@ -20,7 +20,7 @@ from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import TokenStream
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports import MeshError, NoRoomError
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
@@ -88,6 +88,13 @@ class AttemptOrders:
                     return
                 stream.has_record = True
                 is_ours = await self._put_record(stream, command, stop)
+        except NoRoomError as error:
+            failed(
+                "the requests that run leave no room in the store for this one; send it again shortly",
+                error,
+                store_unavailable=True,
+            )
+            return
         except (MeshError, TimeoutError) as error:
             failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
             return

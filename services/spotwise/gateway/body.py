@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import orjson
@@ -47,14 +47,25 @@ class BodyReader:
                 async for piece in pieces:
                     if len(body) + len(piece) > self._max_body_bytes:
                         raise self._too_large()
-                    more_bytes = _counted(len(body) + len(piece)) - _counted(len(body))
-                    if self.held_bytes + more_bytes > self._max_held_bytes:
-                        raise overloaded("The server is reading too many large requests; try again later.")
-                    self.held_bytes += more_bytes
+                    self._hold(_counted(len(body) + len(piece)) - _counted(len(body)))
                     body += piece
             yield body
         finally:
             self.held_bytes -= _counted(len(body))
+
+    @contextmanager
+    def holding(self, size_bytes: int) -> Iterator[None]:
+        """Count so many bytes as held until the context ends; raises `ApiError`, a 503, where too many are."""
+        self._hold(_counted(size_bytes))
+        try:
+            yield
+        finally:
+            self.held_bytes -= _counted(size_bytes)
+
+    def _hold(self, more_bytes: int) -> None:
+        if self.held_bytes + more_bytes > self._max_held_bytes:
+            raise overloaded("The server is reading too many large requests; try again later.")
+        self.held_bytes += more_bytes
 
     async def _gunzipped(self, request: Request) -> AsyncGenerator[bytes, None]:
         gunzip, sent_bytes = Gunzip(), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -24,12 +25,18 @@ class BodyWork:
         max_held_bytes: most bytes of bodies at the same time.
 
     Attributes:
+        max_body_bytes: as given.
         off_loop: does the work.
     """
 
     def __init__(self, max_body_bytes: int, max_held_bytes: int) -> None:
         self._bodies = BodyReader(max_body_bytes, max_held_bytes)
+        self.max_body_bytes = max_body_bytes
         self.off_loop = OffLoop()
+
+    def holding(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Count what a body becomes as held while a block runs; raises `ApiError`, a 503, where too much is."""
+        return self._bodies.holding(size_bytes)
 
     async def of(
         self,

@@ -103,6 +103,10 @@ class ItemsFormat(AnswerFormat):
         """Return the response."""
         return [orjson.dumps(self._response(self._status, usage))]
 
+    def not_stored(self) -> None:
+        """Answer `"store": false`: nobody finds the response by its id."""
+        self._head = {**self._head, "store": False}
+
     @property
     def _status(self) -> str:
         return "incomplete" if self._is_cut else "completed"

@@ -31,8 +31,10 @@ class KeepingGeneration(Generation, Protocol):
     def forget(self, choice_ids: Iterable[str], owner: str) -> None:
         """Remember the tokens of choices no longer, which their owner has saved."""
 
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
-        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
+        they are to be.
+        """
 
     def attempts(self, choice_ids: Iterable[str]) -> Mapping[str, KeptAttempt]:
         """Return the attempts of those choices that run here and were submitted."""

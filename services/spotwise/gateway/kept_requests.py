@@ -22,6 +22,7 @@ from starlette.responses import Response
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, owner_of, turn_of
 from spotwise.core.messages import LedgerEntry
+from spotwise.core.store_budget import Kind, Verdict
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
 from spotwise.gateway.errors import ApiError, bad_request
@@ -29,10 +30,10 @@ from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore
 from spotwise.gateway.kept_plan import form_of, restored
-from spotwise.gateway.kept_room import KeptRoom
 from spotwise.gateway.kept_tokens import after_attempt, read_chunks, saved_tokens, tokens_to_go_on
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.owners import Owners
+from spotwise.gateway.parameters import WARNING_HEADER
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.planning import PlannedBody, Planning
 from spotwise.gateway.quotas import Continued, Reservation
@@ -86,8 +87,6 @@ class KeptRequests:
         self._owner = owner_of(limits.process)
         self._turns = StoreTurns(limits.store_timeout_s)
         self._owners = Owners(store, self._turns, limits.process)
-        self._room = KeptRoom(limits.max_kept_bytes)
-        metrics.kept_bytes.set_function(lambda: self._room.used_bytes)
         self._running: dict[str, _Running] = {}
         self._tasks = set[asyncio.Task[None]]()
         generation.when_forgotten(self._keep_again)
@@ -125,13 +124,20 @@ class KeptRequests:
             generate = self._generation.generate
             return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
         try:
-            known = await self._keep(form, plan)
+            kept = await self._turns.result(self._store.keep_request(form, self._owner))
+            if is_resumable and kept in (Verdict.NO_ROOM_FOR_SCOPE, Verdict.TOO_LARGE):
+                raise _too_much_kept()
         except BaseException:
             reservation.cancel()
             raise
-        if known is not None:  # another connection claimed it meanwhile
+        if isinstance(kept, KeptState):  # another connection claimed it meanwhile
             reservation.cancel()
-            return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
+            return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=form.body_hash)
+        if kept is not Verdict.KEPT:
+            self._metrics.count_not_kept(Kind.REQUESTS)
+            warning = {WARNING_HEADER: "not kept"}
+            ids = planned.endpoint, plan, self._generation.generate, arrived_s
+            return self._planning.response(*ids, headers=warning, reservation=reservation)
         running = _Running(form, restored(plan, form, self._owner), reservation)
         return self._begin(running, _resumable(request, running.plan), None, arrived_s)
 
@@ -193,7 +199,6 @@ class KeptRequests:
         await self.cancel(request, request_id)
         kept = await self.state(request, request_id)
         await self._turns.result(self._store.forget_request(kept.request))
-        self._room.give_back(request_id)
 
     async def _go_on(
         self,
@@ -224,23 +229,16 @@ class KeptRequests:
         self._metrics.count_resumed()
         return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
 
-    async def _keep(self, form: KeptRequest, plan: GenerationPlan) -> KeptState | None:
-        """Keep a new request; return the one that has its claim, if there is one."""
-        self._room.take(form, plan)
-        try:
-            known = await self._turns.result(self._store.keep_request(form, self._owner))
-        except BaseException:
-            self._room.give_back(form.request_id)
-            raise
-        if known is not None:
-            self._room.give_back(form.request_id)
-        return known
-
-    async def _keep_again(self, request_id: str) -> None:
-        """Keep a request that the store has forgotten; its tokens follow. Raises `MeshError`."""
-        if (running := self._running.get(request_id)) is not None and running.owner:
-            attempts = self._generation.attempts(_choice_ids(running.plan))
-            await self._store.keep_request(running.form, running.owner, attempts)
+    async def _keep_again(self, request_id: str) -> bool:
+        """Keep a request that the store has forgotten; return whether its tokens may follow. Raises `MeshError`."""
+        if (running := self._running.get(request_id)) is None or not running.owner:
+            return True  # it ends
+        attempts = self._generation.attempts(_choice_ids(running.plan))
+        known = await self._store.keep_request(running.form, running.owner, attempts)
+        if isinstance(known, KeptState) or known is Verdict.KEPT:
+            return True
+        self._metrics.count_not_kept(Kind.REQUESTS)
+        return False
 
     async def _taken(self, request: Request, kept: KeptState, plan: GenerationPlan) -> _Running:
         """Take a request over, or its answer where that is whole."""
@@ -277,7 +275,6 @@ class KeptRequests:
         attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
         earlier = [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
         reservation.earlier_tokens = kept.saved_tokens
-        self._room.take_over(kept.request, plan)
         return _Running(kept.request, restored(plan, kept.request, kept.owner, earlier), reservation)
 
     def _begin(
@@ -334,10 +331,6 @@ class KeptRequests:
         return error
 
     async def _end(self, running: _Running, ending: KeptEnding) -> None:
-        if (
-            self._running.get(running.form.request_id, running) is running
-        ):  # else another connection here has it, and its room
-            self._room.give_back(running.form.request_id, self._kept_s(running.form))
         try:
             await self._store_ending(running, ending)
         finally:
@@ -376,6 +369,14 @@ class KeptRequests:
 def unknown_request(request_id: str) -> ApiError:
     """Return a 404: there is no such request, or it is another's."""
     return ApiError(404, f"There is no request '{request_id}' of yours (any more).", code="request_not_found")
+
+
+def _too_much_kept() -> ApiError:
+    message = (
+        "The requests that run for you leave no room in the store for another that outlives its connection; let some end, or "
+        "send it without 'Idempotency-Key' and 'X-Spotwise-Resumable'."
+    )
+    return ApiError(429, message, code="too_much_kept", headers={"Retry-After": "5"})
 
 
 def _idempotency_key(request: Request) -> str:

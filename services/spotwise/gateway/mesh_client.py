@@ -179,8 +179,10 @@ class MeshGeneration:
         for choice_id in choice_ids:
             self._saver.forget(choice_id, owner)
 
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
-        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
+        they are to be.
+        """
         self._saver.when_forgotten(forgotten)
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:

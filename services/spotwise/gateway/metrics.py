@@ -7,12 +7,13 @@ that only workers know (queue time, KV use, preemptions) come with their heartbe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.members import Member
+from spotwise.core.store_budget import Kind, RoomUse
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.parameters import counted_name
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
@@ -73,7 +74,7 @@ class GatewayMetrics:
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens sent to clients.")
         self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
-        self.kept_bytes = gauge("spotwise_kept_bytes", "Room in the store that kept requests and answers take.")
+        self._store_full = gauge("spotwise_store_full", "1 where the store had no more memory within the last minute.")
         self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
         #: By what workers count since their start.
         self._counted = {
@@ -108,6 +109,12 @@ class GatewayMetrics:
             ("model_name", "parameter"),
             registry=registry,
         )
+        labels = ("model_name", "of")
+        self._store_bytes = Gauge("spotwise_store_bytes", "Room that is used in the store.", labels, registry=registry)
+        self._store_most_bytes = Gauge("spotwise_store_max_bytes", "Room in the store.", labels, registry=registry)
+        self._not_kept = Counter(
+            "spotwise_not_kept", "Requests and responses that the store did not keep.", labels, registry=registry
+        )
         # Without the names of keys: whoever reads metrics need not know the tenants.
         self._limited = Counter(
             "spotwise_rate_limited",
@@ -124,6 +131,18 @@ class GatewayMetrics:
     def count_limited(self, limit: KeyLimit) -> None:
         """Count a refusal by a key's limit."""
         self._limited.labels(self._model_name, limit).inc()
+
+    def observe_store(self, uses: Mapping[Kind, RoomUse], *, is_full: bool) -> None:
+        """Show how full the store is."""
+        self._store_full.set(is_full)
+        for kind, use in uses.items():
+            self._store_bytes.labels(self._model_name, kind).set(use.used_bytes)
+            if use.most_bytes:
+                self._store_most_bytes.labels(self._model_name, kind).set(use.most_bytes)
+
+    def count_not_kept(self, kind: Kind) -> None:
+        """Count a request or a response that was answered, and is not kept."""
+        self._not_kept.labels(self._model_name, kind).inc()
 
     def count_resumed(self) -> None:
         """Count a connection that goes on with an answer."""

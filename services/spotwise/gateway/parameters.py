@@ -16,7 +16,7 @@ from typing import Any
 
 from spotwise.gateway.errors import bad_request
 
-#: Names what was ignored of a request, separated by commas.
+#: Names what was ignored of a request, separated by commas; says that it, or its answer, is not kept though it was to be.
 WARNING_HEADER = "X-Spotwise-Warning"
 
 

@@ -86,13 +86,13 @@ class RepeatedRequest:
 
     Attributes:
         fields: of the answer's object.
-        items: the conversation that the answer follows on; none where it is not stored.
+        items: the conversation that the answer follows on, a list in JSON; empty where it is not stored.
         is_stored: the answer is found again by its id.
         called: what the client calls functions that are not plain ones of its own, by the model's names.
     """
 
     fields: Mapping[str, Any]
-    items: Sequence[Mapping[str, Any]]
+    items: bytes
     is_stored: bool
     called: Mapping[str, CalledTool] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from spotwise.core.gateway.kept_request import KeptRequest
+from spotwise.core.store_budget import Kind
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
 from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.answer_work import AnswerWork
@@ -37,8 +38,8 @@ from spotwise.gateway.score_limits import ScoreRoom
 from spotwise.gateway.stored_responses import (
     Continuation,
     StoredResponses,
-    continued,
-    stored_response,
+    joined,
+    require_bounded,
     unknown_response,
 )
 from spotwise.gateway.stream_position import StreamPosition
@@ -46,8 +47,6 @@ from spotwise.gateway.text import ChatText
 
 #: Members of bodies that may have a grammar.
 _GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"', b'"output_config"')
-#: Of a text, about, as it is stored.
-_BYTES_A_TOKEN = 4
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
@@ -110,8 +109,7 @@ class Planning:
         key, scope = key_name(request), caller_scope(request)
         read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key), _effort)
         if isinstance(read, Continuation):
-            body = await self._continued(scope, read)
-            plan = await self._plan_body(scope, endpoint, key, body)
+            body, plan = await self._continued(scope, key, read, len(body))
         else:
             plan = read
         name_request(request, plan.request_id)
@@ -175,18 +173,18 @@ class Planning:
         """Return where an answer of a caller's is written."""
         return AnswerWork(self.bodies.off_loop, scope)
 
-    def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[None]] | None:
-        is_stored = plan.repeated is not None and plan.repeated.is_stored
-        return partial(self._store, self._stored, plan) if self._stored is not None and is_stored else None
+    def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[bool]] | None:
+        stored = self._stored
+        if stored is None or plan.repeated is None or not plan.repeated.is_stored:
+            return None
 
-    async def _store(self, responses: StoredResponses, plan: GenerationPlan, body: bytes) -> None:
-        """Store the whole answer of a plan, with the conversation that it follows on."""
-        effort = effort_of_size(len(body) + _BYTES_A_TOKEN * plan.prompt_tokens)
-        stored = partial(stored_response, plan, body)
-        work = self.bodies.off_loop
-        # Its tokens are computed: it is never refused.
-        response = stored() if effort is Effort.ON_LOOP else await work.write(plan.scope, stored)
-        await responses.keep(response)
+        async def keep(body: bytes) -> bool:
+            is_stored = await stored.keep(plan, body)
+            if not is_stored:
+                self._metrics.count_not_kept(Kind.RESPONSES)
+            return is_stored
+
+        return keep
 
     def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
         """Return what writes an endpoint's answers."""
@@ -204,12 +202,20 @@ class Planning:
             return Continuation(parsed, response_id), bytes(body), body_hash
         return self._planned(endpoint, key, parsed), bytes(body), body_hash
 
-    async def _continued(self, scope: str, read: Continuation) -> bytes:
+    async def _continued(
+        self, scope: str, key: str, read: Continuation, body_bytes: int
+    ) -> tuple[bytes, GenerationPlan]:
+        """Return the body with the conversation that it goes on from, which is no larger than a body, and its plan."""
         if self._stored is None:
             raise unknown_response(read.response_id, "previous_response_id")
         stored = await self._stored.find(scope, read.response_id, "previous_response_id")
-        effort = effort_of_size(len(stored.items) + len(stored.body))
-        return await self.bodies.off_loop.run(scope, effort, partial(continued, stored, read))
+        most_bytes = self.bodies.max_body_bytes
+        require_bounded(len(stored.items) + body_bytes, most_bytes)
+        size_bytes = len(stored.items) + len(stored.body) + body_bytes
+        with self.bodies.holding(size_bytes):
+            effort = effort_of_size(size_bytes)
+            body = await self.bodies.off_loop.run(scope, effort, partial(joined, stored, read, most_bytes))
+            return body, await self._plan_body(scope, RESPONSES, key, body)
 
     async def _plan_body(self, scope: str, endpoint: str, key: str, body: bytes) -> GenerationPlan:
         """Plan a body that goes on from no other answer, or has all of that by now."""

@@ -14,7 +14,7 @@ from spotwise.gateway.errors import bad_request
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.off_loop import OffLoop, effort_of_size
 from spotwise.gateway.planning import RESPONSES
-from spotwise.gateway.stored_responses import StoredResponses, unknown_response
+from spotwise.gateway.stored_responses import StoredResponses, listed_items, unknown_response
 
 #: Items of a page: by default, and at most.
 _PAGE_ITEMS, MOST_ITEMS = 20, 100
@@ -46,11 +46,7 @@ def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequest
     async def list_input_items(request: Request, response_id: str) -> Response:
         page, scope = _page_of(request), caller_scope(request)
         found = await stored.find(scope, response_id)
-
-        def listed() -> dict[str, Any]:
-            return page(orjson.loads(found.items))
-
-        return _json(await off_loop.run(scope, effort_of_size(len(found.items)), listed))
+        return await off_loop.run(scope, effort_of_size(len(found.items)), lambda: _json(page(listed_items(found))))
 
 
 class _Page:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import plan_chat_request
 from spotwise.gateway.errors import ApiError
@@ -36,7 +38,9 @@ def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, 
         raise in_responses_words(error) from error
     is_stored = options.stores_responses and request.store is not False
     items = [item.model_dump(exclude_none=True) for item in request.input] if is_stored else []
-    repeated = RepeatedRequest(_repeated(request, plan, is_stored=is_stored), items, is_stored, tools.called)
+    repeated = RepeatedRequest(
+        _repeated(request, plan, is_stored=is_stored), orjson.dumps(items), is_stored, tools.called
+    )
     ignored = [
         *(_NAMES.get(name, name) for name in plan.ignored),
         *ignored_in(Endpoint.RESPONSES, body, ResponsesRequest.model_fields),

@@ -11,7 +11,6 @@ from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.members import Member
 from spotwise.core.model_alias import model_aliases
 from spotwise.core.sampling import Pooling
@@ -172,22 +171,10 @@ class GatewaySettings(ModelServiceSettings):
     answer_kept_s: float = Field(
         600.0, ge=1, description="how long the answer of a resumable request is kept after its end"
     )
-    max_kept_bytes: int = Field(
-        256 << 20,
-        ge=1 << 20,
-        description="room in the store for requests and answers that this gateway keeps, in bytes, half of it for one key; "
-        "above it the client receives 429",
-    )
     responses_kept_s: float = Field(
         86_400.0,
         ge=0,
         description="how long a response that is to be stored is stored, with its conversation; 0 stores none",
-    )
-    max_responses_bytes: int = Field(
-        256 << 20,
-        ge=32 << 20,
-        description="room in the store for stored responses of the whole mesh, in bytes, half of it for one key; the oldest "
-        "make room for new ones",
     )
     recovery_s: float = Field(
         30.0,
@@ -248,14 +235,7 @@ class GatewaySettings(ModelServiceSettings):
     def keeping(self, member: Member) -> KeepingLimits:
         """Return how this process keeps requests."""
         process = f"{member.id}/{member.incarnation}"
-        return KeepingLimits(process, self.resume_s, self.answer_kept_s, self.store_timeout_s, self.max_kept_bytes)
-
-    @property
-    def response_limits(self) -> ResponseLimits | None:
-        """How many responses are stored; `None` where none is."""
-        if not self.responses_kept_s:
-            return None
-        return ResponseLimits(self.responses_kept_s, self.max_responses_bytes // 2, self.max_responses_bytes)
+        return KeepingLimits(process, self.resume_s, self.answer_kept_s, self.store_timeout_s)
 
     @property
     def browser_origins(self) -> tuple[str, ...]:

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import structlog
 
-from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
+from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.store_budget import Verdict
 from spotwise.gateway.errors import ApiError
+from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.items_format import item_id
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.schema_responses import as_items
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.mesh.response_store import ResponseStore
+
+_log = structlog.get_logger(__name__)
 
 _PREFIXES = {
     "message": "msg",
@@ -37,17 +42,17 @@ class Continuation:
 
 
 class StoredResponses:
-    """The responses that callers find again. Every method raises `GenerationError`, a 503, where the store is away.
+    """The responses that callers find again. Methods raise `GenerationError`, a 503, where the store is away.
 
     Args:
         store: keeps them.
-        limits: how much of them.
+        kept_s: for how long.
         timeout_s: wait for the store.
     """
 
-    def __init__(self, store: ResponseStore, limits: ResponseLimits, timeout_s: float) -> None:
+    def __init__(self, store: ResponseStore, kept_s: float, timeout_s: float) -> None:
         self._store = store
-        self._limits = limits
+        self._kept_s = kept_s
         self._turns = StoreTurns(timeout_s)
 
     async def find(self, scope: str, response_id: str, param: str | None = None) -> StoredResponse:
@@ -70,23 +75,19 @@ class StoredResponses:
         """Forget a response; no answer that is still read brings it back."""
         await self._turns.result(self._store.delete_response(response_id))
 
-    async def keep(self, response: StoredResponse) -> None:
-        """Store a response, unless it is stored, or was deleted."""
-        await self._turns.result(self._store.put_response(response, self._limits))
-
-
-def stored_response(plan: GenerationPlan, body: bytes) -> StoredResponse:
-    """Return the response of a plan as it is stored, with its conversation; work for a thread where that is long."""
-    assert plan.repeated is not None
-    items = [_stored_item(plan.request_id, *each) for each in enumerate(plan.repeated.items)]
-    return StoredResponse(plan.request_id, plan.scope, body.decode(), orjson.dumps(items).decode())
-
-
-def continued(stored: StoredResponse, continuation: Continuation) -> bytes:
-    """Return a body with the conversation that it goes on from at the beginning of its `input`; work for a thread."""
-    own = as_items(continuation.body["input"])
-    items = [*orjson.loads(stored.items), *orjson.loads(stored.body)["output"], *own]
-    return orjson.dumps({**continuation.body, "input": items})
+    async def keep(self, plan: GenerationPlan, body: bytes) -> bool:
+        """Store the response of a plan, unless it is stored or was deleted; return whether that was done. Its tokens are
+        computed: it is answered either way.
+        """
+        assert plan.repeated is not None
+        stored = StoredResponse(plan.request_id, plan.scope, body, plan.repeated.items)
+        try:
+            verdict: str = await self._turns.result(self._store.put_response(stored, self._kept_s))
+        except GenerationError as error:
+            verdict = error.message
+        if verdict != Verdict.KEPT:
+            _log.warning("response_not_stored", request_id=plan.request_id, reason=verdict, bytes=stored.size_bytes)
+        return verdict == Verdict.KEPT
 
 
 def unknown_response(response_id: str, param: str | None = None) -> ApiError:
@@ -95,8 +96,35 @@ def unknown_response(response_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, message, param=param, code="response_not_found")
 
 
-def _stored_item(response_id: str, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item as OpenAI lists it, with an id."""
+def joined(stored: StoredResponse, continuation: Continuation, max_bytes: int) -> bytes:
+    """Return a body with the conversation that it goes on from at the beginning of its `input`.
+
+    Raises:
+        ApiError: 413, that is more than `max_bytes`.
+    """
+    own = as_items(continuation.body["input"])
+    items = [*orjson.loads(stored.items), *orjson.loads(stored.body)["output"], *own]
+    body = orjson.dumps({**continuation.body, "input": items})
+    require_bounded(len(body), max_bytes)
+    return body
+
+
+def require_bounded(conversation_bytes: int, max_bytes: int) -> None:
+    """Refuse, with a 413, a conversation that is larger than a body may be."""
+    if conversation_bytes > max_bytes:
+        message = (
+            f"The conversation that 'previous_response_id' goes on from and this input have {conversation_bytes} bytes "
+            f"together, and a request at most {max_bytes}; begin a new conversation, with a summary of this one."
+        )
+        raise ApiError(413, message, param="previous_response_id", code="conversation_too_large")
+
+
+def listed_items(stored: StoredResponse) -> list[dict[str, Any]]:
+    """Return the items that a response answers, as OpenAI lists them, with ids."""
+    return [_listed_item(stored.response_id, *each) for each in enumerate(orjson.loads(stored.items))]
+
+
+def _listed_item(response_id: str, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item["type"]
     prefix = _PREFIXES.get(kind, "item")
     written = {"id": item_id(prefix, response_id, "input", index), "status": "completed", **item}

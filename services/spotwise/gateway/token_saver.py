@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
+
 from spotwise.core.gateway.kept_request import KeptTokens, NotSaved
 from spotwise.core.messages import TokenDelta
 from spotwise.gateway.generation import EarlierTokens
@@ -18,6 +20,8 @@ from spotwise.gateway.kept_tokens import read_chunks, written_chunk
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.request_store import KeptRequestStore
 from spotwise.wire import subjects
+
+_log = structlog.get_logger(__name__)
 
 #: What a gateway's death costs its streams, at most, is so much computing.
 SAVE_EVERY_S = 1.0
@@ -41,6 +45,7 @@ class _Choice:
         saved: how many tokens the store has, as far as is known.
         digest: of the weights that drew them.
         is_taken: its request has another owner.
+        has_no_room: its request is not kept any more, since its tokens had no room in the store.
     """
 
     request_id: str
@@ -52,11 +57,12 @@ class _Choice:
     saved: int = 0
     digest: str | None = None
     is_taken: bool = False
+    has_no_room: bool = False
 
     @property
     def lacks(self) -> bool:
         """Whether the store, which is still this owner's to write to, has fewer tokens than are in chunks."""
-        return self.saved < self.ready and not self.is_taken
+        return self.saved < self.ready and not self.is_taken and not self.has_no_room
 
     @property
     def ready(self) -> int:
@@ -126,10 +132,12 @@ class TokenSaver:
         #: What the next round saves, in order, and the round, once somebody waits for it.
         self._wanted: dict[str, None] = {}
         self._next: asyncio.Task[None] | None = None
-        self._forgotten: Callable[[str], Awaitable[None]] = _pass_on
+        self._forgotten: Callable[[str], Awaitable[bool]] = _pass_on
 
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
-        """Await a call for each request that the store has forgotten, before its tokens are saved again."""
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
+        they are to be.
+        """
         self._forgotten = forgotten
 
     def watch(self, choice_id: str, owner: str, earlier: EarlierTokens | None = None) -> None:
@@ -141,7 +149,7 @@ class TokenSaver:
 
     def add(self, choice_id: str, deltas: Sequence[TokenDelta]) -> None:
         """Take its next tokens."""
-        if (choice := self._choices.get(choice_id)) is not None:
+        if (choice := self._choices.get(choice_id)) is not None and not choice.has_no_room:
             choice.deltas.extend(deltas)
             choice.digest = self._digest_of(choice_id) or choice.digest
 
@@ -172,7 +180,11 @@ class TokenSaver:
     async def _round(self) -> None:
         async with self._turn:  # chunks of a choice stay in order
             wanted, self._wanted, self._next = self._wanted, {}, None
-            choices = {each: self._choices[each] for each in wanted if each in self._choices}
+            choices = {
+                each: choice
+                for each in wanted
+                if (choice := self._choices.get(each)) is not None and not choice.has_no_room
+            }
             packed_bytes = 0
             for choice in choices.values():
                 packed_bytes += await choice.pack()
@@ -195,18 +207,34 @@ class TokenSaver:
                 # unless this gateway itself has taken it over meanwhile, from itself
                 if self._choices.get(choice_id, choice) is choice:
                     self._taken(choice_id)
+            elif saved is NotSaved.NO_ROOM:
+                self._give_up(choice.request_id)
             elif saved is NotSaved.FORGOTTEN:
                 choice.saved = 0
                 forgotten[choice.request_id] = None
             else:
                 choice.saved = saved
         for request_id in forgotten:
-            await self._forgotten(request_id)
-        return {each: choice for each, choice in choices.items() if choice.lacks or choice.request_id in forgotten}
+            if not await self._forgotten(request_id):
+                self._give_up(request_id)
+        return {
+            each: choice
+            for each, choice in choices.items()
+            if choice.lacks or (choice.request_id in forgotten and not choice.has_no_room)
+        }
+
+    def _give_up(self, request_id: str) -> None:
+        """Save no more of a request: the store has no room for it."""
+        _log.warning("not_kept", request_id=request_id, reason="no room in the store")
+        for choice in self._choices.values():
+            if choice.request_id == request_id:
+                choice.has_no_room = True
+                choice.deltas, choice.chunks, choice.levels = [], [], []
 
 
-async def _pass_on(request_id: str) -> None:
-    """Leave a request forgotten."""
+async def _pass_on(request_id: str) -> bool:
+    """Save a forgotten request's tokens as if it were known."""
+    return True
 
 
 def _seen(done: asyncio.Task[None]) -> None:

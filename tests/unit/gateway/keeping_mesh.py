@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from spotwise.core.gateway.kept_request import KeptAttempt
-from spotwise.core.gateway.stored_response import ResponseLimits
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.gateway.api import create_app
@@ -103,7 +102,7 @@ class KeepingMesh(FakeMesh):
         for choice_id in choice_ids:
             self._saver.forget(choice_id, owner)
 
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[None]]) -> None:
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
         self._saver.when_forgotten(forgotten)
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
@@ -134,7 +133,7 @@ def keeping_app(
 
 def storing(store: MemoryStore) -> StoredResponses:
     """What stores responses in a store."""
-    return StoredResponses(store.responses, ResponseLimits(3600.0, 1 << 20, 2 << 20), timeout_s=5.0)
+    return StoredResponses(store.responses, 3600.0, timeout_s=5.0)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.quotas import KeyAdmission, KeyLimits, KeyReport
 from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.store_budget import Room, StoreBudget
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
@@ -24,7 +25,7 @@ from spotwise.gateway.known_keys import KnownKeys
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.quotas import Quotas
 from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.memory import FakeClock, MemoryStore
 from spotwise.mesh.memory_keys import MemoryKeys
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
@@ -175,46 +176,52 @@ async def test_a_repeated_key_finds_its_request_though_a_limit_is_full(start: An
     await asyncio.gather(client.events(), again.events())
 
 
+def not_kept(gateway: LimitedGateway) -> float | None:
+    """How many requests were answered, and not kept."""
+    labels = {"model_name": MODEL, "of": "requests"}
+    return gateway.metrics.registry.get_sample_value("spotwise_not_kept_total", labels)
+
+
 async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
-    """A caller that has filled its half is refused until an answer is forgotten; other requests are served."""
-    room = {"max_kept_bytes": 40_000, "answer_kept_s": 0.3}
-    gateway = await start(KeepingMesh(tokens), KeyLimits(requests_per_minute=1000), **room)
+    """While what runs fills its share a caller's next resumable request is refused, and others are served without being kept;
+    what has ended makes room.
+    """
+    mesh = KeepingMesh(tokens, hang_at=1, store=MemoryStore(budget=StoreBudget(90_000)))  # 15,000 of it for this caller
+    gateway = await start(mesh, KeyLimits(requests_per_minute=1000))
     body = STREAM | {"x": "y" * 10_000}
-    assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
-    shown = gateway.metrics.registry.get_sample_value("spotwise_kept_bytes", {"model_name": MODEL})
-    assert shown is not None
-    assert 10_000 < shown < 20_000
+    first = gateway.client(body, RESUMABLE)
+    await first.event()
     refused = gateway.client(body, RESUMABLE)
     assert (await refused.answer())["error"]["code"] == "too_much_kept"
     assert (refused.status, refused.headers["retry-after"]) == (429, "5")
-    assert (await gateway.client(CHAT, AUTH).answer())["choices"]
-    await asyncio.sleep(0.4)
+    unkept = gateway.client(body, AUTH)
+    await unkept.event()
+    assert unkept.headers["x-spotwise-warning"] == "not kept; ignored: x"
+    assert not_kept(gateway) == 1
+    mesh.go.set()
+    assert (await unkept.events())[-1].data is None
+    assert (await first.events())[-1].data is None
+    await until(lambda: all(kept.ending is not None for kept in mesh.store._kept.values()))
+    (before,) = mesh.store._kept
     assert (await gateway.client(body, RESUMABLE).events())[-1].data is None
+    assert before not in mesh.store._kept
 
 
-@pytest.mark.parametrize("at_another", [False, True])
-async def test_a_stream_that_is_resumed_keeps_its_room(start: Any, tokens: list[int], at_another: bool) -> None:
-    """At its own gateway or at another one, for as long as it runs there."""
-    limits = KeyLimits(requests_per_minute=1000)
-    first = await start(KeepingMesh(tokens, hang_at=2), limits)
-    mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
-    other = await start(mesh, limits, first.store, "g1") if at_another else first
-
-    def room(gateway: LimitedGateway) -> float | None:
-        return gateway.metrics.registry.get_sample_value("spotwise_kept_bytes", {"model_name": MODEL})
-
-    client = first.client(STREAM, AUTH)
-    events = [await client.event() for _ in range(2)]
-    before = room(first)
-    again = other.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
-    assert (await again.event()).data
-    assert before
-    if at_another:
-        await first.mesh.save()  # where it learns that it has lost the stream
-    await client.events()
-    assert room(other) == before
-    other.mesh.go.set()
-    await again.events()
+async def test_an_answer_without_room_for_its_tokens_is_given_whole(start: Any, tokens: list[int]) -> None:
+    """Nothing of it is kept, and nothing is tried again."""
+    mesh = KeepingMesh(tokens, hang_at=8)
+    gateway = await start(mesh, KeyLimits(requests_per_minute=1000))
+    client = gateway.client(STREAM, AUTH)
+    events = [await client.event() for _ in range(6)]
+    mesh.store.requests._room = Room(10_000, 1)
+    await mesh.save()
+    assert mesh.store._kept == {}
+    await mesh.save()
+    mesh.go.set()
+    events += await client.events()
+    assert content(events)[0]
+    assert events[-1].data is None
+    assert mesh.store._kept == {}
 
 
 @pytest.mark.parametrize(("is_charged", "counts_prompt"), [(False, False), (True, True)])

@@ -11,9 +11,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from spotwise.core.gateway.stored_response import ResponseLimits, StoredResponse
+from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.store_budget import StoreBudget, Verdict
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.text import ChatText
+from spotwise.mesh.memory import MemoryStore
 from spotwise.mesh.ports import MeshError
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE
@@ -233,7 +235,7 @@ async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatTe
 class AwayStore:
     """A store that does not answer."""
 
-    async def put_response(self, response: StoredResponse, limits: ResponseLimits) -> None:
+    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
         raise MeshError("away")
 
     async def get_response(self, response_id: str) -> StoredResponse | None:
@@ -244,11 +246,10 @@ class AwayStore:
 
 
 async def test_without_the_store(mesh: KeepingMesh, text: ChatText) -> None:
-    """503 for what needs it; a stream ends as failed; what is not stored is answered."""
+    """503 for what needs it; what was computed is answered, and says that it is not stored."""
     mesh.store.responses = AwayStore()  # type: ignore[assignment]
     api = api_of(mesh, text, "mine")
     for attempt in (
-        api.responses.create(**HI),
         api.responses.create(**HI, previous_response_id="resp_1", store=False),
         api.responses.retrieve("resp_1"),
         api.responses.delete("resp_1"),
@@ -257,9 +258,44 @@ async def test_without_the_store(mesh: KeepingMesh, text: ChatText) -> None:
         with pytest.raises(openai.InternalServerError) as refusal:
             await attempt
         assert (refusal.value.status_code, refusal.value.code) == (503, "store_unavailable")
-    events = [event async for event in await api.responses.create(**HI, stream=True)]
-    assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+    await answered_unstored(mesh, text)
     assert (await api.responses.create(**HI, store=False)).output_text == "Hello, world!"
+
+
+async def answered_unstored(mesh: KeepingMesh, text: ChatText) -> None:
+    """A response and a stream are answered whole, with `"store": false`, and are not found again."""
+    app = keeping_app(mesh, text)
+    whole = Client(app, "POST", RESPONSES, HI)
+    answer = await whole.answer()
+    assert (whole.status, whole.headers["x-spotwise-warning"]) == (200, "not stored")
+    assert (answer["status"], answer["store"]) == ("completed", False)
+    events = await events_of(Client(app, "POST", RESPONSES, HI | {"stream": True}))
+    assert events[-1].data["type"] == "response.completed"
+    assert (events[0].data["response"]["store"], events[-1].data["response"]["store"]) == (True, False)
+
+
+async def test_what_is_larger_than_a_share_is_answered_and_not_stored(text: ChatText, encode: Encode) -> None:
+    """Nothing that is stored makes room for it."""
+    tokens = [*encode("Hello, world!"), 2]
+    await answered_unstored(KeepingMesh(tokens, store=MemoryStore(budget=StoreBudget(6000))), text)
+
+
+async def test_a_conversation_is_no_larger_than_a_body(text: ChatText, encode: Encode) -> None:
+    """However it came about: 413, and the words say what to do; the next shorter turn goes on."""
+    mesh = KeepingMesh([*encode("Hello, world!"), 2])
+    app = keeping_app(mesh, text, max_body_bytes=4096)
+
+    async def say(words: str, previous: str | None) -> tuple[Client, Any]:
+        body = {"model": MODEL, "input": words, "previous_response_id": previous, "truncation": "auto"}
+        client = Client(app, "POST", RESPONSES, body)
+        return client, await client.answer()
+
+    _, first = await say("a " * 1500, None)
+    client, refusal = await say("b " * 700, first["id"])
+    assert (client.status, refusal["error"]["code"]) == (413, "conversation_too_large")
+    assert refusal["error"]["param"] == "previous_response_id"
+    client, _ = await say("b", first["id"])
+    assert client.status == 200
 
 
 @pytest.mark.parametrize(

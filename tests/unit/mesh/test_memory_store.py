@@ -9,11 +9,12 @@ import pytest
 from spotwise.mesh.memory import FakeClock, MemoryStore
 from spotwise.mesh.ports import MeshStore
 from tests.contracts.requests import RequestStoreContract
-from tests.contracts.responses import ResponseStoreContract
+from tests.contracts.responses import SMALL, ResponseStoreContract
+from tests.contracts.rooms import RoomContract
 from tests.contracts.store import MEMBER, StoreContract
 
 
-class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract):
+class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):
     @pytest.fixture
     def store(self) -> MeshStore:
         """An empty one."""
@@ -22,6 +23,11 @@ class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract
     async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
         assert isinstance(store, MemoryStore)
         store._kept[request_id] = replace(store._kept[request_id], owner=owner)
+
+    @pytest.fixture
+    def small_store(self) -> MeshStore:
+        """The same with little room."""
+        return MemoryStore(budget=SMALL)
 
 
 async def test_a_registration_lasts_by_the_fake_clock() -> None:

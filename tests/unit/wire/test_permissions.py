@@ -7,12 +7,14 @@ from fnmatch import fnmatchcase
 import pytest
 
 from spotwise.core.members import MemberKind
+from spotwise.core.store_budget import Kind
 from spotwise.wire import subjects
 from spotwise.wire.permissions import KEY_RULES, Principal, store_rule, subject_rule
 from spotwise.wire.roles import ROLE_OF, MeshRole
 
 ALL = [Principal(role) for role in MeshRole]
 _OF_SERVICES = ("lease_key", "term_key", "term_holder_key")
+_OF_KINDS = ("room_key", "room_bytes_key")
 
 
 def test_every_kind_of_member_has_a_role() -> None:
@@ -24,9 +26,8 @@ def test_every_kind_of_member_has_a_role() -> None:
 def keys_of_the_mesh() -> list[str]:
     """Every key that `subjects` names, for some id, or some service with terms."""
     names = [name for name in vars(subjects) if name.endswith("_KEY")]
-    functions = {
-        name: subjects.PLANNER if name in _OF_SERVICES else "an-id" for name in vars(subjects) if name.endswith("_key")
-    }
+    known = {**dict.fromkeys(_OF_SERVICES, subjects.PLANNER), **dict.fromkeys(_OF_KINDS, Kind.RESPONSES.value)}
+    functions = {name: known.get(name, "an-id") for name in vars(subjects) if name.endswith("_key")}
     return [getattr(subjects, name) for name in names] + [getattr(subjects, name)(of) for name, of in functions.items()]
 
 

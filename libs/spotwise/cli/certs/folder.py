@@ -13,6 +13,7 @@ from pathlib import Path
 
 from spotwise.cli.certs.authority import CertificateAuthority, Certified, private_file, private_folder, read_certificate
 from spotwise.cli.errors import CommandError
+from spotwise.core.store_budget import SHIPPED_MAXMEMORY_BYTES
 from spotwise.mesh.mesh_secret import write_mesh_secret
 from spotwise.mesh.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from spotwise.mesh.server_configs import broker_config, derived_password, store_acl
@@ -95,7 +96,8 @@ class CredentialsFolder:
     @staticmethod
     def _store_files(passwords: dict[Principal, str]) -> dict[str, str]:
         lines = ("port 0", "tls-port 6379", f"tls-cert-file {CERTIFICATE_FILE}", f"tls-key-file {KEY_FILE}")
-        more = (f"tls-ca-cert-file {CA_FILE}", "tls-auth-clients yes", "aclfile users.acl")
+        memory = f"maxmemory {SHIPPED_MAXMEMORY_BYTES}"
+        more = (f"tls-ca-cert-file {CA_FILE}", "tls-auth-clients yes", "aclfile users.acl", memory)
         return {
             "redis.conf": "\n".join((*lines, *more)) + "\n",
             "users.acl": store_acl(passwords, separates_reads=True),

@@ -127,6 +127,7 @@ class NotSaved(Enum):
 
     TAKEN = "taken"  #: the request has another owner
     FORGOTTEN = "forgotten"  #: the store knows no such request (any more)
+    NO_ROOM = "no room"  #: the store has forgotten the request, since its tokens had no room
 
 
 #: How many tokens of the choice are saved by now: fewer than were sent before where the store has lost some, and takes none

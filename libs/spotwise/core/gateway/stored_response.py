@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.store_budget import size_of
+
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
@@ -17,25 +19,10 @@ class StoredResponse:
 
     response_id: str
     scope: str
-    body: str
-    items: str
+    body: bytes
+    items: bytes
 
     @property
     def size_bytes(self) -> int:
         """Room that it takes."""
-        return len(self.body.encode()) + len(self.items.encode())
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseLimits:
-    """How much is stored, and for how long. What would be too much makes room for itself: the oldest go.
-
-    Attributes:
-        kept_s: how long a response is stored.
-        scope_bytes: room of one scope's, in bytes.
-        all_bytes: room of all, in bytes.
-    """
-
-    kept_s: float
-    scope_bytes: int
-    all_bytes: int
+        return size_of(self.body, self.items)

@@ -1,0 +1,42 @@
+"""The budget of what the store keeps, and how the entries of one kind share it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.core.store_budget import DEFAULT_STORE_BYTES, Kind, Room, Shelf, StoreBudget, Verdict
+
+
+def test_the_shares_are_the_budget() -> None:
+    """No more than it, and nearly all of it; a scope has half of a kind's."""
+    budget = StoreBudget()
+    rooms = [budget.room(kind) for kind in Kind]
+    assert DEFAULT_STORE_BYTES - len(rooms) <= sum(room.all_bytes for room in rooms) <= DEFAULT_STORE_BYTES
+    assert all(room.scope_bytes in (0, room.all_bytes // 2) for room in rooms)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from("abc"), st.integers(1, 60), st.integers(1, 50), st.booleans())
+    ),
+)
+def test_no_room_is_exceeded_and_what_is_in_use_stays(puts: list[tuple[int, str, int, int, bool]]) -> None:
+    """Whatever is put, and grows, in whatever order."""
+    held: dict[str, tuple[str, bool]] = {}
+    shelf = Shelf(Room(100, 50), lambda each: held.pop(each, None), lambda each: held[each][1])
+    for now_s, (number, scope, size, lives_s, is_used) in enumerate(puts):
+        entry_id = str(number)
+        used = {each for each, (_, stays) in held.items() if stays}
+        if entry_id in held and size % 2:
+            verdict = shelf.grow(entry_id, size)
+        else:
+            verdict = shelf.put(entry_id, scope, size, now_s + lives_s + (1000 if is_used else 0), float(now_s))
+            if verdict is Verdict.KEPT:
+                held[entry_id] = scope, is_used
+        assert (entry_id in held) == (verdict is Verdict.KEPT)
+        assert used - {entry_id} <= set(held)
+        assert shelf.used_bytes <= 100
+        assert set(shelf._entries) == set(held)
+        for each in "abc":
+            assert sum(entry.size_bytes for entry in shelf._entries.values() if entry.scope == each) <= 50
