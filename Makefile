@@ -126,7 +126,7 @@ test-faults: setup ## Faults of each process, in each phase of a request and sta
 	@mkdir -p build
 	SPOTWISE_FAULTS_REPORT=$${SPOTWISE_FAULTS_REPORT:-build/fault-results.txt} $(BIN)/pytest tests/faults $(ARGS)
 
-soak: setup ## Faults drawn from a seed while a mesh serves, for two hours; ARGS="--hours 8 --seed 1"
+soak: setup ## Faults drawn from a seed while a mesh serves, for two hours; ARGS="--hours 8 --seed 1", or --hostile
 	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)

@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,10 +112,13 @@ class SeededAnswer:
 class SeededLoad:
     """Clients of a mesh's gateways; `run` starts them, `stop` lets no further one start."""
 
-    def __init__(self, urls: Callable[[], Sequence[str]], shape: LoadShape, seed: int) -> None:
-        """`urls`: of the gateways, without `/v1`."""
+    def __init__(
+        self, urls: Callable[[], Sequence[str]], shape: LoadShape, seed: int, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`urls`: of the gateways, without `/v1`; `headers`: of each request."""
         self.answers: list[SeededAnswer] = []
         self._urls = urls
+        self._headers = headers or {}
         self._shape = shape
         self._rng = random.Random(seed)
         self._gateways = itertools.count()
@@ -135,7 +138,9 @@ class SeededLoad:
         """Start clients until `stop`; return when all have ended."""
         async with (
             httpx.AsyncClient(
-                timeout=httpx.Timeout(120.0, connect=5.0), limits=httpx.Limits(max_connections=None)
+                headers=self._headers,
+                timeout=httpx.Timeout(120.0, connect=5.0),
+                limits=httpx.Limits(max_connections=None),
             ) as http,
             asyncio.TaskGroup() as clients,
         ):

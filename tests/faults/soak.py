@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from tests.faults.bad_links import why_impossible
 from tests.faults.disturbances import DISTURBANCES, Disturbance
 from tests.faults.fault_mesh import FaultMesh
+from tests.faults.hostile_soak import hostile_soak
 from tests.faults.memory_growth import MemoryGrowth
 from tests.faults.request_matrix import MatrixRow, as_table, row_of, sum_of
 from tests.faults.seeded_load import LoadShape, SeededLoad
@@ -132,12 +133,20 @@ def soak(
     seed: Annotated[
         int | None, typer.Option(help="Draws the load and the faults; by default a new one, printed.")
     ] = None,
+    hostile: Annotated[
+        bool, typer.Option("--hostile", help="No faults, but a tenant that sends what costs a gateway most.")
+    ] = False,
 ) -> None:
     """Load a mesh of simulated workers, and disturb its processes until the time is over."""
     console = Console()
     seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
     console.print(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="spotwise-soak-") as home, FaultMesh(Path(home), "--keep-store") as mesh:
+        if hostile:
+            wrong = hostile_soak(mesh, hours * 3600, seed, console)
+            for what in wrong:
+                console.print(f"[red]{what}[/red], with seed {seed}")
+            raise typer.Exit(1 if wrong else 0)
         run = Soak(mesh, hours * 3600, seed)
         sums = asyncio.run(run.run(console))
         mesh.wait_until_whole()
