@@ -34,7 +34,9 @@ def smaller_device(like_pid: int) -> Iterator[None]:
 def _blocks(mesh: LiveMesh) -> int:
     """The blocks of the group of two that serves now, else 0; the planner may have replaced `mixed-0`."""
     members = [status.member_now for status in mesh.members() if status.serving]
-    groups = [each.load for each in members if each.load is not None and each.place is not None and each.place.stages == 2]
+    groups = [
+        each.load for each in members if each.load is not None and each.place is not None and each.place.stages == 2
+    ]
     return max((load.kv_blocks_total for load in groups), default=0)
 
 
