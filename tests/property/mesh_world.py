@@ -19,7 +19,7 @@ request of `killers` ends its worker. Hand-offs between pairs of `bad_pairs` fai
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -121,6 +121,10 @@ class MeshWorld(FakeNetwork):
         self.ended: dict[str, str] = {}
         self.moves_ordered = 0
         self.moves_ended: list[m.MoveEnded] = []
+        #: Messages of the scheduler, by the event that they follow from and their type.
+        self.scheduler_sends: Counter[tuple[type, type]] = Counter()
+        #: Ends of attempts that the scheduler was sent.
+        self.closings = 0
         self.culprits: set[str] = set()
         #: Probability that an iteration fails, after one that did not, of requests whose last one did not.
         self.failing = 0.0
@@ -350,6 +354,8 @@ class MeshWorld(FakeNetwork):
                 case g.CloseAttempts(order):
                     self.records.pop(order.choice_id, None)
                     self.close_attempts(self.gateway_id, order)
+                case g.DeleteRecord(choice_id):
+                    self.records.pop(choice_id, None)
                 case m.Send():
                     self.send(MeshRole.GATEWAY, self.gateway_id, command)
                 case g.PublishLoad(report):
@@ -375,6 +381,7 @@ class MeshWorld(FakeNetwork):
 
     def close_attempts(self, gateway_id: str, order: m.CloseRequest) -> None:
         """Send the end of a request's attempts to the scheduler."""
+        self.closings += 1
         for _ in range(self.rng.choice([1, 2]) if self.ending_loss else 1):
             if self.loses(order):
                 continue
@@ -447,6 +454,7 @@ class MeshWorld(FakeNetwork):
             return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
+                self.scheduler_sends[type(event), type(command.message)] += 1
                 self.send(MeshRole.SCHEDULER, "scheduler", command)
 
     def send(self, role: MeshRole, sender: str, command: m.Send) -> None:

@@ -153,7 +153,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         PRIORITIES,
         st.lists(st.lists(TEXT, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
     ),
-    m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
+    m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans(), TEXTS),
     m.ConfirmAttempts: st.builds(
         m.ConfirmAttempts, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple), st.booleans()
     ),

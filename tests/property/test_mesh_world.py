@@ -67,6 +67,8 @@ SWAPPING = st.builds(
     swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.REACTIVE, WhenFull.PROACTIVE]), st.integers(0, 2)),
 )
 MAX_PROMPT, MAX_NEW = 20, 24
+#: Requests wait for as long as it takes.
+PATIENT = SchedulerLimits(max_queue_s=1000.0, max_unready_s=30.0)
 #: What is lost while clients do not read.
 FAILING = ("worker", "scheduler", "gateway")
 #: Two questions to a gateway, what settles before the first, and three of the longest iterations in flight.
@@ -122,10 +124,9 @@ class MeshCase:
     pool_policy: PoolPolicy
     count: int
 
-    def world(self) -> MeshWorld:
+    def world(self, limits: SchedulerLimits = PATIENT) -> MeshWorld:
         """A mesh into which the requests come within two seconds."""
         rng = random.Random(self.seed)
-        limits = SchedulerLimits(max_queue_s=1000.0, max_unready_s=30.0)
         world = MeshWorld(
             rng, self.pools, self.num_blocks, limits, self.policy, *self.pace, pool_policy=self.pool_policy
         )

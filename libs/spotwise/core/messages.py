@@ -94,9 +94,12 @@ class SubmitRequest(OfAttempt):
 
 @value
 class CloseRequest(OfAttempt):
-    """End all attempts of a sequence up to `epoch`; unless it finished, workers must drop it."""
+    """End all attempts of a sequence up to `epoch`; unless it finished, workers must drop it. `workers`: those that have it as
+    far as its gateway knows; where its scheduler knows nothing of it, they are sent the cancellation.
+    """
 
     finished: bool
+    workers: tuple[str, ...] = ()
 
 
 @value

@@ -1,10 +1,9 @@
 """The cluster scheduler's state machine: every request gets its workers, or a rejection.
 
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
-Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
-One whose client's deadline comes first is rejected then; a resubmitted one has the deadline that it had.
-A new one that no worker could ever hold is rejected. One whose worker is gone, with all as large, waits for another and holds
-up none: its gateway gives it up. One with an open bound, whose prompt fits, is rejected for its gateway to size it anew.
+Requests for which no worker has free KV blocks wait here, by priority and then arrival; `cluster/admission.py` bounds them.
+One whose worker is gone, with all as large, waits for another and holds up none: its gateway gives it up.
+A request that is over is cancelled at the workers that have it, as far as this scheduler or else its gateway knows them.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
 Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
@@ -21,6 +20,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.activity import Activity
+from spotwise.core.cluster.admission import Admission, Refusal, is_overdue
 from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.lives import Lives
@@ -31,7 +31,6 @@ from spotwise.core.cluster.tombstones import Tombstones
 from spotwise.core.confirmation import Confirmations
 from spotwise.core.members import MemberKind
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
-from spotwise.core.messages import RejectCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ _HEARD_BY_ALL = (m.Member, m.FleetReported, m.Tick)
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 #: Seconds after a deadline in which the gateway closes the request; by itself, so that a slow one is not asked first.
 CLOSED_WITHIN_S = 5.0
-_OVERDUE = "no worker had free capacity before the request's deadline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +122,14 @@ class SchedulerRole:
         self._lives = Lives(self.pools)
         self._weighs_lives = policy.interruption_s > 0
         self._requests = Requests()
+        self._admission = Admission(
+            self.pools,
+            max_queued=self.limits.max_queued,
+            max_queue_s=self.limits.max_queue_s,
+            max_unready_s=self.limits.max_unready_s,
+        )
         self._tombstones = Tombstones()
         self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
-        self._unready_since_s: float | None = None  # no worker has been ready since
         self._commands: list[SchedulerCommand] = []
         self._assigner = Assigner(
             scheduler_id,
@@ -218,8 +221,8 @@ class SchedulerRole:
                 return  # delivered twice, or overtaken by a newer attempt
             self._assigner.drop(known, cancel=True)
         self._note_failures(order, known.order.avoid if known is not None else (), now)
-        if refusal := self._refusal(order, now):
-            self._reject(order, *refusal)
+        if refusal := self._admission.of_submission(order, self.queued, now):
+            self._reject(order, refusal)
             return
         self._watch_readiness(now)
         accepted = m.RequestAccepted(order.choice_id, order.epoch)
@@ -232,60 +235,20 @@ class SchedulerRole:
             if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
 
-    def _refusal(self, order: m.SubmitRequest, now: float) -> tuple[RejectCode, str, float | None] | None:
-        if _is_overdue(order, now):
-            return RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None
-        if not self.pools.ready and not self.limits.max_unready_s:
-            return RejectCode.NO_WORKERS, self._no_workers(), 5.0
-        if misfit := self._misfit(order):
-            return misfit
-        if self.queued >= self.limits.max_queued and not order.recovering:
-            return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
-        return None
-
-    def _misfit(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
-        """Return the rejection of a request that no ready worker could ever hold, where it is not to wait for a larger one."""
-        if too_large := self._too_large_a_bound(order):
-            return RejectCode.BOUND_TOO_LARGE, too_large, None
-        if order.recovering or not self.pools.ready or self.pools.could_ever_hold(order):
-            return None
-        needed = (
-            f"the prompt of {order.prompt_tokens} tokens leaves no KV cache for an answer"
-            if order.open_bound
-            else f"prompt and max_tokens need {order.prompt_tokens + order.max_new_tokens} tokens of KV cache"
-        )
-        return RejectCode.NEVER_FITS, f"{needed}; no worker holds more than {self.pools.most_kv_tokens()}", None
-
-    def _too_large_a_bound(self, order: m.SubmitRequest) -> str | None:
-        """Tell why the gateway is to size a request anew: the workers hold its prompt, and less than its open bound."""
-        largest = self.pools.most_kv_tokens() if self.pools.ready else 0
-        if not order.open_bound or order.prompt_tokens >= largest or self.pools.could_ever_hold(order):
-            return None
-        return f"no worker holds more than {largest} tokens of KV cache"
-
     def _watch_readiness(self, now: float) -> None:
         """Note since when no worker is ready; once one is, reject what waited for it and fits no worker, if it is new."""
-        if not self.limits.max_unready_s:
-            return
-        if not self.pools.ready:
-            self._unready_since_s = now if self._unready_since_s is None else self._unready_since_s
-        elif self._unready_since_s is not None:
-            self._unready_since_s = None
+        if self._admission.watch_readiness(now):
             for entry in self._requests.queued:
-                if misfit := self._misfit(entry.order):
-                    self._give_up(entry, *misfit)
+                if misfit := self._admission.of_misfit(entry.order):
+                    self._give_up(entry, misfit)
 
-    def _give_up(self, entry: AcceptedRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
+    def _give_up(self, entry: AcceptedRequest, refusal: Refusal) -> None:
         self._assigner.drop(entry, cancel=True)
-        self._reject(entry.order, code, message, retry_after_s)
+        self._reject(entry.order, refusal)
 
-    def _no_workers(self) -> str:
-        others = len(self.pools.with_other_weights())
-        return "no worker is ready to serve" + (f"; {others} have other weights than the mesh serves" if others else "")
-
-    def _reject(self, order: m.SubmitRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
-        rejection = m.RequestRejected(order.choice_id, order.epoch, code, message, retry_after_s)
-        self._commands.append(m.to_gateway(order.stream, rejection))
+    def _reject(self, order: m.SubmitRequest, refusal: Refusal) -> None:
+        reason = refusal.code, refusal.message, refusal.retry_after_s
+        self._commands.append(m.to_gateway(order.stream, m.RequestRejected(order.choice_id, order.epoch, *reason)))
 
     def _close(self, order: m.CloseRequest, now: float) -> None:
         entry = self._requests.get(order.choice_id)
@@ -297,9 +260,10 @@ class SchedulerRole:
             self._assigner.drop(entry, cancel=not order.finished)
             self._assigner.assign_waiting(now)
         elif entry is None and not order.finished:
-            # accepted by an earlier scheduler: cancel it at any worker that may hold it
-            for worker in self.pools:
-                self._assigner.cancel(worker.id, order.choice_id, order.epoch)
+            # accepted by an earlier scheduler: a worker that its gateway does not know either drops it when it confirms it
+            for worker_id in order.workers:
+                if worker_id in self.pools:
+                    self._assigner.cancel(worker_id, order.choice_id, order.epoch)
 
     def _moved(self, report: m.RequestMoved, now: float) -> None:
         """Note where a sequence decodes now: that worker is sent its cancellation."""
@@ -364,8 +328,7 @@ class SchedulerRole:
             self.membership.was_away(event.away_s)
             self._gone_gateways.was_away(event.away_s)
             self._requests.was_away(event.away_s)
-            if self._unready_since_s is not None:
-                self._unready_since_s += event.away_s
+            self._admission.was_away(event.away_s)
         self._gone_gateways.forget_old(now)
         for change in self.membership.expire(now):
             self._member_changed(change, now)
@@ -385,15 +348,8 @@ class SchedulerRole:
         self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
         self._watch_readiness(now)
         for entry in self._requests.queued:
-            unready_s = 0.0 if self._unready_since_s is None else now - max(self._unready_since_s, entry.accepted_s)
-            if self._unready_since_s is not None and unready_s >= self.limits.max_unready_s:
-                message = f"{self._no_workers()}, for {unready_s:.0f} s"
-                self._give_up(entry, RejectCode.NO_WORKERS, message, 5.0)
-            elif now - entry.accepted_s > self.limits.max_queue_s and not entry.order.recovering:
-                message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
-                self._give_up(entry, RejectCode.QUEUE_TIMEOUT, message, 5.0)
-            elif too_large := self._too_large_a_bound(entry.order):
-                self._give_up(entry, RejectCode.BOUND_TOO_LARGE, too_large, None)
+            if refusal := self._admission.of_waiting(entry, now):
+                self._give_up(entry, refusal)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):
             self._commands.append(m.Send(order.worker_id, replace(order, term=self.term)))
@@ -401,9 +357,9 @@ class SchedulerRole:
     def _drop_overdue(self, now: float) -> None:
         """Reject queued requests at their deadline; forget those that workers have where their gateway does not close them."""
         for entry in self._requests.queued:
-            if _is_overdue(entry.order, now):
-                self._give_up(entry, RejectCode.DEADLINE_EXCEEDED, _OVERDUE, None)
-        for entry in [entry for entry in self._requests.timed if _is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
+            if overdue := self._admission.of_overdue(entry.order, now):
+                self._give_up(entry, overdue)
+        for entry in [entry for entry in self._requests.timed if is_overdue(entry.order, now - CLOSED_WITHIN_S)]:
             self._assigner.drop(entry, cancel=True)
 
     def _drop_orphans(self, now: float) -> None:
@@ -413,7 +369,3 @@ class SchedulerRole:
             stream = entry.order.stream
             if (stream.gateway_id, stream.incarnation) in gone:
                 self._assigner.drop(entry, cancel=True)
-
-
-def _is_overdue(order: m.SubmitRequest, now: float) -> bool:
-    return order.deadline_unix_s is not None and now >= order.deadline_unix_s

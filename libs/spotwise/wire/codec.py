@@ -78,7 +78,11 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
             avoid=_SUSPECTS,
         ),
     ),
-    (m.CloseRequest, "close_request", *codec_of(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished")),
+    (
+        m.CloseRequest,
+        "close_request",
+        *codec_of(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished", workers=(same, tuple)),
+    ),
     (
         m.ConfirmAttempts,
         "confirm_attempts",

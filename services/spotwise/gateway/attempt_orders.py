@@ -73,6 +73,10 @@ class AttemptOrders:
     def close(self, stream: TokenStream, order: CloseRequest) -> None:
         """End a request's attempts, and delete its record."""
         self.end(stream, order)
+        self.delete_record(stream)
+
+    def delete_record(self, stream: TokenStream) -> None:
+        """Delete a request's record, or write none."""
         if not stream.has_record and stream.submission is not None:
             stream.submission.cancel()
         elif stream.has_record:

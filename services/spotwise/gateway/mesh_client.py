@@ -98,6 +98,7 @@ class MeshGeneration:
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
+                g.DeleteRecord: lambda command: self._attempts.delete_record(self._streams[command.choice_id]),
                 g.PublishLoad: lambda command: host.post(subjects.LOAD, command.report),
                 Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),

@@ -10,7 +10,17 @@ from spotwise.core.request import FinishReason
 from tests.unit.core.builders import only
 
 #: What an attempt's submission and its end look like, without the ledger lines.
-Spoken = g.SubmitAttempt | g.CloseAttempts | g.ParkAttempts | g.Deliver | g.Accept | g.Fail | g.PublishLoad | m.Send
+Spoken = (
+    g.SubmitAttempt
+    | g.CloseAttempts
+    | g.DeleteRecord
+    | g.ParkAttempts
+    | g.Deliver
+    | g.Accept
+    | g.Fail
+    | g.PublishLoad
+    | m.Send
+)
 
 
 class GatewayBench:

@@ -31,7 +31,7 @@ def test_the_gateway_fails_a_request_at_its_deadline() -> None:
     commands = bench.tick(0.1)
     (failed,) = only(commands, g.Fail)
     assert (failed.code, failed.message) == (RejectCode.DEADLINE_EXCEEDED, "the deadline came after 1 tokens")
-    assert only(commands, g.CloseAttempts) == [g.CloseAttempts(m.CloseRequest("r", 1, False))]
+    assert only(commands, g.CloseAttempts) == [g.CloseAttempts(m.CloseRequest("r", 1, False, ("t",)))]
     assert bench.role.open_requests == 0
 
 

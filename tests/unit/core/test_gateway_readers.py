@@ -19,7 +19,7 @@ def parked_bench() -> GatewayBench:
     bench.open()
     bench.tokens((0, 50), (1, 51))
     commands = bench.feed(g.ReaderStalled("r"))
-    assert only(commands, g.ParkAttempts) == [g.ParkAttempts(m.CloseRequest("r", 1, finished=False))]
+    assert only(commands, g.ParkAttempts) == [g.ParkAttempts(m.CloseRequest("r", 1, finished=False, workers=("t",)))]
     assert ledger(commands, "parked") == [{"tokens": 2}]
     return bench
 

@@ -166,14 +166,14 @@ class TestEnds:
         assert bench.tick(after_s=1000.0) == []
 
     def test_a_client_that_leaves_has_its_work_cancelled(self) -> None:
-        """Before the first token, in the middle, and while an attempt is being recovered."""
-        for tokens in (0, 2):
+        """Before the first token, in the middle, and while an attempt is being recovered: at the workers that have it."""
+        for tokens, workers in ((0, ("p", "t")), (2, ("t",))):
             bench = GatewayBench()
             bench.open()
             for index in range(tokens):
                 bench.tokens((index, 50 + index))
             commands = bench.feed(g.RequestClosed("r"))
-            assert spoken(commands) == [g.CloseAttempts(m.CloseRequest("r", 1, finished=False))]
+            assert spoken(commands) == [g.CloseAttempts(m.CloseRequest("r", 1, False, workers))]
             assert bench.tokens((tokens, 99)) == []
             assert bench.role.open_requests == 0
         bench = GatewayBench()
@@ -189,7 +189,7 @@ class TestEnds:
         commands = bench.error(retryable=False, index=1)
         assert spoken(commands) == [
             g.Fail("r", g.FAIL_ENGINE, "broken"),
-            g.CloseAttempts(m.CloseRequest("r", 1, finished=False)),
+            g.CloseAttempts(m.CloseRequest("r", 1, False, ("t",))),
         ]
         (facts,) = ledger(commands, "completed")
         assert (facts["finish"], facts["output_tokens"]) == ("error", 1)
@@ -200,7 +200,7 @@ class TestEnds:
         bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.rejected(code=code)
-        assert spoken(commands)[0] == g.Fail("r", code.value, "no room", 1.5)
+        assert spoken(commands) == [g.Fail("r", code.value, "no room", 1.5), g.DeleteRecord("r")]
         assert bench.role.open_requests == 0
 
     def test_without_a_scheduler_the_first_attempt_fails(self) -> None:

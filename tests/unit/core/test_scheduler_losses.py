@@ -71,10 +71,11 @@ class TestClose:
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
         assert bench.role.live == 1
 
-    def test_an_unknown_unfinished_request_is_cancelled_everywhere(self) -> None:
-        """A scheduler that is no more may have assigned it to anyone."""
-        bench = SchedulerBench()
-        assert cancels(bench.feed(m.CloseRequest("r", 3, finished=False))) == [("p", "r", 3), ("t", "r", 3)]
+    def test_an_unknown_unfinished_request_is_cancelled_at_the_workers_that_its_gateway_knows(self) -> None:
+        """A scheduler that is no more had assigned it to these; one of them is no more either."""
+        bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"))
+        assert cancels(bench.feed(m.CloseRequest("r", 3, finished=False, workers=("gone", "t")))) == [("t", "r", 3)]
+        assert bench.feed(m.CloseRequest("q", 3, finished=False)) == []
         assert bench.feed(m.CloseRequest("r", 3, finished=True)) == []
 
 

@@ -121,6 +121,13 @@ class CloseAttempts:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteRecord:
+    """Delete the record of a request that is over, and whose last attempt the scheduler has rejected."""
+
+    choice_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class ParkAttempts:
     """Notify the scheduler that the attempts are over; the record stays, for the next one."""
 
@@ -182,5 +189,14 @@ FELLS_WORKERS = (
 )
 
 GatewayCommand = (
-    SubmitAttempt | CloseAttempts | ParkAttempts | Deliver | Accept | Fail | PublishLoad | m.Send | m.RecordLedger
+    SubmitAttempt
+    | CloseAttempts
+    | DeleteRecord
+    | ParkAttempts
+    | Deliver
+    | Accept
+    | Fail
+    | PublishLoad
+    | m.Send
+    | m.RecordLedger
 )

@@ -22,7 +22,7 @@ class OpenRequest:
 
     Attributes:
         deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
-        queued: a scheduler has accepted the attempt.
+        queued, rejected: a scheduler has accepted the attempt, or rejected it: then none, and no worker, has it.
         first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
@@ -52,6 +52,7 @@ class OpenRequest:
     queued: bool = False
     first_accepted: int | None = None
     announced: bool = False
+    rejected: bool = False
     workers: tuple[str, ...] = ()
     senders: tuple[str, ...] = ()
     assigned: bool = False
@@ -77,7 +78,7 @@ class OpenRequest:
         """Start the next attempt from the committed tokens and reset the last one's state."""
         self.epoch += 1
         self.attempt_id = attempt_id
-        self.workers, self.senders, self.assigned, self.queued = (), (), False, False
+        self.workers, self.senders, self.assigned, self.queued, self.rejected = (), (), False, False, False
         self.first_index = len(self.token_ids)
         if not self.token_ids:
             self.model_digest = None
@@ -167,6 +168,10 @@ class OpenRequest:
     def holder(self) -> m.MoveAcknowledged:
         """Return the message that names the worker that has the attempt since its last move."""
         return m.MoveAcknowledged(self.choice_id, self.epoch, self.workers[-1], self.hop)
+
+    def closing(self, *, finished: bool) -> m.CloseRequest:
+        """Return the message that ends its attempts wherever they are."""
+        return m.CloseRequest(self.choice_id, self.epoch, finished, () if finished else self.workers)
 
     def has_left(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
         """Tell whether a token was computed by a worker that the attempt had moved away from: it does not know that yet."""

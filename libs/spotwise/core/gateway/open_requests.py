@@ -121,7 +121,7 @@ class OpenRequests:
         """End the attempt, and begin no other one, until `unpark`."""
         request.park()
         self._attempts.pop(request.attempt_id, None)
-        self.commands.append(g.ParkAttempts(m.CloseRequest(request.choice_id, request.epoch, finished=False)))
+        self.commands.append(g.ParkAttempts(request.closing(finished=False)))
         self.record(request, "parked", now, tokens=len(request.token_ids))
 
     def unpark(self, request: OpenRequest, now: float) -> None:
@@ -187,7 +187,10 @@ class OpenRequests:
         assert is_terminal(request.state)
         del self._requests[request.choice_id]
         self._attempts.pop(request.attempt_id, None)
-        self.commands.append(g.CloseAttempts(m.CloseRequest(request.choice_id, request.epoch, finished)))
+        if request.rejected:  # the scheduler has dropped it, and in an overload there are many
+            self.commands.append(g.DeleteRecord(request.choice_id))
+        else:
+            self.commands.append(g.CloseAttempts(request.closing(finished=finished)))
         self.record(request, "completed", now, **request.facts(now))
 
     def record(self, request: OpenRequest, stage: str, now: float, **facts: str | int | float) -> None:

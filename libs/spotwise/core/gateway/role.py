@@ -141,6 +141,7 @@ class GatewayRole:
         request = self._requests.current(event.choice_id, event.epoch)
         if request is None:
             return
+        request.rejected = True
         if event.code is m.RejectCode.BOUND_TOO_LARGE:
             self._requests.attempt_lost(request, event.message, now)  # the next one is sized by the workers of then
         elif request.is_first_attempt or event.code is m.RejectCode.DEADLINE_EXCEEDED:
