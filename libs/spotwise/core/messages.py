@@ -160,12 +160,13 @@ class TokenDelta(NamedTuple):
 
     Attributes:
         token_index: index of `token_id` in the sequence's output, from 0; in an ending without one, the number sent before.
-        token_id: `None` where the stream ends without one, and for a first token of an engine whose tokens carry no ids,
-            which is followed by the stream's end only.
+        token_id: `None` where the stream ends without one, where log-probabilities of the prompt come ahead of its first token,
+            and for a first token of an engine whose tokens carry no ids, which is followed by the stream's end only.
         finish_reason: set with the last delta of the stream; `error` is the reason where it is ERROR.
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
         cached_tokens: with a sequence's first token here: prompt tokens found in the prefix cache.
         suspects: with a retryable error that another choice of workers may avoid.
+        prompt_logprobs: with the first token, as in `SampledToken`; the last of them where others came ahead of it.
         embedding: of the prompt, with the first token, where it was requested; as in `SampledToken`.
     """
 
@@ -185,7 +186,7 @@ class TokenDelta(NamedTuple):
 
 @value
 class TokenBatch:
-    """One iteration's deltas for one gateway, at most one a stream, in several batches where embeddings make them large; a
+    """One iteration's deltas for one gateway, in several batches where they are large (`worker/token_batches.py`); a
     scheduler ends streams with one, too. `number` counts the sender's batches to this incarnation from 1, so that a lost one
     leaves a gap; `None` in a scheduler's.
     """

@@ -13,10 +13,11 @@ from spotwise.core.values import value
 
 #: Temperatures below it count as 0: dividing by them leaves the range of float32, or only the likeliest token.
 GREEDY_BELOW = 1e-5
-#: How failures begin: of a sequence whose iteration raised an exception, which follows, for logs; and of one that cannot go on
-#: by its grammar: the request is at fault, wherever it is served.
+#: How failures begin: of a sequence whose iteration raised an exception, which follows, for logs; of one that cannot go on by
+#: its grammar, and of one that has more reported beside a token than a message holds. Of these two the request is at fault.
 ENGINE_FAILS = "the engine fails with this request"
 GRAMMAR_FAILS = "the grammar of the structured output cannot be followed"
+TOO_LARGE = "the log-probabilities or the embedding of one token are too large for a message of the mesh"
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -16,7 +16,7 @@ from spotwise.core.members import Member
 from spotwise.core.messages import RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SampledToken
+from spotwise.core.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
@@ -141,8 +141,8 @@ class WorkerRuntime:
         except PayloadTooLargeError as error:
             if not isinstance(command.message, TokenBatch):
                 raise
-            batch = _without_large_parts(command.message, str(error))
-            self._host.send(command.recipient_id, batch, command.incarnation)
+            for part in _smaller_parts(command.message, str(error)):
+                self._send(replace(command, message=part))
 
     async def _load_record(self, command: c.LoadRecord) -> None:
         try:
@@ -222,18 +222,18 @@ class WorkerRuntime:
         )
 
 
-def _without_large_parts(batch: TokenBatch, reason: str) -> TokenBatch:
-    """End the attempts whose prompt log-probabilities or embeddings made a batch too large to send; the other attempts lose
-    nothing.
+def _smaller_parts(batch: TokenBatch, reason: str) -> tuple[TokenBatch, ...]:
+    """Divide a batch that is too large for the broker, where that takes less than `core/worker/token_batches.py` presumes; its
+    halves have its number. What is too large alone ends its attempt.
+
+    Raises:
+        PayloadTooLargeError: it has nothing large.
     """
-
-    def sendable(delta: TokenDelta) -> TokenDelta:
-        if delta.prompt_logprobs is not None:
-            what = "too many log-probabilities"
-        elif delta.embedding is not None:
-            what = "too large an embedding"
-        else:
-            return delta
-        return TokenDelta(delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"{what}: {reason}")
-
-    return replace(batch, deltas=tuple(map(sendable, batch.deltas)))
+    if (count := len(batch.deltas)) > 1:
+        halves = batch.deltas[: count // 2], batch.deltas[count // 2 :]
+        return tuple(replace(batch, deltas=half) for half in halves)
+    (delta,) = batch.deltas
+    if delta.finish_reason is FinishReason.ERROR:
+        raise PayloadTooLargeError(reason)
+    ended = TokenDelta(delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"{TOO_LARGE}: {reason}")
+    return (replace(batch, deltas=(ended,)),)

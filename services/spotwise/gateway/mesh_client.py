@@ -59,6 +59,7 @@ _STATUS = {
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
     g.FAIL_GRAMMAR: 400,
+    g.FAIL_TOO_LARGE: 400,
     g.FAIL_STORE: 503,
     g.FAIL_TAKEN: 409,
     g.FAIL_FELLS_WORKERS: 422,  # no 5xx: clients send those again by themselves

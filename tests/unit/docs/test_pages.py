@@ -187,6 +187,7 @@ def test_every_error_code_is_listed() -> None:
         g.FAIL_NOT_RECOVERED,
         g.FAIL_ENGINE,
         g.FAIL_GRAMMAR,
+        g.FAIL_TOO_LARGE,
         g.FAIL_STORE,
         g.FAIL_FELLS_WORKERS,
         g.FAIL_TAKEN,

@@ -11,14 +11,14 @@ from spotwise.core import messages as m
 from spotwise.core.adapter import AdapterRef
 from spotwise.core.batching import BatchLimits
 from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.sampling import TOO_LARGE, SamplingParams
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.engine.native.build import variant_for_this_processor
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports import MeshError, PayloadTooLargeError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
-from spotwise.worker.runtime import GOODBYE_AFTER_S, _without_large_parts
+from spotwise.worker.runtime import GOODBYE_AFTER_S, _smaller_parts
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.worker.summing_engine import BLOCKS, expected_tokens
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
@@ -276,14 +276,15 @@ async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWork
 
 
 async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """One of the sequences of a batch has more log-probabilities than a message holds: the others lose nothing.
+    """Two of the sequences of a batch have more log-probabilities than a message holds, one of them by itself: the others lose
+    nothing.
 
     The first generates for many more turns of the loop than the others' records take to load, so they do join it.
     """
     mesh.broker.max_payload_bytes = 2000
     worker.engine.gate.clear()
-    scored = SamplingParams(prompt_logprobs=100)
-    requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, scored), "c": (3, 8, SamplingParams())}
+    large, small = SamplingParams(prompt_logprobs=100), SamplingParams(prompt_logprobs=20)
+    requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, large), "c": (3, 8, small), "d": (4, 8, SamplingParams())}
     for choice_id, (attempt_id, count, sampling) in requests.items():
         await mesh.write(choice_id, PROMPT, count, attempt_id, sampling=sampling)
         await mesh.serve("w", choice_id, PROMPT, count, attempt_id)
@@ -291,25 +292,30 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     worker.engine.gate.set()
     end = await mesh.end_of(2)
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
-    assert "too many log-probabilities" in end.error
+    assert end.error.startswith(TOO_LARGE)
     assert "2000 bytes" in end.error
-    for attempt_id, count in ((1, 40), (3, 8)):
+    for attempt_id, count in ((1, 40), (3, 8), (4, 8)):
         await mesh.end_of(attempt_id)
         assert [delta.token_id for delta in mesh.deltas(attempt_id)] == expected_tokens(PROMPT, count)
-    batches = [each for each in mesh.received if isinstance(each, m.TokenBatch)]
-    (batch,) = [batch for batch in batches if end in batch.deltas]
-    assert 1 in [delta.attempt_id for delta in batch.deltas]
+    scored = [delta.prompt_logprobs for delta in mesh.deltas(3) if delta.prompt_logprobs is not None]
+    assert [len(each) for each in scored] == [len(PROMPT)]
+    numbers = [each.number for each in mesh.received if isinstance(each, m.TokenBatch) and end in each.deltas]
+    parts = [each for each in mesh.received if isinstance(each, m.TokenBatch) and [each.number] == numbers]
+    assert {delta.attempt_id for part in parts for delta in part.deltas} == {1, 2, 3, 4}
     await worker.idle()
 
 
 def test_an_embedding_beyond_the_brokers_limit_ends_its_attempt_alone() -> None:
-    """With the reason; the others' tokens stay."""
+    """With the reason; the others' tokens stay, in a batch of the same number."""
     plain = m.TokenDelta(1, 0, 5)
     large = m.TokenDelta(2, 0, 6, FinishReason.LENGTH, embedding=(0.5,) * 1000)
-    kept, ended = _without_large_parts(m.TokenBatch("w", (plain, large), number=3), "2000 bytes").deltas
-    assert kept == plain
+    kept, alone = _smaller_parts(m.TokenBatch("w", (plain, large), number=3), "2000 bytes")
+    assert (kept, alone) == (m.TokenBatch("w", (plain,), number=3), m.TokenBatch("w", (large,), number=3))
+    ((ended,),) = (part.deltas for part in _smaller_parts(alone, "2000 bytes"))
     assert (ended.attempt_id, ended.token_id, ended.finish_reason) == (2, None, FinishReason.ERROR)
-    assert ended.error == "too large an embedding: 2000 bytes"
+    assert ended.error == f"{TOO_LARGE}: 2000 bytes"
+    with pytest.raises(PayloadTooLargeError):
+        _smaller_parts(m.TokenBatch("w", (ended,)), "2000 bytes")
 
 
 async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mesh: TwinMesh) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from spotwise.core import messages as m
 from spotwise.core.gateway.attempt_history import AttemptHistory
 from spotwise.core.request import FinishReason, RequestEvent, RequestState, advance
+from spotwise.core.sampling import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class OpenRequest:
         first_index: index of the attempt's first token.
         model_digest: of the weights that `token_ids` (committed: delivered to the client) were computed with.
         early: tokens that arrived before the next one.
+        prompt_logprobs: of the prompt's first tokens, which came ahead of the attempt's first one.
         hop: number of the attempt's latest move; 0 before one.
         unclaimed: tokens, with their senders, of workers that are none of its senders: it may have moved there.
         source_tokens: by index, the tokens that the attempt had when it moved: the source's message may be lost.
@@ -50,9 +52,9 @@ class OpenRequest:
     epoch: int = 0
     attempt_id: int = 0
     queued: bool = False
+    rejected: bool = False
     first_accepted: int | None = None
     announced: bool = False
-    rejected: bool = False
     workers: tuple[str, ...] = ()
     senders: tuple[str, ...] = ()
     assigned: bool = False
@@ -60,6 +62,7 @@ class OpenRequest:
     model_digest: str | None = None
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     hop: int = 0
     unclaimed: list[tuple[str, m.TokenDelta]] = field(default_factory=list)
     source_tokens: dict[int, int] = field(default_factory=dict)
@@ -83,6 +86,7 @@ class OpenRequest:
         if not self.token_ids:
             self.model_digest = None
         self.early.clear()
+        self.prompt_logprobs.clear()
         self.hop = 0
         self.unclaimed.clear()
         self.source_tokens.clear()
@@ -165,13 +169,13 @@ class OpenRequest:
         self.unclaimed = [each for each in self.unclaimed if each[0] not in self.senders]
         return claimed
 
-    def holder(self) -> m.MoveAcknowledged:
-        """Return the message that names the worker that has the attempt since its last move."""
-        return m.MoveAcknowledged(self.choice_id, self.epoch, self.workers[-1], self.hop)
-
     def closing(self, *, finished: bool) -> m.CloseRequest:
         """Return the message that ends its attempts wherever they are."""
         return m.CloseRequest(self.choice_id, self.epoch, finished, () if finished else self.workers)
+
+    def holder(self) -> m.MoveAcknowledged:
+        """Return the message that names the worker that has the attempt since its last move."""
+        return m.MoveAcknowledged(self.choice_id, self.epoch, self.workers[-1], self.hop)
 
     def has_left(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
         """Tell whether a token was computed by a worker that the attempt had moved away from: it does not know that yet."""
@@ -199,6 +203,14 @@ class OpenRequest:
             for worker_id, since_s in self.doubted_s.items()
             if worker_id in self.workers or not self.assigned
         )
+
+    def with_all_logprobs(self, delta: m.TokenDelta) -> m.TokenDelta | None:
+        """Return a first token with all log-probabilities of the prompt; `None` where some are lost."""
+        if delta.prompt_logprobs is None:
+            return delta
+        scores = (*self.prompt_logprobs, *delta.prompt_logprobs)
+        self.prompt_logprobs.clear()
+        return delta._replace(prompt_logprobs=scores) if len(scores) == self.prompt_tokens else None
 
     def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
         """Append the next token and the early ones that follow it, and return them."""

@@ -28,7 +28,7 @@ from spotwise.core.gateway.open_requests import OpenRequests
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent
-from spotwise.core.sampling import GRAMMAR_FAILS
+from spotwise.core.sampling import GRAMMAR_FAILS, TOO_LARGE
 
 
 class GatewayRole:
@@ -224,7 +224,7 @@ class GatewayRole:
             if delta.retryable:
                 self._requests.attempt_lost(request, delta.error, now, suspects=delta.suspects)
             else:
-                code = g.FAIL_GRAMMAR if delta.error.startswith(GRAMMAR_FAILS) else g.FAIL_ENGINE
+                code = _failure_code(delta.error)
                 self._requests.fail(request, code, delta.error, None, now, is_charged=code != g.FAIL_ENGINE)
             return True
         expected = len(request.token_ids)
@@ -236,9 +236,15 @@ class GatewayRole:
             request.early[delta.token_index] = delta  # the prompt worker's token is still under way
             request.gap_since_s = now if request.gap_since_s is None else request.gap_since_s
             return False
-        if delta.token_index < expected or delta.token_id is None:
+        if delta.token_index < expected:
             return False
-        ready = request.commit(delta, now)
+        if delta.token_id is None:
+            request.prompt_logprobs += delta.prompt_logprobs or ()
+            return False
+        if (whole := request.with_all_logprobs(delta)) is None:
+            self._requests.attempt_lost(request, "log-probabilities of its prompt were lost on their way", now)
+            return True
+        ready = request.commit(whole, now)
         finish_reason = ready[-1].finish_reason
         self._requests.commands.append(g.Deliver(request.choice_id, tuple(ready), finish_reason))
         if finish_reason is not None:
@@ -321,3 +327,10 @@ class GatewayRole:
             if isinstance(change, MemberLost):
                 self._member_lost(change, now)
         self._requests.tick(now)
+
+
+def _failure_code(error: str) -> str:
+    """Return the code of an error that another attempt would meet too."""
+    if error.startswith(GRAMMAR_FAILS):
+        return g.FAIL_GRAMMAR
+    return g.FAIL_TOO_LARGE if error.startswith(TOO_LARGE) else g.FAIL_ENGINE

@@ -17,9 +17,7 @@ from spotwise.core.record import sequence_id
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequence import KvPlace, Sequence
-
-#: Of one token batch, 256 KiB: a broker's messages have a MiB at most, unless told otherwise.
-MOST_EMBEDDED_FLOATS = 1 << 16
+from spotwise.core.worker.token_batches import sendable
 
 
 class SequenceTable:
@@ -180,7 +178,7 @@ class SequenceTable:
         batches = []
         for gateway, deltas in self._deltas.items():
             gateway_id, incarnation = gateway
-            for part in _sendable(deltas):
+            for part in sendable(deltas):
                 self._batches_sent[gateway] = number = self._batches_sent.get(gateway, 0) + 1
                 batch = m.TokenBatch(self.worker_id, part, self.incarnation, number)
                 batches.append(m.Send(gateway_id, batch, incarnation))
@@ -290,17 +288,3 @@ class SequenceTable:
 
 def _goes_to(stream: m.StreamRef, order: m.ForgetGateway) -> bool:
     return stream.gateway_id == order.gateway_id and stream.incarnation <= order.incarnation
-
-
-def _sendable(deltas: list[m.TokenDelta]) -> list[tuple[m.TokenDelta, ...]]:
-    """Return an event's deltas in parts that a broker takes: many embeddings at once are more than a message may hold."""
-    parts: list[list[m.TokenDelta]] = [[]]
-    floats = 0
-    for delta in deltas:
-        if delta.embedding is not None:
-            floats += len(delta.embedding)
-            if floats > MOST_EMBEDDED_FLOATS and parts[-1]:
-                parts.append([])
-                floats = len(delta.embedding)
-        parts[-1].append(delta)
-    return [*map(tuple, parts)]

@@ -9,7 +9,6 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
-from spotwise.core.worker.sequence_table import MOST_EMBEDDED_FLOATS
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import HERE, STOP_TOKEN, WorkerBench, deltas, error_delta, row_of, rows, stream_of
 
@@ -135,7 +134,7 @@ class TestScheduling:
         for name in ("first", *"abcde"):
             bench.prefill(name)
         bench.iterate(first=50)
-        embedding = (0.5,) * (MOST_EMBEDDED_FLOATS // 2)
+        embedding = (0.5,) * 30_000
         sampled = tuple(SampledToken(f"{name}@1", 50, embedding=embedding) for name in "abcde")
         batches = sent(bench.feed(c.IterationFinished(sampled)), "g")
         assert [len(batch.deltas) for batch in batches] == [2, 2, 1]
