@@ -27,6 +27,7 @@ class HostMetrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._dropped: Counter[Dropped] = Counter()
+        self._deadlines = 0
         self._entries: dict[str, Callable[[], int]] = {}
         self.registry.register(self)
 
@@ -34,6 +35,10 @@ class HostMetrics(Collector):
         """Count a dropped message; return how many were dropped for that reason."""
         self._dropped[reason] += 1
         return self._dropped[reason]
+
+    def deadline_passed(self) -> None:
+        """Count a sequence that is dropped here because its client's deadline has come."""
+        self._deadlines += 1
 
     def watch(self, of: str, entries: Callable[[], int]) -> None:
         """Show how many entries there are of something that is bounded; `entries` is called from another thread."""
@@ -49,4 +54,6 @@ class HostMetrics(Collector):
         entries = GaugeMetricFamily("spotwise_entries", "Entries of lists that are bounded.", labels=("of",))
         for of, count in list(self._entries.items()):
             entries.add_metric((of,), count())
-        return [dropped, entries]
+        deadlines = CounterMetricFamily("spotwise_deadlines_passed", "Sequences dropped at their client's deadline.")
+        deadlines.add_metric((), self._deadlines)
+        return [dropped, entries, deadlines]

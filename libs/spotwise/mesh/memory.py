@@ -33,14 +33,23 @@ _Handler: TypeAlias = Callable[[BusMessage], Awaitable[None]]
 
 
 class FakeClock:
-    """A clock that only a test advances."""
+    """A clock that only a test advances; `ahead_s`: of its wall clock, which only a test sets."""
 
     def __init__(self, now_s: float = 1_000_000.0) -> None:
         self._now_s = now_s
+        self.ahead_s = 0.0
 
     def now(self) -> float:
         """Return the time set, in Unix seconds."""
         return self._now_s
+
+    def wall(self) -> float:
+        """Return Unix time in seconds, by the wall clock."""
+        return self._now_s + self.ahead_s
+
+    def look(self) -> float | None:
+        """Find nothing new."""
+        return None
 
     def advance(self, seconds: float) -> None:
         """Advance time; raises `ValueError` where time would go back."""

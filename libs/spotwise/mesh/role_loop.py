@@ -1,5 +1,6 @@
 """Feeds events to a role and performs its commands. One event at a time on the asyncio loop. A command's performer acts at once
-or starts background work that ends in another event. Only this loop feeds a role, so that its journal is complete.
+or starts background work that ends in another event. Only this loop feeds a role, so that its journal is complete, and its
+times are by the member's steady clock (`wall_times.py`).
 """
 
 from __future__ import annotations
@@ -7,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from spotwise.mesh.clock import Clock
+from spotwise.mesh.clock import MemberClock
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.journal import Journal
+from spotwise.mesh.wall_times import shifted
 
 
 class Role(Protocol):
@@ -25,7 +27,7 @@ class RoleLoop:
     def __init__(
         self,
         role: Role,
-        clock: Clock,
+        clock: MemberClock,
         performers: Mapping[type, Callable[[Any], None]],
         journal: Journal | None = None,
         count_failure: Callable[[], object] | None = None,
@@ -39,12 +41,13 @@ class RoleLoop:
     def feed(self, event: Any) -> None:
         """Let the role handle an event, and perform its commands."""
         commands: Sequence[Any] = ()
+        ahead_s = self._clock.ahead_s
         with LoggedErrors(type(event).__name__, self._count_failure):
-            commands = self._handle(event)
+            commands = self._handle(shifted(event, -ahead_s))
         for command in commands:
             # Each by itself: one that fails must not cost the others.
             with LoggedErrors(type(command).__name__, self._count_failure):
-                self._performers[type(command)](command)
+                self._performers[type(command)](shifted(command, ahead_s))
 
     def _handle(self, event: Any) -> Sequence[Any]:
         now = self._clock.now()

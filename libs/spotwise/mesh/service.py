@@ -17,7 +17,7 @@ from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberSta
 from spotwise.core.messages import LedgerEntry, Message, Tick
 from spotwise.mesh.attention import MISSED_BEATS, Attention
 from spotwise.mesh.background_work import BackgroundWork
-from spotwise.mesh.clock import Clock, SystemClock
+from spotwise.mesh.clock import MemberClock, SystemClock
 from spotwise.mesh.connections import bus_and_store, control_access, control_server
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
@@ -31,6 +31,7 @@ from spotwise.mesh.repeated_messages import RepeatedMessages
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.mesh.wall_times import shifted
 from spotwise.mesh.watchdog import Watchdog, WatchedPart
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
@@ -60,14 +61,14 @@ class ServiceHost:
         store: MeshStore,
         control: HealthServer,
         member: Member,
-        clock: Clock | None = None,
+        clock: MemberClock | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
         self.settings = settings
         self.bus = bus
         self.store = store
         self.control = control
-        self.clock: Clock = clock or SystemClock()
+        self.clock: MemberClock = clock or SystemClock()
         #: Of this process; one that nothing started ends nothing.
         self.watchdog = watchdog or Watchdog(None)
         self._member = member
@@ -141,7 +142,7 @@ class ServiceHost:
     @property
     def member(self) -> Member:
         """This member, as in its next heartbeat."""
-        return self._describe(self._member)
+        return shifted(self._describe(self._member), self.clock.ahead_s)
 
     @property
     def receives(self) -> bool:
@@ -329,6 +330,8 @@ class ServiceHost:
 
     async def _beat(self) -> None:
         """Send a heartbeat; never behind the store, whose outage must not make this member look lost."""
+        if (ahead_s := self.clock.look()) is not None:
+            _log.warning("clock_set", ahead_s=round(ahead_s, 3))
         member = self.member
         await self.bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 

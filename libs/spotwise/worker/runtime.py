@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 import psutil
+import structlog
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
@@ -19,7 +20,7 @@ from spotwise.core.request import FinishReason
 from spotwise.core.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker.role import DEADLINE_CAME, WorkerRole
 from spotwise.core.worker_messages import Drain
 from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
@@ -33,6 +34,8 @@ from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.other_weights import require_same_weights
 from spotwise.worker.worker_engine import WorkerEngine
+
+_log = structlog.get_logger(__name__)
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
@@ -80,7 +83,7 @@ class WorkerRuntime:
             host.clock,
             {
                 Send: self._send,
-                RecordLedger: lambda command: host.record(command.entry),
+                RecordLedger: self._record,
                 c.LoadRecord: lambda command: host.spawn(self._load_record(command), "load_record"),
                 c.DropSequence: lambda command: engine.drop_sequence(command.sequence_id),
                 c.AppendToken: lambda command: engine.append_token(command.sequence_id, command.token_id),
@@ -118,7 +121,7 @@ class WorkerRuntime:
         """Let the first stop signal drain this worker for `grace_s` at most; with 0 it leaves at once."""
 
         def drain() -> None:
-            self._loop.feed(Drain(self._host.id, self._host.clock.now() + grace_s, "stop signal"))
+            self._loop.feed(Drain(self._host.id, self._host.clock.wall() + grace_s, "stop signal"))
             self._host.beat_soon()
 
         if grace_s:
@@ -143,6 +146,13 @@ class WorkerRuntime:
                 raise
             for part in _smaller_parts(command.message, str(error)):
                 self._send(replace(command, message=part))
+
+    def _record(self, command: RecordLedger) -> None:
+        entry = command.entry
+        self._host.record(entry)
+        if ("reason", DEADLINE_CAME) in entry.facts:
+            self._host.metrics.deadline_passed()
+            _log.info("deadline_passed", choice_id=entry.choice_id, clock_ahead_s=round(self._host.clock.ahead_s, 3))
 
     async def _load_record(self, command: c.LoadRecord) -> None:
         try:

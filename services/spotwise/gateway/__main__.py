@@ -119,7 +119,7 @@ async def serve(settings: GatewaySettings) -> None:
         StoreWatch(host.store, metrics).begin(host.every)
         kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
         config = uvicorn.Config(
-            create_app(generation, text, options, metrics, access, kept, host.clock.now, _stored(settings, host)),
+            create_app(generation, text, options, metrics, access, kept, host.clock.wall, _stored(settings, host)),
             host=settings.host,
             port=settings.port,
             log_config=None,

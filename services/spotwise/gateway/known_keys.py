@@ -20,7 +20,7 @@ from spotwise.core.access.keys import KeyRecord, digest_of, is_secret, requires_
 from spotwise.gateway.auth import ApiKey, Caller
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.patience import patience
-from spotwise.mesh.clock import Clock
+from spotwise.mesh.clock import MemberClock
 from spotwise.mesh.key_file import read_key_file
 from spotwise.mesh.key_ports import KeyRing, KeyStore
 from spotwise.mesh.ports import MeshError
@@ -52,7 +52,7 @@ class KnownKeys:
     def __init__(
         self,
         configured: Iterable[ApiKey],
-        clock: Clock,
+        clock: MemberClock,
         store: KeyStore | None = None,
         file: Path | None = None,
         *,
@@ -93,7 +93,7 @@ class KnownKeys:
             await self._look_again()
             found = self._find(digest)
         if found is not None and found.record is not None:
-            self._used_unix_s[found.name] = self._clock.now()
+            self._used_unix_s[found.name] = self._clock.wall()
         return found
 
     async def look_for(self, secret: bytes) -> None:
@@ -108,7 +108,7 @@ class KnownKeys:
     def _find(self, digest: str) -> Caller | None:
         for known in (self._configured, self._of_file, self._of_store):
             caller = known.get(digest)
-            if caller is not None and (caller.record is None or caller.record.admits(digest, self._clock.now())):
+            if caller is not None and (caller.record is None or caller.record.admits(digest, self._clock.wall())):
                 return caller
         return None
 

@@ -211,7 +211,7 @@ class MeshGeneration:
                 (choice_id, "client_request_id", client_request_id),
                 (subjects.clients_name(client_request_id), "request_id", choice_id),
             ):
-                entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.now(), ((name, other),))
+                entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.wall(), ((name, other),))
                 self._host.record(entry)
 
     def _ready_workers(self) -> list[Member]:

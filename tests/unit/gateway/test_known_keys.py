@@ -63,6 +63,16 @@ def store(clock: FakeClock) -> CountingKeys:
     return CountingKeys(clock)
 
 
+async def test_a_key_expires_by_the_wall_clock(store: CountingKeys, clock: FakeClock) -> None:
+    """Which may have been set since the gateway began, or have gone on while its machine was suspended."""
+    keys = KnownKeys((), clock, store)
+    await store.put_key(key("acme", 1, expires_unix_s=clock.wall() + 60.0), None)
+    await keys.look()
+    assert await keys.caller(secret(1)) is not None
+    clock.ahead_s = 61.0
+    assert await keys.caller(secret(1)) is None
+
+
 async def test_a_key_that_was_just_made_works_at_once(store: CountingKeys, clock: FakeClock) -> None:
     """And a revoked one no longer than until the next look; its digest is all that is known of it."""
     keys = KnownKeys((), clock, store)

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from spotwise.core import messages as m
 from spotwise.core.adapter import AdapterRef
@@ -272,6 +273,21 @@ async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWork
     mesh.clock.advance(10.0)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
+    await worker.idle()
+
+
+async def test_a_deadline_is_judged_by_a_clock_that_was_set_right(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """It was an hour ahead when the worker began, and would have every deadline be over; what is over is logged and counted."""
+    mesh.clock.ahead_s = -3600.0
+    await mesh.write("r", PROMPT, 3, attempt_id=1, deadline_unix_s=mesh.clock.wall() + 60.0)
+    await mesh.serve("w", "r", PROMPT, 3, attempt_id=1)
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    with capture_logs() as logs:
+        await mesh.write("late", PROMPT, 3, attempt_id=2, deadline_unix_s=mesh.clock.wall())
+        await mesh.serve("w", "late", PROMPT, 3, attempt_id=2)
+        await until(lambda: any(each["event"] == "deadline_passed" for each in logs))
+    assert worker.host.metrics.registry.get_sample_value("spotwise_deadlines_passed_total") == 1
     await worker.idle()
 
 

@@ -43,6 +43,8 @@ _NOT_DECODING = (RequestState.WAITING_FOR_KV, RequestState.MIGRATING)
 SCHEDULERS_REMEMBERED = 8
 #: Seconds that a draining worker stays at least, so that orders sent before its heartbeat still reach it.
 DRAIN_LINGER_S = 1.0
+#: Why a sequence is dropped at its client's deadline, in its ledger.
+DEADLINE_CAME = "its deadline came"
 
 
 class WorkerRole:
@@ -340,7 +342,7 @@ class WorkerRole:
 
     def _end_overdue(self, sequence: Sequence, now: float) -> None:
         """Drop a sequence at its deadline, as if its gateway had cancelled it: that one ends the request by itself."""
-        self._table.record(sequence, "failed", now, reason="its deadline came", tokens=sequence.output_tokens)
+        self._table.record(sequence, "failed", now, reason=DEADLINE_CAME, tokens=sequence.output_tokens)
         self._fence(sequence.choice_id, sequence.epoch)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:

@@ -203,7 +203,7 @@ class DeviceProcess:
             case m.LeadGroup():
                 self._lead_group(message)
             case m.Drain(worker_id, deadline_s) if worker_id == self.host.id:
-                self._drain(deadline_s)
+                self._drain(deadline_s - self.host.clock.ahead_s)
             case m.Drain(worker_id) if (give_up := self._forming.get(worker_id)) is not None:
                 if not 0 < message.term < self._latest[0]:
                     give_up()
