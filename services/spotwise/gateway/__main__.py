@@ -140,13 +140,17 @@ async def serve(settings: GatewaySettings) -> None:
         await server.listening
         serving.add_done_callback(lambda _: host.stop())
 
-        def leave() -> None:
+        def end() -> None:
             generation.is_leaving = True
             server.should_exit = True
 
+        def leave() -> None:
+            generation.ends_soon = True
+            asyncio.get_running_loop().call_later(settings.lame_duck_s, end)
+
         host.leave = leave  # the mesh goes on with what is answered still
         await host.run()
-        leave()
+        end()
         server.hurry()
         await serving
         await access.quotas.report(renew=False)  # what ended with it

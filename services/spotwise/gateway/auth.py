@@ -23,7 +23,7 @@ from spotwise.gateway.errors import ApiError
 from spotwise.mesh.ucx_loopback import is_loopback
 
 #: What needs no key unless it is configured to.
-OPEN_PATHS = frozenset({"/health", "/metrics", "/ping", "/version"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/metrics", "/ping", "/readyz", "/version"})
 #: Methods of a path that only tells something.
 READING = ("GET", "HEAD")
 #: Longest name of a user that stays as it is, in utf-8 bytes.

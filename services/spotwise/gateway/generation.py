@@ -151,5 +151,8 @@ class Generation(Protocol):
             GenerationError: the sequence cannot be served, at once or from some token on.
         """
 
+    def why_not_ready(self) -> str | None:
+        """Return why requests are to be sent to another gateway; `None` where this one takes them, though they may wait."""
+
     async def health(self) -> MeshHealth:
         """Return whether requests can be served."""

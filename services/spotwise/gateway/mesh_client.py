@@ -70,9 +70,11 @@ class MeshGeneration:
     """Generates through the mesh; one per gateway process.
 
     Attributes:
+        ends_soon: the process has been told to end, and serves on for a moment.
         is_leaving: the process ends: what it cancels goes on elsewhere.
     """
 
+    ends_soon = False
     is_leaving = False
 
     def __init__(self, host: ServiceHost, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
@@ -82,6 +84,7 @@ class MeshGeneration:
         self._role, journal = host.make_role(
             GatewayRole, host.id, settings.recovery, host.member.incarnation, load_report_s=LOAD_REPORT_S
         )
+        self._knew_scheduler = False
         self._streams: dict[str, TokenStream] = {}
         self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
         self._attempts = AttemptOrders(
@@ -95,11 +98,11 @@ class MeshGeneration:
                 g.CloseAttempts: lambda command: self._attempts.close(
                     self._streams[command.order.choice_id], command.order
                 ),
+                g.DeleteRecord: lambda command: self._attempts.delete_record(self._streams[command.choice_id]),
                 g.ParkAttempts: self._park_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
-                g.DeleteRecord: lambda command: self._attempts.delete_record(self._streams[command.choice_id]),
                 g.PublishLoad: lambda command: host.post(subjects.LOAD, command.report),
                 Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),
@@ -228,6 +231,16 @@ class MeshGeneration:
         loads = [worker.load for worker in self._ready_workers() if worker.load is not None]
         return max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0)
 
+    def why_not_ready(self) -> str | None:
+        """Return why requests are to be sent to another gateway. Workers do not matter: requests wait for them here. Nor does a
+        scheduler that is away, or the store: they are all gateways'.
+        """
+        if self.ends_soon:
+            return "this gateway is about to end"
+        if not self._host.receives:
+            return "the broker does not answer"
+        return None if self._knew_scheduler else "no cluster scheduler has been in the mesh since this gateway's start"
+
     async def health(self) -> MeshHealth:
         """Return whether requests can be served."""
         workers = self._role.membership.workers()
@@ -249,6 +262,7 @@ class MeshGeneration:
 
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
+        self._knew_scheduler = self._knew_scheduler or bool(self._role.membership.all(MemberKind.CLUSTER_SCHEDULER))
         self._metrics.observe_workers(self._role.membership.workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from spotwise.gateway.openapi_answers import (
     MESSAGES_ERROR,
     MODEL_CARD,
     MODELS,
+    READINESS,
     REQUEST_PATHS,
     RESPONSE,
     RESPONSE_PATHS,
@@ -129,6 +130,8 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
             "/ping": dict.fromkeys(
                 ("get", "post"), operation("Whether requests can be served.", json_of(HEALTH), errors=(503,))
             ),
+            "/livez": {"get": operation("That the process answers.", json_of(object_of(status=TEXT)), errors=())},
+            "/readyz": {"get": operation("Whether it takes requests.", json_of(READINESS), errors=(503,))},
             "/health": {"get": operation("Whether requests can be served.", json_of(HEALTH), errors=(503,))},
             "/metrics": {"get": operation("Metrics, for Prometheus.", {"text/plain": {"schema": TEXT}})},
             **(REQUEST_PATHS if keeps_requests else {}),

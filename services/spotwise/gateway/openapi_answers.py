@@ -28,6 +28,7 @@ ERROR = object_of(error=object_of(message=TEXT, type=TEXT, param=OR_NULL, code=O
 MESSAGES_ERROR = object_of(type={"const": "error"}, error=object_of(type=TEXT, message=TEXT), request_id=TEXT)
 MODEL_CARD = object_of(id=TEXT, object={"const": "model"}, created=COUNT, owned_by=TEXT, max_model_len=COUNT)
 MODELS = object_of(object={"const": "list"}, data=list_of(ref("ModelCard")))
+READINESS = object_of(status=TEXT, detail=TEXT)
 HEALTH = object_of(status=TEXT, detail=TEXT, workers={"type": "object"})
 TOKENS = object_of(
     count=COUNT,

@@ -57,6 +57,12 @@ class GatewaySettings(ModelServiceSettings):
     tls_client_ca: Path | None = Field(
         None, description="certificates (PEM) of which each client must show one, or one that they signed"
     )
+    lame_duck_s: float = Field(
+        0.0,
+        ge=0,
+        description="how long a gateway serves on after its first stop signal: /readyz is 503 then, so that load balancers "
+        "send new requests elsewhere",
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
         75,

@@ -43,8 +43,23 @@ def add_model_routes(app: FastAPI, options: ApiOptions, context_length: int) -> 
 
 
 def add_status_routes(app: FastAPI, generation: Generation, registry: CollectorRegistry) -> None:
-    """Add `/health`, and what vLLM has beside it: `/ping`, which SageMaker asks for, `/version` and `/metrics`."""
-    told = {"version": version("spotwise")}
+    """Add three answers about this server, and what vLLM has beside the third: `/ping`, which SageMaker asks for, `/version`
+    and `/metrics`.
+
+    `/livez`: the process answers; what does not is to be replaced. `/readyz`: it takes requests, though they may wait; else a
+    load balancer sends them elsewhere. `/health`: the mesh has workers for them now.
+    """
+    reported = {"version": version("spotwise")}
+
+    @app.api_route("/livez", methods=[*READING])
+    async def get_liveness() -> Response:
+        return _json({"status": "ok"})
+
+    @app.api_route("/readyz", methods=[*READING])
+    async def get_readiness() -> Response:
+        if (problem := generation.why_not_ready()) is not None:
+            return _json({"status": "unavailable", "detail": problem}, 503)
+        return _json({"status": "ok", "detail": "takes requests"})
 
     @app.api_route("/health", methods=[*READING])
     @app.api_route("/ping", methods=[*READING, "POST"])
@@ -56,7 +71,7 @@ def add_status_routes(app: FastAPI, generation: Generation, registry: CollectorR
 
     @app.api_route("/version", methods=[*READING])
     async def get_version() -> Response:
-        return _json(told)
+        return _json(reported)
 
     @app.api_route("/metrics", methods=[*READING])
     async def get_metrics() -> Response:

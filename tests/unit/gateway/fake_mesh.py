@@ -39,6 +39,7 @@ class FakeMesh:
     hung: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  #: the choices that wait so
     announces: bool = False  #: report at once that the sequence was accepted
     ready: bool = True
+    problem: str | None = None  #: why it takes no requests
     cached: dict[int, int] = field(default_factory=dict)  #: prompt tokens whose KV was there already, by choice
     specs: dict[str, SequenceSpec] = field(default_factory=dict)
     tokens_sent: dict[str, int] = field(default_factory=dict)
@@ -51,6 +52,9 @@ class FakeMesh:
         """The only sequence's."""
         (spec,) = self.specs.values()
         return spec
+
+    def why_not_ready(self) -> str | None:
+        return self.problem
 
     async def health(self) -> MeshHealth:
         return MeshHealth(self.ready, "2 workers" if self.ready else "no workers", {"prompt": 1, "token": 1})

@@ -30,6 +30,8 @@ READING = [
     "GET /v1/models",
     "GET /v1/models/{model_id}",
     "GET /health",
+    "GET /livez",
+    "GET /readyz",
     "GET /metrics",
     "GET /ping",
     "POST /ping",

@@ -31,6 +31,8 @@ async def test_head_is_get_without_its_body(text: ChatText, mesh: FakeMesh) -> N
             "/v1/models",
             f"/v1/models/{MODEL}",
             "/health",
+            "/livez",
+            "/readyz",
             "/ping",
             "/version",
             "/openapi.json",
@@ -73,6 +75,18 @@ async def test_a_ping_says_whether_requests_can_be_served(make_app: MakeApp, mes
         assert (await client.request(method, "/ping")).status_code == 200
         mesh.ready = False
         assert (await client.request(method, "/ping")).status_code == 503
+
+
+async def test_alive_ready_and_able_to_serve_are_three_answers(make_app: MakeApp, mesh: FakeMesh) -> None:
+    """Without workers requests wait at a gateway that takes them; one that takes none lives on. No key is needed for any."""
+    paths = ("/livez", "/readyz", "/health")
+    async with _connect(make_app(api_keys=(ApiKey("key"),))) as client:
+        assert [(await client.get(path)).status_code for path in paths] == [200, 200, 200]
+        mesh.ready = False
+        assert [(await client.get(path)).status_code for path in paths] == [200, 200, 503]
+        mesh.problem = "the broker does not answer"
+        assert [(await client.get(path)).status_code for path in paths] == [200, 503, 503]
+        assert (await client.get("/readyz")).json() == {"status": "unavailable", "detail": mesh.problem}
 
 
 async def test_the_version_is_the_packages(make_app: MakeApp) -> None:

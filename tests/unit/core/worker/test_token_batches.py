@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def large(attempt_id: int, tokens: int = 8000) -> m.TokenDelta:
 @st.composite
 def deltas(draw: st.DrawFn) -> m.TokenDelta:
     attempt_id = draw(st.integers(1, 100))
-    extras = {}
+    extras: dict[str, Any] = {}
     if draw(st.booleans()):
         extras["prompt_logprobs"] = scores(draw(st.integers(1, 3000)), draw(st.integers(0, 20)), 2**32 - 100)
     if draw(st.booleans()):
