@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,27 @@ async def test_a_stream_goes_on_elsewhere_after_its_store_was_emptied(text: Chat
         assert content([*events, *rest])[:2] == whole[:2]
         assert mesh.worker.epochs[request_id] == [1, 2, 3]
         await client.leave()
+
+
+async def test_a_stream_goes_on_though_its_store_forgot_who_took_it(text: ChatText, model_dir: Path) -> None:
+    """A primary that dies with its last writes names the former gateway, which may be dead: the stream is the later one's."""
+    async with two_gateways(text, model_dir) as (mesh, first, second):
+        whole = content(await Client(first, "POST", CHATS, BODY).events())
+        client = Client(first, "POST", CHATS, BODY)
+        events = [await client.event() for _ in range(10)]
+        await mesh.generations[0].save()
+        assert isinstance(mesh.store, LossyStore)
+        request_id = str(events[0].data and events[0].data["id"])
+        former = mesh.store._kept[request_id].owner
+        other = Client(second, "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
+        rest = [await other.event() for _ in range(5)]
+        mesh.store._kept[request_id] = replace(mesh.store._kept[request_id], owner=former)
+        await mesh.generations[1].save()
+        rest += await other.events()
+        assert content([*events, *rest])[:2] == whole[:2]
+        await mesh.generations[0].save()
+        errors = [event.data.get("error") for event in await client.events() if event.data]
+        assert [error["code"] for error in errors if error] == ["resumed_elsewhere"]
 
 
 async def test_a_gateway_that_leaves_hands_on_deadline_and_attempt(text: ChatText, model_dir: Path) -> None:

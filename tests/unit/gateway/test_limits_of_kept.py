@@ -353,11 +353,11 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
 
 
 async def test_a_plain_stream_that_is_cancelled_pays_for_its_prompt(start: Any, tokens: list[int]) -> None:
-    """Before its first token, too."""
+    """Before its first token, too; its client is told what happened."""
     gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
     client = gateway.client(STREAM, AUTH)
     await gateway.mesh.hung.get()
     (request_id,) = gateway.mesh.specs
     await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()
-    await client.answer()
+    assert (await client.answer())["error"]["code"] == "cancelled"
     assert (await gateway.used()).used_tokens == len(gateway.mesh.spec.prompt_token_ids)
