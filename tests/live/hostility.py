@@ -31,8 +31,9 @@ def memory_high_water_bytes(pid: int) -> int:
 def tell(mesh: LiveMesh, lap: Lap) -> None:
     """Write figures into the test's output (`pytest -s`)."""
     memory_mib = memory_high_water_bytes(mesh.pid("gateway-0")) >> 20
-    gap_ms, turn_ms = lap.longest_gap_s * 1000, lap.longest_turn_s * 1000
-    sys.stdout.write(f" longest gap {gap_ms:.0f} ms, turn {turn_ms:.0f} ms, {memory_mib} MiB at most ")
+    gap_ms, turn_ms, starved_ms = (1000 * each for each in (lap.longest_gap_s, lap.longest_turn_s, lap.starved_s))
+    figures = f"gap {gap_ms:.0f} ms, turn {turn_ms:.0f} ms, starved {starved_ms:.0f} ms"
+    sys.stdout.write(f" longest {figures}, {memory_mib} MiB at most ")
 
 
 def connect(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:

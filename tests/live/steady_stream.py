@@ -60,14 +60,16 @@ class SteadyStream:
 
 class Lap:
     """Some seconds of the stream: its events, the longest wait for one (one that lasts included), and whether it ended;
-    `longest_turn_s`: the longest wait for a turn of the gateway's event loop.
+    `longest_turn_s`: the longest wait for a turn of the gateway's event loop; `starved_s`: the longest that the reader itself
+    waited for a processor.
     """
 
-    def __init__(self, events: int, longest_gap_s: float, ended: bool, longest_turn_s: float) -> None:
+    def __init__(self, events: int, longest_gap_s: float, ended: bool, longest_turn_s: float, starved_s: float) -> None:
         self.events = events
         self.longest_gap_s = longest_gap_s
         self.ended = ended
         self.longest_turn_s = longest_turn_s
+        self.starved_s = starved_s
 
 
 def calm_lap(stream: SteadyStream) -> Lap:
@@ -87,14 +89,16 @@ def bearable_s(calm_s: float) -> float:
     return max(0.5, 4 * calm_s)
 
 
-def bearable_turn_s(calm: Lap) -> float:
-    """The longest time without a turn of the loop that an attack may cause: a quarter of a second, or more as above."""
-    return max(0.25, 4 * calm.longest_turn_s)
+def bearable_turn_s(calm: Lap, lap: Lap) -> float:
+    """The longest time without a turn of the loop that an attack may cause: a quarter of a second, or more as above, and what
+    the reader waited for a processor, which the gateway does for each of its threads.
+    """
+    return max(0.25, 4 * calm.longest_turn_s) + 2 * lap.starved_s
 
 
 def _read(url: str, *, asks_for_turns: bool) -> None:
     changed = threading.Condition()
-    state = {"events": 0, "longest_gap_s": 0.0, "ended": False, "longest_turn_s": 0.0}
+    state = {"events": 0, "longest_gap_s": 0.0, "ended": False, "longest_turn_s": 0.0, "starved_s": 0.0}
     last_s = time.monotonic()
     asked_s: float | None = None  # of the turn that is waited for
 
@@ -126,7 +130,10 @@ def _read(url: str, *, asks_for_turns: bool) -> None:
             with changed:
                 state["longest_turn_s"] = max(state["longest_turn_s"], time.monotonic() - began_s)
                 asked_s = None
+            slept_s = time.monotonic()
             time.sleep(_TURN_EVERY_S)
+            with changed:
+                state["starved_s"] = max(state["starved_s"], time.monotonic() - slept_s - _TURN_EVERY_S)
 
     threading.Thread(target=stream, daemon=True).start()
     if asks_for_turns:
@@ -141,7 +148,7 @@ def _read(url: str, *, asks_for_turns: bool) -> None:
                 "longest_gap_s": max(state["longest_gap_s"], waiting_s),
                 "longest_turn_s": max(state["longest_turn_s"], turn_s),
             }
-            state.update(events=0, longest_gap_s=0.0, longest_turn_s=0.0)
+            state.update(events=0, longest_gap_s=0.0, longest_turn_s=0.0, starved_s=0.0)
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
