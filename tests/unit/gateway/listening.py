@@ -23,7 +23,7 @@ class Listening:
     """Where a server listens, and the errors that it answered below the app."""
 
     port: int
-    server: uvicorn.Server
+    server: HttpServer
     errors: list[str]
     clients: list[Client] = field(default_factory=list)
 
