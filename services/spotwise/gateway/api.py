@@ -81,7 +81,7 @@ def create_app(
         )
     app.add_middleware(RequestIds)
     options = replace(options, stores_responses=stored is not None)
-    bodies = BodyWork(options.max_body_bytes, options.max_held_bytes)
+    bodies = BodyWork(options.max_body_bytes, options.max_held_bytes, access.quotas)
     planning = Planning(text, options, metrics, access.quotas, bodies, now, stored)
     kept = None if keep is None else keep(planning)
     add_model_routes(app, options, text.context_length)

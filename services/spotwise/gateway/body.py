@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
+from spotwise.gateway.auth import caller_scope
 from spotwise.gateway.content_coding import Gunzip, is_gzip
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
@@ -18,14 +20,18 @@ from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_jso
 class BodyReader:
     """Reads bodies; bodies held at the same time share a bound.
 
+    Of that a caller has half at most, and no more than it leaves to others; all of it where no keys are required.
+
     Args:
         max_body_bytes: largest body.
-        max_held_bytes: most bytes of large bodies that are being sent, or wait to be understood.
+        max_held_bytes: most bytes of large bodies that are being sent, or wait to be understood; twice `max_body_bytes` at
+            least.
     """
 
     def __init__(self, max_body_bytes: int, max_held_bytes: int) -> None:
         self._max_body_bytes = max_body_bytes
-        self._max_held_bytes = max(max_held_bytes, max_body_bytes)
+        self._max_held_bytes = max(max_held_bytes, 2 * max_body_bytes)
+        self._held_by: Counter[str] = Counter()
         self.held_bytes = 0
 
     @asynccontextmanager
@@ -37,7 +43,8 @@ class BodyReader:
                 503 too many at once.
         """
         _require_json(request)
-        pieces = self._gunzipped(request) if is_gzip(request.headers.get("content-encoding", "")) else request.stream()
+        pieces = self._gunzipped(request) if is_gzip(_coding(request)) else request.stream()
+        caller = caller_scope(request)
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > self._max_body_bytes):
             raise self._too_large()
@@ -47,25 +54,35 @@ class BodyReader:
                 async for piece in pieces:
                     if len(body) + len(piece) > self._max_body_bytes:
                         raise self._too_large()
-                    self._hold(_counted(len(body) + len(piece)) - _counted(len(body)))
+                    self._hold(caller, _counted(len(body) + len(piece)) - _counted(len(body)))
                     body += piece
             yield body
         finally:
-            self.held_bytes -= _counted(len(body))
+            self._give_back(caller, _counted(len(body)))
 
     @contextmanager
-    def holding(self, size_bytes: int) -> Iterator[None]:
-        """Count so many bytes as held until the context ends; raises `ApiError`, a 503, where too many are."""
-        self._hold(_counted(size_bytes))
+    def holding(self, caller: str, size_bytes: int) -> Iterator[None]:
+        """Count so many bytes of a caller's as held until the context ends; raises `ApiError`, a 503, where too many are."""
+        self._hold(caller, _counted(size_bytes))
         try:
             yield
         finally:
-            self.held_bytes -= _counted(size_bytes)
+            self._give_back(caller, _counted(size_bytes))
 
-    def _hold(self, more_bytes: int) -> None:
-        if self.held_bytes + more_bytes > self._max_held_bytes:
+    def _hold(self, caller: str, more_bytes: int) -> None:
+        if not more_bytes:
+            return
+        left_to_others_bytes = self._held_by[caller] if caller else 0
+        if self.held_bytes + more_bytes > self._max_held_bytes - left_to_others_bytes:
             raise overloaded("The server is reading too many large requests; try again later.")
         self.held_bytes += more_bytes
+        self._held_by[caller] += more_bytes
+
+    def _give_back(self, caller: str, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._held_by[caller] -= size_bytes
+        if not self._held_by[caller]:
+            del self._held_by[caller]
 
     async def _gunzipped(self, request: Request) -> AsyncGenerator[bytes, None]:
         gunzip, sent_bytes = Gunzip(), 0
@@ -93,6 +110,10 @@ def _require_json(request: Request) -> None:
     if media_type != "application/json" and not media_type.endswith("+json"):
         message = f"Unsupported media type '{media_type}'; send 'Content-Type: application/json'."
         raise ApiError(415, message, code="unsupported_media_type")
+
+
+def _coding(request: Request) -> str:
+    return ", ".join(request.headers.getlist("content-encoding"))
 
 
 def _counted(body_bytes: int) -> int:

@@ -1,17 +1,23 @@
-"""What is done with a request's body: read within bounds, understood on the loop or off it, as its size says."""
+"""What is done with a request's body: read within bounds, understood on the loop or off it, as its size and its content say.
+
+A body that is refused has cost its reading, and perhaps a grammar's compilation: it counts as a request of its key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from spotwise.gateway.auth import caller_scope
+from spotwise.gateway.auth import caller_of, caller_scope
 from spotwise.gateway.body import BodyReader
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.long_work import LongWorkError
 from spotwise.gateway.off_loop import Effort, OffLoop, effort_of_size
+from spotwise.gateway.quotas import Quotas
 from spotwise.gateway.sse import run_unless_left
 
 Result = TypeVar("Result")
@@ -23,35 +29,62 @@ class BodyWork:
     Args:
         max_body_bytes: largest body.
         max_held_bytes: most bytes of bodies at the same time.
+        quotas: count what is refused.
 
     Attributes:
         max_body_bytes: as given.
         off_loop: does the work.
     """
 
-    def __init__(self, max_body_bytes: int, max_held_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, max_held_bytes: int, quotas: Quotas) -> None:
         self._bodies = BodyReader(max_body_bytes, max_held_bytes)
         self.max_body_bytes = max_body_bytes
+        self._quotas = quotas
         self.off_loop = OffLoop()
 
-    def holding(self, size_bytes: int) -> AbstractContextManager[None]:
-        """Count what a body becomes as held while a block runs; raises `ApiError`, a 503, where too much is."""
-        return self._bodies.holding(size_bytes)
+    def holding(self, caller: str, size_bytes: int) -> AbstractContextManager[None]:
+        """Count what a caller's body becomes as held while a block runs; raises `ApiError`, a 503, where too much is."""
+        return self._bodies.holding(caller, size_bytes)
 
-    async def of(
-        self,
-        request: Request,
-        work: Callable[[bytearray], Result],
-        effort_of: Callable[[bytearray], Effort] = lambda body: effort_of_size(len(body)),
-    ) -> Result:
-        """Return what `work` makes of a request's body, which takes the effort that `effort_of` says; callers take turns.
+    async def of(self, request: Request, work: Callable[[bytearray], Result]) -> Result:
+        """Return what `work` makes of a request's body; callers take turns.
 
         Raises:
             ApiError: the body is beyond the bounds.
             ClientDisconnect: the client left before.
             Exception: what `work` raised.
         """
+        async with self.counting_refusals(request):
+            return await self._understood(request, work)
+
+    async def _understood(self, request: Request, work: Callable[[bytearray], Result]) -> Result:
+        scope = caller_scope(request)
         async with self._bodies.body(request) as body:
-            effort = effort_of(body)
-            working = self.off_loop.run(caller_scope(request), effort, partial(work, body))
-            return await (working if effort is Effort.ON_LOOP else run_unless_left(request.receive, working))
+            effort = effort_of_size(len(body))
+            if effort is Effort.ON_LOOP:
+                try:
+                    return await self.off_loop.begin(scope, effort, partial(work, body))
+                except LongWorkError:
+                    effort = Effort.GRAMMAR
+            return await run_unless_left(request.receive, self.off_loop.run(scope, effort, partial(work, body)))
+
+    async def counted(self, request: Request, work: Callable[[bytearray], Result]) -> Result:
+        """Return what `work` makes of the body of a request that the mesh computes nothing for.
+
+        Raises:
+            ApiError: 429, its key has no requests left in this minute.
+            Exception: as `of`.
+        """
+        self._quotas.require_room(caller_of(request))
+        await self._quotas.count(caller_of(request))
+        return await self._understood(request, work)
+
+    @asynccontextmanager
+    async def counting_refusals(self, request: Request) -> AsyncIterator[None]:
+        """Count a request whose body turns out to be wrong, or whose client does not wait until it is understood."""
+        try:
+            yield
+        except (ApiError, ClientDisconnect) as error:
+            if not isinstance(error, ApiError) or error.status < 500:
+                await self._quotas.count_refused(caller_of(request))
+            raise

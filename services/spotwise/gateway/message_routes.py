@@ -36,4 +36,4 @@ def add_message_routes(
         def counted(body: bytearray) -> bytes:
             return orjson.dumps({"input_tokens": count_tokens(parse_json_object(body), text, options)})
 
-        return Response(await bodies.of(request, counted), media_type="application/json")
+        return Response(await bodies.counted(request, counted), media_type="application/json")

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from spotwise.engine.fair_threads import FairThreads
 from spotwise.gateway.body import overloaded
+from spotwise.gateway.long_work import LongWorkError, no_long_work
 from spotwise.gateway.loop_turns import LoopTurns
 
 Result = TypeVar("Result")
@@ -32,7 +34,7 @@ class Effort(Enum):
     SHORT = "short"
     #: May take seconds, and much memory.
     LARGE = "large"
-    #: May compile a grammar, for seconds.
+    #: Long for what it does, as compiling a grammar is; see `long_work.py`.
     GRAMMAR = "grammar"
     #: Reads all tokens that are kept of a request.
     REPLAY = "replay"
@@ -66,10 +68,21 @@ class OffLoop:
     async def run(self, owner: str, effort: Effort, work: Callable[[], Result]) -> Result:
         """Return what `work` returns, whose turn comes beside those of other owners.
 
+        Work that proves to be long is begun again where it may be.
+
         Raises:
             ApiError: 503, too much of this owner waits already.
             Exception: what `work` raised.
         """
+        try:
+            return await self.begin(owner, effort, work)
+        except LongWorkError:
+            return await self.begin(owner, Effort.GRAMMAR, work)
+
+    async def begin(self, owner: str, effort: Effort, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns; raises as `run`, and `LongWorkError`."""
+        if effort in (Effort.ON_LOOP, Effort.SHORT):
+            work = partial(_shortly, work)
         if effort is Effort.ON_LOOP:
             await self._turns.turn()
             return work()
@@ -83,3 +96,8 @@ class OffLoop:
         What waits is bounded by the sequences that are open.
         """
         return await asyncio.wrap_future(self._answers.submit(owner, work))
+
+
+def _shortly(work: Callable[[], Result]) -> Result:
+    with no_long_work():
+        return work()

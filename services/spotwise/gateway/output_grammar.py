@@ -7,8 +7,8 @@ or too complex is a 400 and never reaches a batch.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from spotwise.engine.grammar_following import trial_problem
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.grammar_schemas import promises_problem
+from spotwise.gateway.long_work import begin_long_work
 from spotwise.gateway.multiples import multiples_problem
 from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs, Whitespace
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, COMPACT, JSON_BLANKS, MessageGrammar
@@ -29,7 +30,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class GrammarCheck:
-    """Tries grammars with a model's tokens.
+    """Tries grammars with a model's tokens, on no event loop.
 
     Args:
         load: the model's tokens, on first use.
@@ -37,15 +38,32 @@ class GrammarCheck:
 
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
         self._load = load
-        self._lock = Lock()
+        self._loading, self._remembering = Lock(), Lock()
         self._tokenizer: LLTokenizer | None = None
-        self.problem = lru_cache(_KEPT_VERDICTS)(lambda grammar: self._problem(grammar))
+        self._verdicts: OrderedDict[str, str] = OrderedDict()
+
+    def problem(self, grammar: str) -> str:
+        """Return why a grammar cannot be followed; empty where it can.
+
+        Raises:
+            LongWorkError: it is not known, and may not be tried here.
+        """
+        with self._remembering:
+            if (known := self._verdicts.get(grammar)) is not None:
+                self._verdicts.move_to_end(grammar)
+                return known
+        begin_long_work()
+        found = self._problem(grammar)
+        with self._remembering:
+            self._verdicts[grammar] = found
+            if len(self._verdicts) > _KEPT_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return found
 
     def _problem(self, grammar: str) -> str:
-        """Return why a grammar cannot be followed; empty where it can."""
         if problem := multiples_problem(grammar) or promises_problem(grammar):
             return problem
-        with self._lock:
+        with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
         return trial_problem(self._tokenizer, grammar)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from spotwise.gateway.errors import bad_request
@@ -207,6 +208,8 @@ OTHER = "other"
 _SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: Names in a header.
 _MAX_SHOWN = 24
+#: Names of a request that are counted, and may be in its header.
+_MAX_NOTED = 256
 
 _REFUSED_AT = {endpoint: tuple(rule for rule in REFUSED if endpoint in rule.at) for endpoint in Endpoint}
 _IGNORED_AT = {endpoint: tuple(rule for rule in IGNORED if endpoint in rule.at) for endpoint in Endpoint}
@@ -241,6 +244,11 @@ def ignored_in(endpoint: Endpoint, body: Mapping[str, Any], honoured: Collection
         known.add(rule.name.partition(".")[0])
     yield from (rule.name for rule in _IGNORED_AT[endpoint] if rule.requested_in(body))
     yield from (name for name, value in body.items() if name not in known and value is not None)
+
+
+def noted(ignored: Iterable[str]) -> tuple[str, ...]:
+    """Return the first names of what is ignored, each once: a body may have hundreds of thousands."""
+    return tuple(islice(dict.fromkeys(ignored), _MAX_NOTED))
 
 
 def counted_name(ignored: str) -> str:

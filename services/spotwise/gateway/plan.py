@@ -238,22 +238,13 @@ def plan_generation(
     choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     stop_token_ids = _stop_token_ids(request, text)
-    sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs, message)
-    priority = require_priority(request.priority or 0, options)
-    score_only = max_tokens == 0
-    unbounded = max_tokens is None and default_max_tokens is None
-    request_id = f"{id_prefix}{secrets.token_hex(16)}"
-    several = choices * len(prompts) > 1
-    tenant = tenant_of(key_name, request.user)
-    adapter = options.adapter(request.model)
-    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
-    sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
     lengths = [
         _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
         for prompt in prompts
     ]
+    score_only = max_tokens == 0
     scored = ScoredAnswer.of(
         request,
         [len(prompt.token_ids) for prompt in prompts],
@@ -265,8 +256,18 @@ def plan_generation(
     if max_tokens is None:
         lengths = scored.fitted(lengths, options.max_answer_logprobs)
     scored.require_at_most(options.max_answer_logprobs, lengths, request, max_tokens_param)
-    for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
-        stop = _stop_criteria(request, max_new_tokens, stop_token_ids, max_tokens_param)
+    stops = [_stop_criteria(request, length, stop_token_ids, max_tokens_param) for length in lengths]
+    priority = require_priority(request.priority or 0, options)
+    # Last of what may be refused: it may take seconds.
+    sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs, message)
+    unbounded = max_tokens is None and default_max_tokens is None
+    request_id = f"{id_prefix}{secrets.token_hex(16)}"
+    several = choices * len(prompts) > 1
+    tenant = tenant_of(key_name, request.user)
+    adapter = options.adapter(request.model)
+    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
+    sequences: list[PlannedSequence] = []
+    for prompt, stop in zip(prompts, stops, strict=True):
         for choice in range(choices):
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
             drawn = replace(

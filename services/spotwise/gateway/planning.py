@@ -28,8 +28,8 @@ from spotwise.gateway.kept_plan import hash_of_body, prompt_hash
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import LARGE_BYTES, Effort, effort_of_size
-from spotwise.gateway.parameters import Endpoint
+from spotwise.gateway.off_loop import Effort, effort_of_size
+from spotwise.gateway.parameters import Endpoint, noted
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import Continued, CountedPlan, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
@@ -45,8 +45,6 @@ from spotwise.gateway.stored_responses import (
 from spotwise.gateway.stream_position import StreamPosition
 from spotwise.gateway.text import ChatText
 
-#: Members of bodies that may have a grammar.
-_GRAMMARS = (b'"structured_outputs"', b'"response_format"', b'"tools"', b'"format"', b'"output_config"')
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
@@ -107,9 +105,10 @@ class Planning:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = self.admit(request)
         key, scope = key_name(request), caller_scope(request)
-        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key), _effort)
+        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key))
         if isinstance(read, Continuation):
-            body, plan = await self._continued(scope, key, read, len(body))
+            async with self.bodies.counting_refusals(request):
+                body, plan = await self._continued(scope, key, read, len(body))
         else:
             plan = read
         name_request(request, plan.request_id)
@@ -212,7 +211,7 @@ class Planning:
         most_bytes = self.bodies.max_body_bytes
         require_bounded(len(stored.items) + body_bytes, most_bytes)
         size_bytes = len(stored.items) + len(stored.body) + body_bytes
-        with self.bodies.holding(size_bytes):
+        with self.bodies.holding(scope, size_bytes):
             effort = effort_of_size(size_bytes)
             body = await self.bodies.off_loop.run(scope, effort, partial(joined, stored, read, most_bytes))
             return body, await self._plan_body(scope, RESPONSES, key, body)
@@ -223,15 +222,9 @@ class Planning:
         def planned() -> GenerationPlan:
             return self._planned(endpoint, key, parse_json_object(body))
 
-        return await self.bodies.off_loop.run(scope, _effort(body), planned)
+        return await self.bodies.off_loop.run(scope, effort_of_size(len(body)), planned)
 
     def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
         plan_body, _ = _ENDPOINTS[endpoint]
         plan = plan_body(parsed, self._text, self._options, key)
-        return replace(plan, prompt_hash=prompt_hash(plan))
-
-
-def _effort(body: bytearray | bytes) -> Effort:
-    # JSON may write a name with escapes.
-    has_grammar = b"\\u" in body or any(name in body for name in _GRAMMARS)
-    return Effort.GRAMMAR if has_grammar and len(body) <= LARGE_BYTES else effort_of_size(len(body))
+        return replace(plan, ignored=noted(plan.ignored), prompt_hash=prompt_hash(plan))

@@ -245,17 +245,9 @@ class Quotas:
         tokens = max(prompt_tokens, tokens_to_reserve(prompt_tokens, outputs) - earlier_tokens)
         is_due, has_place = (False, False) if continued is None else (continued.is_due, is_alive)
         ask = Ask(self._next_number(), tokens, is_due, has_place)
-        book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
-        book.limits = caller.limits
-        book.asking[ask.number] = None
-        try:
-            admission, is_alone = await self._use(caller, book, ask)
-        finally:
-            del book.asking[ask.number]
+        book, admission, is_alone = await self._asked(caller, ask)
         headers = _headers(caller.limits, admission)
         if admission.refused_by is not None:
-            if ask.number in book.undone:
-                book.ended.append(ask.number)  # the store may have given it a place
             self._refuse(caller, admission, headers)
         book.running[ask.number] = None
 
@@ -271,6 +263,32 @@ class Quotas:
             self._has_news.set()
 
         return Reservation(headers, settle, prompt_tokens, earlier_tokens)
+
+    async def count(self, caller: Caller) -> None:
+        """Count a request that the mesh computes nothing for; it takes no tokens and no place among those in flight.
+
+        Raises:
+            ApiError: 429, the key has no requests left in this minute.
+        """
+        if (most := caller.limits.requests_per_minute) is None:
+            return
+        ask = Ask(self._next_number(), 0)
+        book, admission, _ = await self._asked(caller, ask)
+        if admission.refused_by is not None:
+            excess = admission.used_requests + 1 - most
+            if admission.refused_by is KeyLimit.REQUESTS or excess > 0:
+                wait_s = excess * MINUTE_S / most
+                refused = replace(admission, refused_by=KeyLimit.REQUESTS, retry_after_s=wait_s)
+                self._refuse(caller, refused, _headers(caller.limits, refused))
+            ask = Ask(self._next_number(), 0, is_due=True)  # it was a limit of something else
+            book, _, _ = await self._asked(caller, ask)
+        book.ended.append(ask.number)
+        self._has_news.set()
+
+    async def count_refused(self, caller: Caller) -> None:
+        """Count a request that was refused for its body; beyond the limit, later ones are refused before theirs is read."""
+        with suppress(ApiError):
+            await self.count(caller)
 
     async def run(self) -> None:
         """Report what ended, and renew what runs, for ever."""
@@ -309,6 +327,19 @@ class Quotas:
         running = tuple(book.running) if renew and book.limits.max_streams is not None else ()
         floor = self._last + 1 if book.floor is None else book.floor
         return KeyReport(self._source, self._last, floor, tuple(book.unanswered), running)
+
+    async def _asked(self, caller: Caller, ask: Ask) -> tuple[_KeyBook, KeyAdmission, bool]:
+        """Return the key's book, the answer to a request, and whether this gateway gave it alone."""
+        book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
+        book.limits = caller.limits
+        book.asking[ask.number] = None
+        try:
+            admission, is_alone = await self._use(caller, book, ask)
+        finally:
+            del book.asking[ask.number]
+        if admission.refused_by is not None and ask.number in book.undone:
+            book.ended.append(ask.number)  # the store may have given it a place
+        return book, admission, is_alone
 
     async def _use(self, caller: Caller, book: _KeyBook, ask: Ask) -> tuple[KeyAdmission, bool]:
         """Return the answer to a request, and whether this gateway gave it alone."""

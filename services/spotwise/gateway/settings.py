@@ -73,7 +73,8 @@ class GatewaySettings(ModelServiceSettings):
     max_held_body_bytes: int = Field(
         128 << 20,
         ge=1024,
-        description="large request bodies read or waiting at the same time, in bytes; above it the client receives 503",
+        description="large request bodies read or waiting at the same time, in bytes, half of it for one key; above it the "
+        "client receives 503",
     )
     max_connections: int = Field(
         4096,

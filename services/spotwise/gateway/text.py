@@ -22,6 +22,7 @@ from spotwise.engine.grammar_tokens import grammar_tokenizer
 from spotwise.gateway.chat_template import ChatMessage, ChatTemplate
 from spotwise.gateway.control_tokens import ControlTokens, ControlTokensInText
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+from spotwise.gateway.long_work import begin_long_work
 from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
 from spotwise.gateway.output_grammar import GrammarCheck
 from spotwise.gateway.prompt_encoder import PromptEncoder
@@ -168,6 +169,7 @@ class ChatText:
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
+            TooManyMarksError: the texts hold more control tokens than a request needs.
             PromptTooLongError: they cannot fit into the context.
         """
         marked = self._control_tokens.marking()
@@ -183,6 +185,7 @@ class ChatText:
                 rendered, self.context_length, truncation, add_special_tokens=add_special_tokens
             )
         if self._twin_prompts is None:
+            begin_long_work()  # a large vocabulary takes seconds to read
             self._twin_prompts = PromptEncoder(self._control_tokens.twin)
         rendered = self._control_tokens.for_twin(rendered, marked)
         return self._twin_prompts.encode(

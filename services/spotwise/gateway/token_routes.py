@@ -28,7 +28,7 @@ def add_token_routes(app: FastAPI, text: ChatText, options: ApiOptions, bodies: 
     """Add the routes to the API."""
 
     async def answer(request: Request, answered: Callable[[ChatText, ApiOptions, bytearray], bytes]) -> Response:
-        body = await bodies.of(request, partial(answered, text, options))
+        body = await bodies.counted(request, partial(answered, text, options))
         return Response(body, media_type="application/json")
 
     @app.post("/tokenize")

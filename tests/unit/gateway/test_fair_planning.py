@@ -28,7 +28,7 @@ async def test_slow_grammars_of_one_key_delay_no_other_key(
 ) -> None:
     """While two of them compile and the others wait, another key's chats are planned, and those with grammars of its own."""
     compiling, go_on = 0, threading.Event()
-    known = text.grammar_check.problem
+    known = text.grammar_check._problem
 
     def problem(grammar: str) -> str:
         nonlocal compiling
@@ -38,7 +38,7 @@ async def test_slow_grammars_of_one_key_delay_no_other_key(
         assert go_on.wait(PATIENCE_S)
         return "slow"
 
-    monkeypatch.setattr(text.grammar_check, "problem", problem)
+    monkeypatch.setattr(text.grammar_check, "_problem", problem)
     app = make_app(api_keys=[ApiKey(key, key if named else "") for key in ("crowd", "other")])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
 
@@ -46,7 +46,7 @@ async def test_slow_grammars_of_one_key_delay_no_other_key(
             headers = {"Authorization": f"Bearer {key}"}
             return (await client.post(CHATS, json=CHAT | asked, headers=headers)).status_code
 
-        slow = [{"structured_outputs": {"regex": f"slow{number}"}} for number in range(CROWD)]
+        slow = [{"structured_outputs": {"regex": f"slow{named}{number}"}} for number in range(CROWD)]
         crowd = [asyncio.create_task(ask("crowd", **each)) for each in slow]
         await until(lambda: compiling == 2)
         async with asyncio.timeout(PATIENCE_S):

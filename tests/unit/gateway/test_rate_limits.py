@@ -103,6 +103,52 @@ async def test_requests_a_minute(api: LimitedApi) -> None:
     assert api.refusals == [KeyLimit.REQUESTS] * 2
 
 
+WRONG: list[tuple[str, Any]] = [
+    ("/v1/completions", COMPLETION | {"max_tokens": 10**6, "structured_outputs": {"regex": "[ab]{9}"}}),
+    ("/v1/chat/completions", CHAT | {"structured_outputs": {"regex": "[ab"}}),
+    ("/v1/embeddings", EMBEDDING | {"input": 5}),
+    ("/v1/messages", {"not": "a message"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WRONG, ids=[path for path, _ in WRONG])
+async def test_a_refused_body_counts_as_a_request(api: LimitedApi, path: str, body: Any) -> None:
+    """Reading it, and compiling its grammar, took time; it takes no tokens and no place."""
+    limits = KeyLimits(requests_per_minute=3, tokens_per_minute=1000, max_streams=1)
+    async with await api.start(limits) as client:
+        for _ in range(3):
+            assert (await client.post(path, json=body)).status_code == 400
+        found = await api.used(limits)
+        assert (found.used_requests, found.used_tokens) == (3.0, 0.0)
+        assert (await client.post(path, json=body)).status_code == 400
+        refused = await client.post(path, json=body)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "20"
+
+
+COUNTING: list[tuple[str, Any]] = [
+    ("/tokenize", {"prompt": "Hello"}),
+    ("/detokenize", {"tokens": [65, 66]}),
+    ("/v1/messages/count_tokens", CHAT),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), COUNTING, ids=[path for path, _ in COUNTING])
+async def test_counting_tokens_counts_as_a_request(api: LimitedApi, path: str, body: Any) -> None:
+    """Whatever else of the key is full; of too many none is read."""
+    limits = KeyLimits(requests_per_minute=4, tokens_per_minute=10, max_streams=1)
+    async with await api.start(limits) as client:
+        api.mesh.hang_at = 0
+        running = asyncio.create_task(client.post("/v1/completions", json=COMPLETION | {"max_tokens": 100}))
+        await api.mesh.hung.get()
+        for _ in range(3):
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+        for sent in (body, {"not": "read"}):
+            refused = await client.post(path, json=sent)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "15")
+        running.cancel()
+
+
 async def test_tokens_a_minute_are_those_that_were_used(api: LimitedApi) -> None:
     """Reserved with `max_tokens`, settled with the usage; what fails in the mesh costs nothing."""
     limits = KeyLimits(tokens_per_minute=300, tokens_per_day=10**6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from spotwise.gateway.output_grammar import GrammarCheck
 from spotwise.gateway.text import ChatText
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA: dict[str, Any] = {
@@ -171,6 +172,39 @@ async def test_costly_grammars_hold_up_nobody(
     assert threading.main_thread() not in threads
 
 
+#: Each has a grammar, whose member's name is written with an escape in its place of `_`, or stands inside others.
+GRAMMARS = [
+    (COMPLETIONS, COMPLETION | {"structured_outputs": {"regex": "REGEX"}}),
+    (CHATS, CHAT | {"response_format": {"type": "json_schema", "json_schema": {"name": "REGEX", "schema": {}}}}),
+    ("/v1/responses", RESPONSE | {"text": {"format": {"type": "json_object"}}}),
+    ("/v1/messages", CHAT | {"max_tokens": 8, "output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), GRAMMARS, ids=[path for path, _ in GRAMMARS])
+@pytest.mark.parametrize("is_escaped", [False, True])
+async def test_no_spelling_brings_a_grammar_onto_the_loop(
+    client: httpx.AsyncClient, text: ChatText, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, is_escaped: bool
+) -> None:
+    """Whether a body has one is judged on what it means, not on its bytes, of which a member's name may have escapes."""
+    threads: list[threading.Thread] = []
+
+    def problem(grammar: str) -> str:
+        threads.append(threading.current_thread())
+        return ""
+
+    text.grammar_check._verdicts.clear()
+    monkeypatch.setattr(text.grammar_check, "_problem", problem)
+    content = json.dumps(body)
+    if is_escaped:
+        content = re.sub('"(structured|response|output)_', r'"\1\\u005f', content).replace('"format"', '"f\\u006frmat"')
+        assert "\\u" in content and json.loads(content) == body
+    response = await client.post(path, content=content)
+    assert response.status_code == 200, response.text
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+    text.grammar_check._verdicts.clear()
+
+
 def _integer(multiple: float) -> dict[str, Any]:
     return {"type": "integer", "multipleOf": multiple}
 
@@ -205,10 +239,17 @@ async def test_usual_multiples_are_followed(client: httpx.AsyncClient, multiples
 
 
 async def test_a_grammar_that_is_sent_again_is_not_tried_again(
-    client: httpx.AsyncClient, text: ChatText, mesh: FakeMesh
+    client: httpx.AsyncClient, text: ChatText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests with the same schema follow one another."""
-    before = text.grammar_check.problem.cache_info().hits
-    for _ in range(3):
-        await client.post(CHATS, json=CHAT | {"structured_outputs": {"regex": "[ab]+c"}})
-    assert text.grammar_check.problem.cache_info().hits == before + 2
+    tried: list[str] = []
+    try_it = text.grammar_check._problem
+
+    def noted(grammar: str) -> str:
+        tried.append(grammar)
+        return try_it(grammar)
+
+    monkeypatch.setattr(text.grammar_check, "_problem", noted)
+    for regex in ("[ab]+c", "[ab]+d", "[ab]+c", "[ab]+c"):
+        await client.post(CHATS, json=CHAT | {"structured_outputs": {"regex": regex}})
+    assert len(tried) == 2
