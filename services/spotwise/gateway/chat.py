@@ -9,6 +9,7 @@ from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
 from spotwise.gateway.chat_tools import tool_use
 from spotwise.gateway.choice import ChoiceText, ScoredToken
+from spotwise.gateway.control_tokens import TooManyMarksError
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.message_reader import MessagePart, calls_of
@@ -141,6 +142,8 @@ def chat_token_ids(
         )
     except ChatTemplateError as error:
         raise bad_request(str(error), "messages", "chat_template_error") from error
+    except TooManyMarksError as error:
+        raise bad_request(f"The body is too complex: {error}.", "messages", "body_too_complex") from error
     except PromptTooLongError as error:
         raise prompt_too_long("messages", text.context_length, error.at_least_tokens) from error
     if not token_ids:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -21,8 +21,37 @@ from tokenizers import Tokenizer
 ControlTokensInText = Literal["text", "allow"]
 #: Round the number of a marked text. They have no case, are no blanks, and mean nothing: Unicode's private use.
 _FRONT, _BACK = "\uf8f0", "\uf8f1"
+#: Of one request; each takes microseconds at several places.
+MAX_MARKS = 100_000
+#: Searched at once.
+_SEARCHED_CHARACTERS = 1 << 16
 #: Fields whose values are words of the API, not texts.
 _WORDS = frozenset({"role", "type"})
+
+
+class TooManyMarksError(Exception):
+    """The texts of a chat hold more control tokens than a request needs; the message says how many are allowed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"its texts hold more than {MAX_MARKS} control tokens")
+
+
+def _substituted(names: re.Pattern[str], longest: int, text: str, of: Callable[[str], str]) -> str:
+    """Replace what a pattern finds, whose matches have so many characters at most.
+
+    A search holds the interpreter; what almost has a name everywhere would hold it for seconds.
+    """
+    parts: list[str] = []
+    kept = start = 0
+    while start < len(text):
+        end = start + _SEARCHED_CHARACTERS
+        found = names.search(text, start, end + longest - 1)
+        if found is None or found.start() >= end:
+            start = end
+            continue
+        parts += (text[kept : found.start()], of(found[0]))
+        kept = start = found.end()
+    return "".join((*parts, text[kept:])) if parts else text
 
 
 class _Names:
@@ -35,6 +64,10 @@ class _Names:
         self._longest = max(map(len, names)) - 1
         self._beginnings = {name[:length].lower() for name in names for length in range(1, len(name))}
         self._endings = {name[length:].lower() for name in names for length in range(1, len(name))}
+
+    def substituted(self, text: str, of: Callable[[str], str]) -> str:
+        """Return a text with others in place of control tokens."""
+        return _substituted(self.whole, self._longest + 1, text, of)
 
     def beginning_at_end(self, text: str) -> int:
         """Return how many of a text's last characters begin a control token, which other text may complete."""
@@ -78,7 +111,7 @@ class MarkedTexts:
         return re.sub(f"{_FRONT}([0-9]+){_BACK}", lambda found: self._originals[int(found[1])], rendered)
 
     def _mark_text(self, text: str, names: _Names) -> str:
-        text = names.whole.sub(lambda found: self._marked(found[0]), text)
+        text = names.substituted(text, self._marked)
         # Blanks round it stay where templates find them.
         if size := names.end_at_beginning(inner := text.lstrip()):
             text = text[: len(text) - len(inner)] + self._marked(inner[:size]) + inner[size:]
@@ -87,6 +120,8 @@ class MarkedTexts:
         return text
 
     def _marked(self, original: str) -> str:
+        if len(self._originals) >= MAX_MARKS:
+            raise TooManyMarksError
         self._originals.append(original)
         return f"{_FRONT}{len(self._originals) - 1}{_BACK}"
 
@@ -121,7 +156,7 @@ class ControlTokens:
     def for_twin(self, rendered: str, marked: MarkedTexts) -> str:
         """Return a rendered chat as the twin reads it: the template's control tokens by secret names, the rest as text."""
         if self._written is not None:
-            rendered = self._written.sub(lambda found: self._twins[found[0]], rendered)
+            rendered = _substituted(self._written, max(map(len, self._twins)), rendered, self._twins.__getitem__)
         return marked.restore(rendered)
 
     @property

@@ -28,7 +28,7 @@ from spotwise.gateway.kept_plan import hash_of_body, prompt_hash
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import Effort, effort_of_size
+from spotwise.gateway.off_loop import effort_of_size
 from spotwise.gateway.parameters import Endpoint, noted
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.quotas import Continued, CountedPlan, Quotas, Reservation

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from spotwise.gateway.errors import from_validation
 
@@ -13,10 +14,32 @@ from spotwise.gateway.errors import from_validation
 Wish = Annotated[str, Field(max_length=64)]
 
 
+def _fail_fast(schema: Any) -> None:
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as each:
+                if each.get("type") == "list":
+                    each["fail_fast"] = True
+                waiting += each.values()
+            case list() | tuple() as several:
+                waiting += several
+
+
 class StrictBody(BaseModel):
-    """An object of the API: no coercion of types, unknown members ignored."""
+    """An object of the API: no coercion of types, unknown members ignored.
+
+    A list is wrong by its first wrong item, since a body may have a million.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema of the class, whose lists fail fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
 
 Parsed = TypeVar("Parsed", bound=StrictBody)

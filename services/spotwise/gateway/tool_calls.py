@@ -10,6 +10,7 @@ Null is none of them: jinja writes it as `None`, and transformers drops it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from spotwise.gateway.tool_text import with_calls_as_text
 TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 _MARK = "spotwise_earlier_call"
+_MARKS = re.compile(f"{_MARK}_[0-9]+_")
 _NO_CONTENT: tuple[dict[str, str], ...] = ({}, {"content": ""})
 
 
@@ -50,7 +52,7 @@ def render_with_calls(messages: Sequence[dict[str, Any]], render: Callable[[list
         except TEMPLATE_ERRORS as error:
             failure = failure or error
             continue
-        if all(mark in text for mark in marks):
+        if set(_MARKS.findall(text)).issuperset(marks):
             return render(_with_content(messages, content))
     try:
         return render(with_calls_as_text(messages))

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from spotwise.gateway import control_tokens
 from spotwise.gateway.chat_template import ChatTemplateError
+from spotwise.gateway.control_tokens import _Names
 from spotwise.gateway.text import ChatText
 
 CONTROL = ("<s>", "<|im_start|>", "<|im_end|>")
@@ -231,3 +233,12 @@ def test_what_is_said_beside_a_call_is_kept(model_dir: Path, tmp_path: Path) -> 
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     rendered = text.template.render([{"role": "assistant", "content": "I look.", "tool_calls": [call]}], True, False)
     assert "I look." in rendered and "look" in rendered.replace("I look.", "")
+
+
+@given(st.text("<|im_endS>K\u212a x", max_size=40), st.integers(1, 9))
+def test_names_are_found_wherever_a_search_ends(text: str, searched: int) -> None:
+    """A long text is searched in parts, beside which other threads run: all that one search would find is found."""
+    names = _Names(CONTROL)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(control_tokens, "_SEARCHED_CHARACTERS", searched)
+        assert names.substituted(text, str.upper) == names.whole.sub(lambda found: found[0].upper(), text)

@@ -11,12 +11,21 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
+from tokenizers import Tokenizer
 
+from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.control_tokens import ControlTokens
 from spotwise.gateway.prompt_encoder import PromptEncoder
+from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_messages import MessagesRequest
+from spotwise.gateway.schema_responses import ResponsesRequest
 from spotwise.gateway.stop_strings import StopTables
+from spotwise.gateway.strict_body import StrictBody
 from spotwise.gateway.text import ChatText
+from spotwise.gateway.tool_calls import render_with_calls
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -52,6 +61,7 @@ def calling(arguments: str) -> dict[str, Any]:
         (CHATS, {"messages": [{"role": "user", "content": "a" * 1_000_000}]}, "messages", "context_length_exceeded"),
         (CHATS, {"messages": [{"role": "user", "content": ""}] * 16_385}, "messages", "invalid_value"),
         (CHATS, {"messages": [{"role": "user", "content": "Hi", "more": nested(400)}]}, None, "body_too_complex"),
+        (CHATS, {"messages": [{"role": "user", "content": "<|im_end|>" * 100_001}]}, "messages", "body_too_complex"),
         (CHATS, {"messages": [calling("[" * 400 + "]" * 400)]}, "messages", "body_too_complex"),
     ],
     ids=lambda value: str(value)[:40],
@@ -111,6 +121,68 @@ async def test_the_loop_runs_while_a_body_is_parsed(
         assert (await slow).json()["error"]["code"] == "context_length_exceeded"
 
 
+async def test_of_unknown_members_some_are_noted(client: httpx.AsyncClient) -> None:
+    """A body may have hundreds of thousands; what is counted and said of them is done on the loop."""
+    body = COMPLETION | {f"wish_{number}": 1 for number in range(100_000)}
+    response = await client.post(COMPLETIONS, json=body, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-spotwise-warning"].endswith(", 232 more")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ResponsesRequest, {"input": [{"type": "reasoning", "summary": [1] * 9000}]}),
+        (
+            ResponsesRequest,
+            {"input": [{"type": "local_shell_call", "call_id": "c", "action": {"command": [1] * 9000}}]},
+        ),
+        (CompletionRequest, {"prompt": "Hi", "stop_token_ids": ["x"] * 1000}),
+        (CompletionRequest, {"prompt": "Hi", "structured_outputs": {"choice": [5] * 1000}}),
+        (MessagesRequest, {"max_tokens": 8, "messages": [{"role": "user", "content": [5] * 9000}]}),
+    ],
+    ids=str,
+)
+def test_a_list_is_wrong_by_its_first_wrong_item(kind: type[StrictBody], body: dict[str, Any]) -> None:
+    """However many follow: an error of each would hold the interpreter for seconds."""
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate({"model": MODEL} | body)
+    assert wrong.value.error_count() <= 4
+
+
+async def test_what_reads_control_tokens_is_made_in_a_thread(
+    client: httpx.AsyncClient, text: ChatText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the first text that has one, however short: a large vocabulary takes seconds."""
+    threads: list[threading.Thread] = []
+
+    def twin(tokens: ControlTokens) -> Tokenizer:
+        threads.append(threading.current_thread())
+        return tokens._of
+
+    monkeypatch.setattr(ControlTokens, "twin", property(twin))
+    monkeypatch.setattr(text, "_twin_prompts", None)
+    chat = CHAT | {"messages": [{"role": "user", "content": "<|im_end|>"}]}
+    assert (await client.post(CHATS, json=chat)).status_code == 200
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+async def test_many_calls_are_looked_for_at_once(text: ChatText) -> None:
+    """In a time that grows with the prompt alone, whatever the number of calls."""
+    searched = 0
+
+    class Rendered(str):
+        def __contains__(self, part: object) -> bool:
+            nonlocal searched
+            searched += 1
+            return isinstance(part, str) and super().__contains__(part)
+
+    calls = [{"function": {"name": "f", "arguments": {}}} for _ in range(50)]
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    render_with_calls(messages, lambda conversation: Rendered(json.dumps(conversation)))
+    assert searched == 0
+
+
 async def test_stop_tables_are_built_once(
     client: httpx.AsyncClient, mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +198,35 @@ async def test_stop_tables_are_built_once(
     answer = await client.post(COMPLETIONS, json=COMPLETION | {"stop": ["world"], "n": 16})
     assert [choice["text"] for choice in answer.json()["choices"]] == ["Hello, "] * 16
     assert built == [("world",)]
+
+
+async def test_a_caller_leaves_room_for_the_bodies_of_others(make_app: MakeApp) -> None:
+    """Bodies that stop one byte short hold half of the room at most, so that another key's is read."""
+    keys = [ApiKey("crowd", "crowd"), ApiKey("other", "other")]
+    app = make_app(api_keys=keys, max_body_bytes=1_000_000, max_held_bytes=4_000_000)
+    sent, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def short_body() -> Any:
+        yield b"x" * 990_000
+        sent.release()
+        await go_on.wait()
+        yield b"y"
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        crowd, other = ({"Authorization": f"Bearer {key.name}"} for key in keys)
+        async with asyncio.timeout(PATIENCE_S):
+            short = [
+                asyncio.create_task(client.post(COMPLETIONS, content=short_body(), headers=crowd)) for _ in range(2)
+            ]
+            for _ in short:
+                await sent.acquire()
+            body = json.dumps(COMPLETION | {"user": "u" * 900_000}).encode()
+            refused = await client.post(COMPLETIONS, content=body, headers=crowd)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+            assert (await client.post(COMPLETIONS, content=body, headers=other)).status_code == 200
+            go_on.set()
+            assert [(await each).json()["error"]["code"] for each in short] == ["invalid_json"] * 2
+            assert (await client.post(COMPLETIONS, content=body, headers=crowd)).status_code == 200
 
 
 async def test_bodies_share_a_bound(make_app: MakeApp) -> None:
