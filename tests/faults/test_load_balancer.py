@@ -55,6 +55,7 @@ class Clients:
     def __init__(self, url: str) -> None:
         self._url = url
         self._over = asyncio.Event()
+        self._late: list[asyncio.Task[None]] = []
         self.errors: list[str] = []
         #: Monotonic seconds at which each answered request began and ended.
         self.answered: list[tuple[float, float]] = []
@@ -66,7 +67,11 @@ class Clients:
             await fault
         finally:
             self._over.set()
-        await asyncio.gather(*asking)
+        await asyncio.gather(*asking, *self._late)
+
+    def come_late(self, number: int) -> None:
+        """Let one more ask from now on: it has no request under way yet."""
+        self._late.append(asyncio.create_task(self._ask(number)))
 
     async def _ask(self, number: int) -> None:
         streams = number % 2 == 1
@@ -110,7 +115,7 @@ def test_requests_are_held_while_all_workers_are_lost(mesh: FaultMesh, url: str)
     lost: list[float] = []
     statuses: list[int] = []
 
-    async def lose_all() -> None:
+    async def lose_all(clients: Clients) -> None:
         await asyncio.sleep(3.0)
         signalled(mesh, signal.SIGSTOP)
         lost.append(time.monotonic())
@@ -119,6 +124,8 @@ def test_requests_are_held_while_all_workers_are_lost(mesh: FaultMesh, url: str)
                 async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
                     for path in ("/readyz", "/v1/models"):
                         statuses.append((await client.get(f"{url}{path}")).status_code)
+                if len(statuses) % 10 == 0:
+                    clients.come_late(len(statuses))
                 await asyncio.sleep(0.5)
         finally:
             signalled(mesh, signal.SIGCONT)
@@ -127,7 +134,7 @@ def test_requests_are_held_while_all_workers_are_lost(mesh: FaultMesh, url: str)
 
     async def run() -> Clients:
         clients = Clients(url)
-        await clients.ask_during(lose_all(), 8)
+        await clients.ask_during(lose_all(clients), 8)
         return clients
 
     clients = asyncio.run(run())
