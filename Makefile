@@ -89,7 +89,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 LONG_FIRST := --no-loadscope-reorder
 UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wildcard tests/integration/test_ucx_*.py))
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
-SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
+SHARING := $(filter-out %/test_loop_costs.py %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
   tests/compose/test_deployment_files.py \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens proxies shrinking_mesh simulated simulated_groups store_unavailable)
