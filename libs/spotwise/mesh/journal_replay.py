@@ -173,7 +173,7 @@ def replay(source: RecordedRole) -> Replay:
             raised = type(error).__name__
         done.decision_s.setdefault(entry.event_type, array("d")).append(time.perf_counter() - started_s)
         commands = orjson.loads(dumped([*map(encoded, given)]))
-        done.difference = _difference(entry, commands, raised)
+        done.difference = _difference(entry, commands, raised, is_old=source.old_names is not None)
         if done.difference is not None:
             return done
         done.events += 1
@@ -181,28 +181,34 @@ def replay(source: RecordedRole) -> Replay:
     return done
 
 
-def _difference(entry: JournalEntry, commands: list[Any], raised: str | None) -> Difference | None:
+def _difference(entry: JournalEntry, commands: list[Any], raised: str | None, *, is_old: bool) -> Difference | None:
     if raised != entry.error:
         return Difference(entry, None, entry.error, raised)
     if commands == entry.commands:
         return None
     both = list(zip(entry.commands, commands, strict=False))
-    index = next((number for number, (then, now) in enumerate(both) if not _is_same(then, now)), len(both))
+    index = next(
+        (number for number, (then, now) in enumerate(both) if not _is_same(then, now, is_old=is_old)), len(both)
+    )
     if index == len(entry.commands) == len(commands):
         return None
     recorded = entry.commands[index] if index < len(entry.commands) else None
     return Difference(entry, index, recorded, commands[index] if index < len(commands) else None)
 
 
-def _is_same(then: Any, now: Any) -> bool:
-    """Compare what was recorded with what is made now; a field that came later must be empty, a named tuple's `None`."""
+def _is_same(then: Any, now: Any, *, is_old: bool = False) -> bool:
+    """Compare what was recorded with what is made now; a named tuple's field that came later must be `None`, any other one empty,
+    unless the format is an old one.
+    """
     if isinstance(then, dict) and isinstance(now, dict):
         return then.keys() <= now.keys() and all(
-            _is_same(then[name], value) if name in then else not value for name, value in now.items()
+            _is_same(then[name], value, is_old=is_old) if name in then else is_old or not value
+            for name, value in now.items()
         )
     if isinstance(then, list) and isinstance(now, list):
-        later = now[len(then) :]
-        return len(then) <= len(now) and all(map(_is_same, then, now)) and all(value is None for value in later)
+        pairs, later = zip(then, now, strict=False), now[len(then) :]
+        are_same = all(_is_same(one, other, is_old=is_old) for one, other in pairs)
+        return len(then) <= len(now) and are_same and all(value is None for value in later)
     return bool(then == now)
 
 
