@@ -15,7 +15,7 @@ from spotwise.core.gateway.kept_request import (
     process_of,
     turn_of,
 )
-from spotwise.core.store_budget import Verdict
+from spotwise.core.store_budget import RoomVerdict
 from spotwise.mesh.ports import MeshStore
 from tests.contracts.store import RECORD
 
@@ -41,7 +41,7 @@ class RequestStoreContract:
 
     async def test_a_kept_request_comes_back_whole(self, store: MeshStore) -> None:
         """Its form, its owner and its tokens, in order."""
-        assert await store.keep_request(FORM, OWNER) is Verdict.KEPT
+        assert await store.keep_request(FORM, OWNER) is RoomVerdict.KEPT
         assert await store.save_tokens([chunk(b"a\n\x00\xff", 0)]) == [1]
         assert await store.save_tokens([KeptTokens("chatcmpl-1", OWNER), chunk(b"b", 1, 3)]) == [1, 4]
         kept = await store.get_request("chatcmpl-1")
@@ -64,7 +64,7 @@ class RequestStoreContract:
         assert await store.claimed_request("another") is None
         assert await store.get_request("chatcmpl-2") is None
         for request_id in ("chatcmpl-3", "chatcmpl-4"):
-            assert await store.keep_request(replace(FORM, request_id=request_id, claim=""), LATER) is Verdict.KEPT
+            assert await store.keep_request(replace(FORM, request_id=request_id, claim=""), LATER) is RoomVerdict.KEPT
 
     async def test_an_answer_keeps_its_claim_and_a_failure_does_not(self, store: MeshStore) -> None:
         """A client that retries gets the answer that there is, and another try where there is none."""
@@ -77,7 +77,7 @@ class RequestStoreContract:
         failure = KeptEnding("failed", 429, "mesh_full", "All workers are full.")
         await store.keep_request(other, OWNER)
         assert await store.end_request(other, OWNER, failure, 60.0)
-        assert await store.keep_request(replace(other, request_id="chatcmpl-4"), LATER) is Verdict.KEPT
+        assert await store.keep_request(replace(other, request_id="chatcmpl-4"), LATER) is RoomVerdict.KEPT
         kept = await store.get_request("chatcmpl-3")
         assert kept is not None
         assert kept.ending == failure
@@ -158,10 +158,10 @@ class RequestStoreContract:
         assert await store.save_tokens([chunk(b"a", 0), chunk(b"b", 1)]) == [NotSaved.TAKEN] * 2
         assert not await store.put_owned_record(record, OWNER)
         assert not await store.end_request(FORM, OWNER, FINISHED, 60.0)
-        assert await store.keep_request(FORM, OWNER) is Verdict.KEPT
+        assert await store.keep_request(FORM, OWNER) is RoomVerdict.KEPT
         assert await store.get_request("chatcmpl-1") is None
         following = replace(FORM, request_id="chatcmpl-2")
-        assert await store.keep_request(following, OWNER) is Verdict.KEPT
+        assert await store.keep_request(following, OWNER) is RoomVerdict.KEPT
         known = await store.claimed_request(FORM.claim)
         assert known is not None and known.request == following
 
@@ -177,7 +177,10 @@ class RequestStoreContract:
         attempts = {"chatcmpl-1#0": KeptAttempt(1, RECORD.stop), "chatcmpl-1#1": KeptAttempt(3, RECORD.stop)}
         assert taken.attempts == attempts
         forgotten = replace(FORM, request_id="chatcmpl-2", claim="key-2")
-        assert await store.keep_request(forgotten, OWNER, {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)}) is Verdict.KEPT
+        assert (
+            await store.keep_request(forgotten, OWNER, {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)})
+            is RoomVerdict.KEPT
+        )
         kept = await store.get_request("chatcmpl-2")
         assert kept is not None
         assert kept.attempts == {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)}
@@ -197,11 +200,11 @@ class RequestStoreContract:
     async def test_a_claim_is_its_own_requests(self, store: MeshStore) -> None:
         """Keeping a request again finds no other; one that ends takes no claim from its successor."""
         await store.keep_request(FORM, OWNER)
-        assert await store.keep_request(FORM, OWNER) is Verdict.KEPT
+        assert await store.keep_request(FORM, OWNER) is RoomVerdict.KEPT
         failure = KeptEnding("failed", 429, "mesh_full", "All workers are full.")
         assert await store.end_request(FORM, OWNER, failure, 60.0)
         following = replace(FORM, request_id="chatcmpl-2")
-        assert await store.keep_request(following, OWNER) is Verdict.KEPT
+        assert await store.keep_request(following, OWNER) is RoomVerdict.KEPT
         assert await store.end_request(FORM, OWNER, failure, 60.0)
         known = await store.claimed_request(FORM.claim)
         assert known is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import StoreBudget, Verdict, size_of
+from spotwise.core.store_budget import RoomVerdict, StoreBudget, size_of
 from spotwise.mesh.ports import MeshStore
 
 RESPONSE = StoredResponse("resp_1", "acme", '{"id": "é"}'.encode(), b"[]")
@@ -22,7 +22,7 @@ def of_size(number: int, size_bytes: int, scope: str = "acme") -> StoredResponse
 
 async def put(store: MeshStore, response: StoredResponse) -> None:
     """Store a response; it has room."""
-    assert await store.responses.put_response(response, KEPT_S) is Verdict.KEPT
+    assert await store.responses.put_response(response, KEPT_S) is RoomVerdict.KEPT
 
 
 async def stored(store: MeshStore, *numbers: int) -> list[int]:
@@ -78,5 +78,5 @@ class ResponseStoreContract:
     async def test_what_is_larger_than_a_share_is_not_stored(self, small_store: MeshStore) -> None:
         """And nothing makes room for it."""
         await put(small_store, of_size(1, 3000))
-        assert await small_store.responses.put_response(of_size(2, 10_001), KEPT_S) is Verdict.TOO_LARGE
+        assert await small_store.responses.put_response(of_size(2, 10_001), KEPT_S) is RoomVerdict.TOO_LARGE
         assert await stored(small_store, 1, 2) == [1]

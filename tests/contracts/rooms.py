@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptTokens, NotSaved
 from spotwise.core.record import RequestRecord
-from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, Kind, Verdict
+from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, Kind, RoomVerdict
 from spotwise.mesh.ports import MeshStore, NoRoomError
 from tests.contracts.requests import FORM, OWNER
 from tests.contracts.store import RECORD
@@ -44,44 +44,44 @@ class RoomContract:
     async def test_answers_that_ended_make_room(self, small_store: MeshStore) -> None:
         """The first to end, of the same scope; what runs stays, and a newcomer without room is not kept."""
         for number in (1, 2, 3):
-            assert await small_store.keep_request(form(number), OWNER) is Verdict.KEPT
-        assert await small_store.keep_request(form(4), OWNER) is Verdict.NO_ROOM_FOR_SCOPE
-        assert await small_store.keep_request(form(9, scope="other"), OWNER) is Verdict.KEPT
+            assert await small_store.keep_request(form(number), OWNER) is RoomVerdict.KEPT
+        assert await small_store.keep_request(form(4), OWNER) is RoomVerdict.NO_ROOM_FOR_SCOPE
+        assert await small_store.keep_request(form(9, scope="other"), OWNER) is RoomVerdict.KEPT
         for number, keep_s in ((2, 600.0), (3, 30.0)):
             assert await small_store.end_request(form(number), OWNER, FINISHED, keep_s)
-        assert await small_store.keep_request(form(4), OWNER) is Verdict.KEPT
+        assert await small_store.keep_request(form(4), OWNER) is RoomVerdict.KEPT
         assert await kept(small_store, 1, 2, 3, 4, 9) == [1, 2, 4, 9]
-        assert await small_store.keep_request(form(5), OWNER) is Verdict.KEPT
-        assert await small_store.keep_request(form(6), OWNER) is Verdict.NO_ROOM_FOR_SCOPE
+        assert await small_store.keep_request(form(5), OWNER) is RoomVerdict.KEPT
+        assert await small_store.keep_request(form(6), OWNER) is RoomVerdict.NO_ROOM_FOR_SCOPE
         assert await kept(small_store, 1, 2, 4, 5, 6, 9) == [1, 4, 5, 9]
 
     async def test_answers_of_others_make_room_where_all_is_full(self, small_store: MeshStore) -> None:
         """Until what runs has filled it."""
         for number, scope in enumerate(("a", "a", "b", "b", "c", "c")):
-            assert await small_store.keep_request(form(number, scope=scope), OWNER) is Verdict.KEPT
-        assert await small_store.keep_request(form(7, scope="d"), OWNER) is Verdict.NO_ROOM
+            assert await small_store.keep_request(form(number, scope=scope), OWNER) is RoomVerdict.KEPT
+        assert await small_store.keep_request(form(7, scope="d"), OWNER) is RoomVerdict.NO_ROOM
         assert await small_store.end_request(form(2), OWNER, FINISHED, 60.0)
-        assert await small_store.keep_request(form(7, scope="d"), OWNER) is Verdict.KEPT
+        assert await small_store.keep_request(form(7, scope="d"), OWNER) is RoomVerdict.KEPT
         assert await kept(small_store, *range(8)) == [0, 1, 3, 4, 5, 7]
 
     async def test_a_request_that_is_kept_again_counts_once(self, small_store: MeshStore) -> None:
         """Whichever gateway owns it."""
         for _ in range(3):
-            assert await small_store.keep_request(form(1), OWNER) is Verdict.KEPT
+            assert await small_store.keep_request(form(1), OWNER) is RoomVerdict.KEPT
             await small_store.take_request("chatcmpl-1", "g1/1")
         used = (await small_store.room_use())[Kind.REQUESTS].used_bytes
         assert 3000 < used < 3300
 
     async def test_a_form_larger_than_a_share_is_not_kept(self, small_store: MeshStore) -> None:
         """Though all is free."""
-        assert await small_store.keep_request(form(1, 10_000), OWNER) is Verdict.TOO_LARGE
+        assert await small_store.keep_request(form(1, 10_000), OWNER) is RoomVerdict.TOO_LARGE
         assert await kept(small_store, 1) == []
 
     async def test_tokens_that_have_no_room_end_their_request_alone(self, small_store: MeshStore) -> None:
         """Its claim is free, its other choices hear of it, and nothing else is forgotten."""
         claimed = replace(form(1), claim="key-1")
-        assert await small_store.keep_request(claimed, OWNER) is Verdict.KEPT
-        assert await small_store.keep_request(form(2), OWNER) is Verdict.KEPT
+        assert await small_store.keep_request(claimed, OWNER) is RoomVerdict.KEPT
+        assert await small_store.keep_request(form(2), OWNER) is RoomVerdict.KEPT
         assert await small_store.save_tokens([tokens(1, 1000), tokens(2, 1000)]) == [1, 1]
         saved = await small_store.save_tokens(
             [tokens(1, 6000, first=1), tokens(1, 100, choice=1), tokens(2, 500, first=1)]
@@ -89,12 +89,12 @@ class RoomContract:
         assert saved == [NotSaved.NO_ROOM, NotSaved.NO_ROOM, 2]
         assert await kept(small_store, 1, 2) == [2]
         assert await small_store.claimed_request("key-1") is None
-        assert await small_store.keep_request(form(3, 3000), OWNER) is Verdict.KEPT
+        assert await small_store.keep_request(form(3, 3000), OWNER) is RoomVerdict.KEPT
 
     async def test_an_answer_makes_room_for_tokens(self, small_store: MeshStore) -> None:
         """Before the request that they are of is given up."""
         for number in (1, 2):
-            assert await small_store.keep_request(form(number), OWNER) is Verdict.KEPT
+            assert await small_store.keep_request(form(number), OWNER) is RoomVerdict.KEPT
         await small_store.save_tokens([tokens(1, 2000)])
         await small_store.end_request(form(1), OWNER, FINISHED, 60.0)
         assert await small_store.save_tokens([tokens(2, 4000)]) == [1]
@@ -103,7 +103,7 @@ class RoomContract:
     @pytest.mark.parametrize(("body", "size"), [("😀" * 1000, 4000), ('\\"' * 1000, 2000), ("é\n" * 1000, 3000)])
     async def test_a_body_counts_as_it_is_written(self, small_store: MeshStore, body: str, size: int) -> None:
         """In bytes, not in characters, and written once, not as JSON in JSON."""
-        assert await small_store.keep_request(replace(FORM, body=body), OWNER) is Verdict.KEPT
+        assert await small_store.keep_request(replace(FORM, body=body), OWNER) is RoomVerdict.KEPT
         used = (await small_store.room_use())[Kind.REQUESTS].used_bytes
         assert size + ENTRY_BYTES < used < size + FORM_BYTES
         found = await small_store.get_request(FORM.request_id)

@@ -21,8 +21,8 @@ from spotwise.core.store_budget import (
     HEADROOM_BYTES,
     SHIPPED_MAXMEMORY_BYTES,
     Kind,
+    RoomVerdict,
     StoreBudget,
-    Verdict,
 )
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded import EmbeddedServer, redis_server, running
@@ -146,14 +146,14 @@ async def test_one_key_that_keeps_all_it_can_leaves_room_for_others(store: Redis
     for number in range(2000):
         form = replace(FORM, request_id=f"chatcmpl-{number}", claim=f"key-{number}", body=body[number * 7 % 1000 :])
         verdict = await store.keep_request(form, OWNER)
-        if verdict is Verdict.KEPT:
+        if verdict is RoomVerdict.KEPT:
             await store.save_tokens([KeptTokens(form.request_id, OWNER, 0, 0, 1, b"t" * (number % 4000))])
             if number % 3 and await store.end_request(form, OWNER, FINISHED, KEPT_S):
                 ended += 1
         else:
-            assert verdict is Verdict.NO_ROOM_FOR_SCOPE
+            assert verdict is RoomVerdict.NO_ROOM_FOR_SCOPE
         response = StoredResponse(f"resp_{number}", "acme", form.body.encode(), b"[]")
-        assert await store.responses.put_response(response, KEPT_S) is Verdict.KEPT
+        assert await store.responses.put_response(response, KEPT_S) is RoomVerdict.KEPT
         if number < 500:
             await store.put_owned_record(replace(RECORD, choice_id=form.request_id), OWNER)
         await store.append_ledger(entry(form.request_id, 1.0, prompt_worker="prompt-0"))
@@ -165,8 +165,11 @@ async def test_one_key_that_keeps_all_it_can_leaves_room_for_others(store: Redis
     assert counted > BUDGET.total_bytes / 4
     assert used <= counted * ALLOCATED_PER_BYTE + (1 << 20)
     other = replace(FORM, request_id="chatcmpl-mine", scope="mine", claim="")
-    assert await store.keep_request(other, OWNER) is Verdict.KEPT
-    assert await store.responses.put_response(StoredResponse("resp_mine", "mine", b"{}", b"[]"), KEPT_S) is Verdict.KEPT
+    assert await store.keep_request(other, OWNER) is RoomVerdict.KEPT
+    assert (
+        await store.responses.put_response(StoredResponse("resp_mine", "mine", b"{}", b"[]"), KEPT_S)
+        is RoomVerdict.KEPT
+    )
     await serves(store, 1)
 
 
@@ -175,13 +178,13 @@ async def test_small_entries_count_what_they_take(store: RedisStore) -> None:
     empty_bytes = await used_bytes(store)
     for number in range(1000):
         form = replace(FORM, request_id=f"chatcmpl-{number:032}", claim=f"{number:064}", scope="s" * 64)
-        assert await store.keep_request(form, OWNER) is Verdict.KEPT
+        assert await store.keep_request(form, OWNER) is RoomVerdict.KEPT
         record = replace(RECORD, choice_id=form.request_id)
         assert await store.put_owned_record(record, OWNER)
         await store.save_tokens([KeptTokens(form.request_id, OWNER, 0, 0, 1, b"token")])
         await store.append_ledger(entry(form.request_id, 1.0))
         response = StoredResponse(f"resp_{number:032}", "s" * 64, b"{}", b"[]")
-        assert await store.responses.put_response(response, KEPT_S) is Verdict.KEPT
+        assert await store.responses.put_response(response, KEPT_S) is RoomVerdict.KEPT
     used, counted = await used_bytes(store) - empty_bytes, await counted_bytes(store)
     assert used <= counted * ALLOCATED_PER_BYTE + (1 << 20)
 
@@ -190,7 +193,7 @@ async def test_a_store_without_memory_serves_and_keeps_nothing(store: RedisStore
     """Whatever has filled it. What is kept already is read, and ends; and the store says that it was full."""
     running_form, ended_form = (replace(FORM, request_id=f"chatcmpl-{name}", claim=name) for name in ("runs", "ended"))
     for form in (running_form, ended_form):
-        assert await store.keep_request(form, OWNER) is Verdict.KEPT
+        assert await store.keep_request(form, OWNER) is RoomVerdict.KEPT
         await store.save_tokens([KeptTokens(form.request_id, OWNER, 0, 0, 1, b"token")])
     await store.put_owned_record(replace(RECORD, choice_id="chatcmpl-runs"), OWNER)
     assert await store.keys.put_key(KEY, None)
@@ -203,7 +206,7 @@ async def test_a_store_without_memory_serves_and_keeps_nothing(store: RedisStore
         await store.keep_request(replace(FORM, request_id="chatcmpl-new", claim=""), OWNER),
         await store.responses.put_response(StoredResponse("resp_1", "acme", b"{}", b"[]"), KEPT_S),
     ):
-        assert verdict is Verdict.NO_ROOM
+        assert verdict is RoomVerdict.NO_ROOM
     await store.append_ledger(entry("chatcmpl-new", 1.0))
     assert await store.get_ledger("chatcmpl-new") == []
     assert await store.put_owned_record(replace(RECORD, choice_id="chatcmpl-runs", epoch=2), OWNER)
@@ -236,11 +239,11 @@ async def test_in_a_store_without_memory_new_answers_take_the_place_of_old_ones(
     before = await used_bytes(store)
     for number in range(20, 60):
         form = replace(FORM, request_id=f"chatcmpl-{number}", claim="", body="x" * 2000)
-        assert await store.keep_request(form, OWNER) is Verdict.KEPT
+        assert await store.keep_request(form, OWNER) is RoomVerdict.KEPT
         assert await store.save_tokens([KeptTokens(form.request_id, OWNER, 0, 0, 1, b"token")]) == [1]
         await store.end_request(form, OWNER, FINISHED, KEPT_S)
         response = StoredResponse(f"resp_{number}", "acme", b"x" * 2000, b"[]")
-        assert await store.responses.put_response(response, KEPT_S) is Verdict.KEPT
+        assert await store.responses.put_response(response, KEPT_S) is RoomVerdict.KEPT
         await store.append_ledger(entry(f"chatcmpl-{number}", 1.0))
         assert len(await store.get_ledger(f"chatcmpl-{number}")) == 1
     assert await store.get_request("chatcmpl-0") is None
@@ -254,7 +257,7 @@ async def test_what_died_gives_its_room_back(server: EmbeddedServer) -> None:
     try:
         for number in range(3):
             form = replace(FORM, request_id=f"chatcmpl-{number}", claim="", body="x" * 1500)
-            assert await store.keep_request(form, OWNER) is Verdict.KEPT
+            assert await store.keep_request(form, OWNER) is RoomVerdict.KEPT
             await store.end_request(form, OWNER, FINISHED, 0.2)
         await asyncio.sleep(0.3)
         assert (await store.room_use())[Kind.REQUESTS].used_bytes > 0

@@ -45,7 +45,7 @@ _SHARES: Mapping[Kind, float] = MappingProxyType(
 _SCOPES_SHARE = 0.5
 
 
-class Verdict(StrEnum):
+class RoomVerdict(StrEnum):
     """Whether something is kept."""
 
     KEPT = "kept"
@@ -121,22 +121,22 @@ class Shelf:
         """Of all entries."""
         return self._used.total()
 
-    def put(self, entry_id: str, scope: str, size_bytes: int, ends_s: float, now_s: float) -> Verdict:
+    def put(self, entry_id: str, scope: str, size_bytes: int, ends_s: float, now_s: float) -> RoomVerdict:
         """Count an entry in place of the one with its id, once the first to end have made room for it."""
         self.forget_expired(now_s)
         self.forget(entry_id)
         verdict = self._make_room(scope, size_bytes)
-        if verdict is Verdict.KEPT:
+        if verdict is RoomVerdict.KEPT:
             self._entries[entry_id] = _Entry(scope, size_bytes, ends_s)
             self._used[scope] += size_bytes
         return verdict
 
-    def grow(self, entry_id: str, more_bytes: int) -> Verdict:
+    def grow(self, entry_id: str, more_bytes: int) -> RoomVerdict:
         """Count more of an entry; it is forgotten where there is no room."""
         if (entry := self._entries.get(entry_id)) is None:
-            return Verdict.KEPT
+            return RoomVerdict.KEPT
         verdict = self._make_room(entry.scope, more_bytes, entry_id)
-        if verdict is Verdict.KEPT:
+        if verdict is RoomVerdict.KEPT:
             entry.size_bytes += more_bytes
             self._used[entry.scope] += more_bytes
         else:
@@ -159,17 +159,17 @@ class Shelf:
         for entry_id in [each for each, entry in self._entries.items() if entry.ends_s <= now_s]:
             self.forget(entry_id)
 
-    def _make_room(self, scope: str, size_bytes: int, but: str = "") -> Verdict:
+    def _make_room(self, scope: str, size_bytes: int, but: str = "") -> RoomVerdict:
         room, of_scope = self._room, self._room.scope_bytes
         if size_bytes > room.all_bytes or (of_scope and size_bytes > of_scope):
-            return Verdict.TOO_LARGE
+            return RoomVerdict.TOO_LARGE
         while of_scope and self._used[scope] + size_bytes > of_scope:
             if not self._forget_first((each for each, entry in self._entries.items() if entry.scope == scope), but):
-                return Verdict.NO_ROOM_FOR_SCOPE
+                return RoomVerdict.NO_ROOM_FOR_SCOPE
         while self.used_bytes + size_bytes > room.all_bytes:
             if not self._forget_first(self._entries, but):
-                return Verdict.NO_ROOM
-        return Verdict.KEPT
+                return RoomVerdict.NO_ROOM
+        return RoomVerdict.KEPT
 
     def _forget_first(self, entry_ids: Iterable[str], but: str) -> bool:
         first = min(entry_ids, key=lambda each: self._entries[each].ends_s, default=None)

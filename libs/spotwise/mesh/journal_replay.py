@@ -197,7 +197,7 @@ def _difference(entry: JournalEntry, commands: list[Any], raised: str | None, *,
 
 
 def _is_same(then: Any, now: Any, *, is_old: bool = False) -> bool:
-    """Compare what was recorded with what is made now; a named tuple's field that came later must be `None`, any other one empty,
+    """Compare what was recorded with what is made now; a tuple's field that came later must be `None`, any other one empty,
     unless the format is an old one.
     """
     if isinstance(then, dict) and isinstance(now, dict):

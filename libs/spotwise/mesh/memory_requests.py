@@ -20,7 +20,7 @@ from spotwise.core.gateway.kept_request import (
     turn_of,
 )
 from spotwise.core.record import RequestRecord
-from spotwise.core.store_budget import PART_BYTES, Kind, Shelf, StoreBudget, Verdict, size_of
+from spotwise.core.store_budget import PART_BYTES, Kind, RoomVerdict, Shelf, StoreBudget, size_of
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.ports import NoRoomError
 from spotwise.mesh.redis_records import RECORD_TTL_S
@@ -50,7 +50,7 @@ class MemoryRequests:
         now_s, size = self._clock.now(), size_of(encode_record(record))
         if record.choice_id not in self._records:
             verdict = self.records.put(record.choice_id, record.tenant, size, now_s + RECORD_TTL_S, now_s)
-            if verdict is not Verdict.KEPT:
+            if verdict is not RoomVerdict.KEPT:
                 raise NoRoomError("the records of requests that run leave no room in the store for another")
         self._records[record.choice_id] = record
 
@@ -64,12 +64,12 @@ class MemoryRequests:
 
     async def keep_request(
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
-    ) -> KeptState | Verdict:
+    ) -> KeptState | RoomVerdict:
         """See `KeptRequestStore`."""
         now_s, request_id = self._clock.now(), request.request_id
         self.requests.forget_expired(now_s)
         if self._is_known(request_id) and not self._owns(request_id, owner):
-            return Verdict.KEPT
+            return RoomVerdict.KEPT
         claimed = self._claims.get(request.claim)
         if request.claim and claimed not in (None, request_id):
             assert claimed is not None
@@ -78,12 +78,12 @@ class MemoryRequests:
         if request_id not in self._kept:
             size = size_of(orjson.dumps(replace(request, body="")), request.body.encode())
             verdict = self.requests.put(request_id, request.scope, size, now_s + KEPT_TTL_S, now_s)
-            if verdict is not Verdict.KEPT:
+            if verdict is not RoomVerdict.KEPT:
                 return verdict
         if request.claim:
             self._claims[request.claim] = request_id
         self._kept[request_id] = KeptState(request, owner, None, dict(attempts), ())
-        return Verdict.KEPT
+        return RoomVerdict.KEPT
 
     async def claimed_request(self, claim: str) -> KeptState | None:
         """See `KeptRequestStore`."""
@@ -121,7 +121,7 @@ class MemoryRequests:
             return NotSaved.TAKEN if self._is_known(request_id) else NotSaved.FORGOTTEN
         counts = self._counts[request_id]
         if tokens.first <= counts[tokens.choice] < tokens.first + tokens.count and tokens.chunk:
-            if self.requests.grow(request_id, PART_BYTES + len(tokens.chunk)) is not Verdict.KEPT:
+            if self.requests.grow(request_id, PART_BYTES + len(tokens.chunk)) is not RoomVerdict.KEPT:
                 return NotSaved.NO_ROOM
             self._saved[request_id].append(tokens.chunk)
             counts[tokens.choice] = tokens.first + tokens.count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import Kind, Shelf, StoreBudget, Verdict
+from spotwise.core.store_budget import Kind, RoomVerdict, Shelf, StoreBudget
 from spotwise.mesh.clock import Clock
 
 
@@ -16,13 +16,13 @@ class MemoryResponses:
         self._deleted: set[str] = set()
         self.shelf = Shelf(budget.room(Kind.RESPONSES), lambda each: self._stored.pop(each, None))
 
-    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
+    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
         """See `ResponseStore`."""
         now_s, response_id = self._clock.now(), response.response_id
         if await self.get_response(response_id) is not None or response_id in self._deleted:
-            return Verdict.KEPT
+            return RoomVerdict.KEPT
         verdict = self.shelf.put(response_id, response.scope, response.size_bytes, now_s + kept_s, now_s)
-        if verdict is Verdict.KEPT:
+        if verdict is RoomVerdict.KEPT:
             self._stored[response_id] = response
         return verdict
 

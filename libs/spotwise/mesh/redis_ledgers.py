@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 from redis.asyncio import Redis
 
-from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, Verdict
+from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, RoomVerdict
 from spotwise.mesh.redis_room import AGAIN, MOST_CALLS, ROOM, RedisRoom, Turn
 from spotwise.wire import subjects
 
@@ -42,7 +42,7 @@ while at <= #ARGV do
   local lines = {{unpack(ARGV, at + 2, at + 1 + count)}}
   local verdict = make_room('', ARGV[7] + written(lines))
   if verdict == '{AGAIN}' then return at end
-  if verdict == '{Verdict.KEPT}' then
+  if verdict == '{RoomVerdict.KEPT}' then
     local key, size = ARGV[4] .. id, entry_of(id)
     local more = written(lines)
     if not size then

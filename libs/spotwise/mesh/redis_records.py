@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.record import RequestRecord
-from spotwise.core.store_budget import PART_BYTES, Kind, Verdict, size_of
+from spotwise.core.store_budget import PART_BYTES, Kind, RoomVerdict, size_of
 from spotwise.mesh.ports import NoRoomError
 from spotwise.mesh.redis_room import ROOM, RedisRoom
 from spotwise.wire import subjects
@@ -63,7 +63,7 @@ local before = entry_of(ARGV[5])
 forget(ARGV[5])
 if not before then
   local verdict = make_room(ARGV[7], tonumber(ARGV[8]))
-  if verdict ~= '{Verdict.KEPT}' then return verdict end
+  if verdict ~= '{RoomVerdict.KEPT}' then return verdict end
 end
 if is_owner then
   local earlier = redis.call('HGET', KEYS[1], ARGV[11])
@@ -79,7 +79,7 @@ if is_owner then
 end
 redis.call('SET', ARGV[4] .. ARGV[5], ARGV[9], 'EX', ARGV[10])
 put(ARGV[5], ARGV[7], tonumber(ARGV[8]), now_ms + ARGV[10] * 1000)
-return '{Verdict.KEPT}'
+return '{RoomVerdict.KEPT}'
 """
 )
 
@@ -124,9 +124,9 @@ class RedisRecords:
         request = PART_BYTES + len(choice_id), subjects.room_key(Kind.REQUESTS), subjects.request_id_of(choice_id)
         arguments = _PREFIX, choice_id, owner, *written, *request
         answer = (await self._records.eval(_PUT, _request(choice_id), *arguments)).decode()
-        if answer not in (_TAKEN_OVER, Verdict.KEPT):
+        if answer not in (_TAKEN_OVER, RoomVerdict.KEPT):
             raise NoRoomError("the records of requests that run leave no room in the store for another")
-        return bool(answer == Verdict.KEPT)
+        return bool(answer == RoomVerdict.KEPT)
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
         """See `KeptRequestStore`."""

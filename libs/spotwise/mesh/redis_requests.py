@@ -25,7 +25,7 @@ from spotwise.core.gateway.kept_request import (
     NotSaved,
     SavedTokens,
 )
-from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, Verdict, size_of
+from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, RoomVerdict, size_of
 from spotwise.mesh.json_types import reader_of
 from spotwise.mesh.redis_records import ATTEMPT_OF, OWNS
 from spotwise.mesh.redis_room import AGAIN, MOST_CALLS, ROOM, RedisRoom
@@ -64,7 +64,7 @@ _KEEP = (
     + f"""
 local id, scope, size = ARGV[6], ARGV[7], tonumber(ARGV[8])
 forget_expired()
-if owns(KEYS[1], ARGV[12]) == false then return '{Verdict.KEPT}' end
+if owns(KEYS[1], ARGV[12]) == false then return '{RoomVerdict.KEPT}' end
 if KEYS[2] ~= KEYS[1] then
   local other = redis.call('GET', KEYS[2])
   if other and other ~= id and redis.call('EXISTS', ARGV[4] .. other) == 1 then return '{_CLAIMED}' .. other end
@@ -72,7 +72,7 @@ end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   forget(id)
   local verdict = make_room(scope, size)
-  if verdict ~= '{Verdict.KEPT}' then return verdict end
+  if verdict ~= '{RoomVerdict.KEPT}' then return verdict end
 end
 redis.call('HDEL', KEYS[1], 'claim')
 redis.call('HSET', KEYS[1], unpack(ARGV, 11))
@@ -82,7 +82,7 @@ if KEYS[2] ~= KEYS[1] then
   redis.call('SET', KEYS[2], id, 'EX', ARGV[10])
 end
 if not entry_of(id) then put(id, scope, size, now_ms + ARGV[9] * 1000) end
-return '{Verdict.KEPT}'
+return '{RoomVerdict.KEPT}'
 """
 )
 
@@ -113,8 +113,8 @@ local function append(i, at)
   local id, chunk = ARGV[at], ARGV[at + 5]
   local size, scope = entry_of(id)
   local more = #chunk + ARGV[7]
-  local verdict = size and make_room(scope, more) or '{Verdict.KEPT}'
-  if verdict ~= '{Verdict.KEPT}' and verdict ~= '{AGAIN}' then
+  local verdict = size and make_room(scope, more) or '{RoomVerdict.KEPT}'
+  if verdict ~= '{RoomVerdict.KEPT}' and verdict ~= '{AGAIN}' then
     forget(id)
     without_room[id] = true
     return -3
@@ -209,7 +209,7 @@ class RedisRequests:
 
     async def keep_request(
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
-    ) -> KeptState | Verdict:
+    ) -> KeptState | RoomVerdict:
         """See `KeptRequestStore`."""
         key, request_id = subjects.kept_request_key(request.request_id), request.request_id
         claim = subjects.claim_key(request.claim) if request.claim else key
@@ -225,8 +225,8 @@ class RedisRequests:
                 if known is not None:
                     return known
             elif answer != AGAIN:
-                return Verdict(answer)
-        return Verdict.NO_ROOM
+                return RoomVerdict(answer)
+        return RoomVerdict.NO_ROOM
 
     async def claimed_request(self, claim: str) -> KeptState | None:
         """See `KeptRequestStore`."""

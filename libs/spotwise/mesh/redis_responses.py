@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import ENTRY_BYTES, Kind, RoomUse, StoreBudget, Verdict
+from spotwise.core.store_budget import ENTRY_BYTES, Kind, RoomUse, RoomVerdict, StoreBudget
 from spotwise.mesh.redis_room import ROOM, RedisRoom, Turn
 from spotwise.wire import subjects
 
@@ -29,10 +29,10 @@ _PUT = (
     _RESPONSES
     + f"""
 forget_expired()
-if redis.call('EXISTS', ARGV[4] .. id) == 1 then return '{Verdict.KEPT}' end
+if redis.call('EXISTS', ARGV[4] .. id) == 1 then return '{RoomVerdict.KEPT}' end
 forget(id)
 local verdict = make_room(ARGV[6], tonumber(ARGV[7]))
-if verdict ~= '{Verdict.KEPT}' then return verdict end
+if verdict ~= '{RoomVerdict.KEPT}' then return verdict end
 redis.call('HSET', ARGV[4] .. id, 'scope', ARGV[6], 'body', ARGV[9], 'items', ARGV[10])
 redis.call('PEXPIRE', ARGV[4] .. id, ARGV[8])
 put(id, ARGV[6], tonumber(ARGV[7]), now_ms + ARGV[8])
@@ -69,7 +69,7 @@ class RedisResponses:
         self._turn = turn
         self._room = RedisRoom(redis, turn, Kind.RESPONSES, budget)
 
-    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
+    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
         """See `ResponseStore`."""
         lives_ms = int(kept_s * 1000)
         contents = response.scope, response.size_bytes, lives_ms, response.body, response.items

@@ -18,7 +18,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from spotwise.core.store_budget import Kind, Room, RoomUse, StoreBudget, Verdict
+from spotwise.core.store_budget import Kind, Room, RoomUse, RoomVerdict, StoreBudget
 from spotwise.wire import subjects
 
 #: Entries that one call forgets, at most: the server does nothing else meanwhile.
@@ -74,23 +74,23 @@ local function note_full()
   if redis.call('PTTL', sums) < 0 then redis.call('PEXPIRE', sums, {_FULL_TTL_MS}) end
 end
 local function make_room(scope, size)
-  if size > all_bytes or (scope_bytes > 0 and size > scope_bytes) then return '{Verdict.TOO_LARGE}' end
+  if size > all_bytes or (scope_bytes > 0 and size > scope_bytes) then return '{RoomVerdict.TOO_LARGE}' end
   needed = needed + size
   local function over(sum) return tonumber(redis.call('HGET', sums, sum) or '0') + size end
   while scope_bytes > 0 and over('/' .. scope) > scope_bytes do
     local first = redis.call('ZRANGE', of_scope(scope), 0, 0)[1]
-    if not first or stays(first) then return '{Verdict.NO_ROOM_FOR_SCOPE}' end
+    if not first or stays(first) then return '{RoomVerdict.NO_ROOM_FOR_SCOPE}' end
     if forgotten >= {_MOST_FORGOTTEN} then return '{AGAIN}' end
     forget(first)
   end
   if is_full then note_full() end
   while over('*') > all_bytes or (is_full and freed < needed) do
     local first = redis.call('ZRANGE', room, 0, 0)[1]
-    if not first or stays(first) then return '{Verdict.NO_ROOM}' end
+    if not first or stays(first) then return '{RoomVerdict.NO_ROOM}' end
     if forgotten >= {_MOST_FORGOTTEN} then return '{AGAIN}' end
     forget(first)
   end
-  return '{Verdict.KEPT}'
+  return '{RoomVerdict.KEPT}'
 end
 local function note_end(id, scope, ends_ms)
   redis.call('ZADD', room, ends_ms, id)
@@ -147,13 +147,13 @@ class RedisRoom:
                 evaluated = self._redis.eval(script, len(keys), *keys, *room, *arguments)
                 return await evaluated
 
-    async def verdict(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Verdict:
+    async def verdict(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> RoomVerdict:
         """Run a script that answers with a verdict, until it needs not be called again."""
         for _ in range(MOST_CALLS):
             answer = (await self.eval(script, keys, *arguments)).decode()
             if answer != AGAIN:
-                return Verdict(answer)
-        return Verdict.NO_ROOM
+                return RoomVerdict(answer)
+        return RoomVerdict.NO_ROOM
 
     async def use(self) -> RoomUse:
         """Return how full it is."""

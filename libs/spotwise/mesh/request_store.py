@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # see `ports.py`
         SavedTokens,
     )
     from spotwise.core.record import RequestRecord
-    from spotwise.core.store_budget import Verdict
+    from spotwise.core.store_budget import RoomVerdict
 
 
 NO_ATTEMPTS: Mapping[str, KeptAttempt] = MappingProxyType({})
@@ -29,7 +29,7 @@ class KeptRequestStore(Protocol):
 
     async def keep_request(
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
-    ) -> KeptState | Verdict:
+    ) -> KeptState | RoomVerdict:
         """Keep a request, which is new or was forgotten; answers that have ended make room for it. Return whether it is kept,
         or the one that has the same claim, and keep nothing then.
         """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import Verdict
+from spotwise.core.store_budget import RoomVerdict
 
 
 class ResponseStore(Protocol):
     """Responses by their ids."""
 
-    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
+    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
         """Store a response for so long, unless it is or was deleted; the oldest of its scope, and of all, make room for it.
         Where it is too large, or there is no room all the same, none is stored.
         """

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, owner_of, turn_of
 from spotwise.core.messages import LedgerEntry
-from spotwise.core.store_budget import Kind, Verdict
+from spotwise.core.store_budget import Kind, RoomVerdict
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
 from spotwise.gateway.errors import ApiError, bad_request
@@ -125,7 +125,7 @@ class KeptRequests:
             return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
-            if is_resumable and kept in (Verdict.NO_ROOM_FOR_SCOPE, Verdict.TOO_LARGE):
+            if is_resumable and kept in (RoomVerdict.NO_ROOM_FOR_SCOPE, RoomVerdict.TOO_LARGE):
                 raise _too_much_kept()
         except BaseException:
             reservation.cancel()
@@ -133,7 +133,7 @@ class KeptRequests:
         if isinstance(kept, KeptState):  # another connection claimed it meanwhile
             reservation.cancel()
             return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=form.body_hash)
-        if kept is not Verdict.KEPT:
+        if kept is not RoomVerdict.KEPT:
             self._metrics.count_not_kept(Kind.REQUESTS)
             warning = {WARNING_HEADER: "not kept"}
             ids = planned.endpoint, plan, self._generation.generate, arrived_s
@@ -235,7 +235,7 @@ class KeptRequests:
             return True  # it ends
         attempts = self._generation.attempts(_choice_ids(running.plan))
         known = await self._store.keep_request(running.form, running.owner, attempts)
-        if isinstance(known, KeptState) or known is Verdict.KEPT:
+        if isinstance(known, KeptState) or known is RoomVerdict.KEPT:
             return True
         self._metrics.count_not_kept(Kind.REQUESTS)
         return False

@@ -10,7 +10,7 @@ import orjson
 import structlog
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import Verdict
+from spotwise.core.store_budget import RoomVerdict
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.items_format import item_id
@@ -85,9 +85,9 @@ class StoredResponses:
             verdict: str = await self._turns.result(self._store.put_response(stored, self._kept_s))
         except GenerationError as error:
             verdict = error.message
-        if verdict != Verdict.KEPT:
+        if verdict != RoomVerdict.KEPT:
             _log.warning("response_not_stored", request_id=plan.request_id, reason=verdict, bytes=stored.size_bytes)
-        return verdict == Verdict.KEPT
+        return verdict == RoomVerdict.KEPT
 
 
 def unknown_response(response_id: str, param: str | None = None) -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.store_budget import DEFAULT_STORE_BYTES, Kind, Room, Shelf, StoreBudget, Verdict
+from spotwise.core.store_budget import DEFAULT_STORE_BYTES, Kind, Room, RoomVerdict, Shelf, StoreBudget
 
 
 def test_the_shares_are_the_budget() -> None:
@@ -32,9 +32,9 @@ def test_no_room_is_exceeded_and_what_is_in_use_stays(puts: list[tuple[int, str,
             verdict = shelf.grow(entry_id, size)
         else:
             verdict = shelf.put(entry_id, scope, size, now_s + lives_s + (1000 if is_used else 0), float(now_s))
-            if verdict is Verdict.KEPT:
+            if verdict is RoomVerdict.KEPT:
                 held[entry_id] = scope, is_used
-        assert (entry_id in held) == (verdict is Verdict.KEPT)
+        assert (entry_id in held) == (verdict is RoomVerdict.KEPT)
         assert used - {entry_id} <= set(held)
         assert shelf.used_bytes <= 100
         assert set(shelf._entries) == set(held)

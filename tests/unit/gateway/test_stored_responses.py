@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import StoreBudget, Verdict
+from spotwise.core.store_budget import RoomVerdict, StoreBudget
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.text import ChatText
 from spotwise.mesh.memory import MemoryStore
@@ -235,7 +235,7 @@ async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatTe
 class AwayStore:
     """A store that does not answer."""
 
-    async def put_response(self, response: StoredResponse, kept_s: float) -> Verdict:
+    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
         raise MeshError("away")
 
     async def get_response(self, response_id: str) -> StoredResponse | None:
