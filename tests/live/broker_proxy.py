@@ -5,42 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+from tests.live.relay import Relay
 
 _NAME = re.compile(rb"CONNECT (\{.*?\})\r\n")
 
 
-class BrokerProxy:
-    """Relays NATS connections; clients send their member's name when they connect.
-
-    Attributes:
-        url: for `--nats-url`.
-    """
+class BrokerProxy(Relay):
+    """Relays NATS connections; clients send their member's name when they connect."""
 
     def __init__(self, broker_port: int) -> None:
+        super().__init__()
         self._broker_port = broker_port
-        self._loop = asyncio.new_event_loop()
         self._writers: dict[str, list[asyncio.StreamWriter]] = {}
         self._deaf: set[str] = set()
-        self._server: asyncio.Server | None = None
-        self.url = ""
 
-    @contextmanager
-    def running(self) -> Iterator[BrokerProxy]:
-        """Relay in a thread of its own."""
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._relay, "127.0.0.1", 0))
-        self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(timeout=10)
-            self._loop.close()
+    @property
+    def url(self) -> str:
+        """For `--nats-url`."""
+        return f"nats://127.0.0.1:{self.port}"
 
     def lose(self, member_id: str) -> None:
         """From now on nothing that the member sends reaches the broker."""
@@ -54,16 +37,6 @@ class BrokerProxy:
         self._deaf.discard(member_id)
         for writer in self._writers.pop(member_id, []):
             writer.close()
-
-    async def _end(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for member_id in list(self._writers):
-            self._cut(member_id)
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         to_broker = None

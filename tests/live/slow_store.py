@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+from tests.live.relay import Relay
 
 
-class SlowStore:
+class SlowStore(Relay):
     """Relays connections to a store; each answer comes `delay_s` after the store gave it.
 
     Attributes:
-        url: for `--redis-url`.
         delay_s: of every answer from now on.
     """
 
     def __init__(self, store_port: int) -> None:
-        self.url = ""
+        super().__init__()
         self.delay_s = 0.0
         self._store_port = store_port
-        self._loop = asyncio.new_event_loop()
 
-    @contextmanager
-    def running(self) -> Iterator[SlowStore]:
-        """Relay in a thread of its own."""
-        server = self._loop.run_until_complete(asyncio.start_server(self._relay, "127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(self._end(server), self._loop).result(timeout=10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(timeout=10)
-            self._loop.close()
-
-    @staticmethod
-    async def _end(server: asyncio.Server) -> None:
-        server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    @property
+    def url(self) -> str:
+        """For `--redis-url`."""
+        return f"redis://127.0.0.1:{self.port}/0"
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_store, to_store = await asyncio.open_connection("127.0.0.1", self._store_port)

@@ -20,8 +20,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from spotwise.gateway.cycle_answers import CycleAnswers, close_unasked, unchunk
 from spotwise.gateway.errors import ApiError
-from spotwise.gateway.held_back_body import HeldBackBody
 from spotwise.gateway.http_cuts import MessageCuts
 from spotwise.gateway.http_head import body_length, is_request_line, origin_form
 from spotwise.gateway.http_limits import REFUSED_SHARE, HttpLimits, Places
@@ -34,7 +34,6 @@ from spotwise.gateway.http_refusals import (
     unknown_method,
     written,
 )
-from spotwise.gateway.unchunked import Unchunked
 from spotwise.gateway.write_deadline import WriteDeadline
 
 #: Headers with the length of a body.
@@ -233,9 +232,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if cycle.more_body:
             self._await_by(self._limits.body_timeout_s, self._body_overdue)
         if cycle.scope["http_version"] == "1.0":
-            app = Unchunked(app, cycle)
+            app = CycleAnswers(app, cycle, unchunk)
         if cycle.waiting_for_100_continue:
-            app = HeldBackBody(app, cycle)
+            app = CycleAnswers(app, cycle, close_unasked)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
