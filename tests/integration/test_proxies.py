@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +39,7 @@ def name_proxy(patch: pytest.MonkeyPatch, url: str) -> None:
         patch.setenv(name, url)
         patch.setenv(name.upper(), url)
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
-        patch.setenv(name, "")  # is put back, too, where the code changes it
+        patch.setenv(name, "")
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +152,7 @@ async def test_ec2_is_called_through_the_proxy_with_credentials_that_come_withou
     fleet = await Ec2Instances.connect(
         "mesh-a", Ec2Options("worker", endpoint_url="http://ec2.example", region="eu-west-1", attempts=1)
     )
+    assert [os.environ[name] for name in ("no_proxy", "NO_PROXY")] == ["", ""], "other clients read it, too"
     assert await fleet.instances() == []
     await fleet.close()
     assert len(asked) == 3

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
@@ -274,16 +275,28 @@ class Ec2Connection:
         await asyncio.to_thread(self._client.close)
 
 
-def _reach_metadata_directly() -> None:
-    """Except this machine's metadata from the proxies that the environment names.
+@contextmanager
+def _metadata_is_reached_directly() -> Iterator[None]:
+    """Except this machine's metadata from the proxies that the environment names, while a client is made.
 
-    EC2 itself may be behind a proxy only; but a proxy would ask for its own role. boto3 has no option for it.
+    EC2 itself may be behind a proxy only; but a proxy would ask for its own role. boto3 has no option for it and reads
+    the environment once. Afterwards the environment is as before: other clients do not read boto3's way to write an
+    IPv6 address.
     """
+    before = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY")}
+    known = before["no_proxy"] or before["NO_PROXY"] or ""
     endpoint = urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", ""))
-    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if known.strip() != "*":
-        hosts = filter(None, [*known.split(","), *_METADATA_HOSTS, endpoint.hostname])
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
+    hosts = filter(None, [*known.split(","), *_METADATA_HOSTS, endpoint.hostname])
+    try:
+        if known.strip() != "*":
+            os.environ.update(dict.fromkeys(before, ",".join(dict.fromkeys(hosts))))
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _open(options: Ec2Options) -> Ec2Client:
@@ -293,15 +306,15 @@ def _open(options: Ec2Options) -> Ec2Client:
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise ProviderRefused("EC2 needs boto3: pip install 'spotwise[aws]'") from error
-    _reach_metadata_directly()
     config = Config(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": options.attempts},
     )
     try:
-        session = boto3.Session(profile_name=options.profile, region_name=options.region)
-        client: Ec2Client = session.client("ec2", endpoint_url=options.endpoint_url, config=config)
+        with _metadata_is_reached_directly():
+            session = boto3.Session(profile_name=options.profile, region_name=options.region)
+            client: Ec2Client = session.client("ec2", endpoint_url=options.endpoint_url, config=config)
     except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
         raise ProviderRefused(f"EC2: {error}; check region, profile and endpoint_url") from error
     return client
