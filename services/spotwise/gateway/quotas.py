@@ -248,6 +248,8 @@ class Quotas:
         book, admission, is_alone = await self._asked(caller, ask)
         headers = _headers(caller.limits, admission)
         if admission.refused_by is not None:
+            if continued is None and admission.refused_by is not KeyLimit.REQUESTS:
+                await self.count_refused(caller)  # its body was understood, which is work
             self._refuse(caller, admission, headers)
         book.running[ask.number] = None
 
@@ -286,7 +288,7 @@ class Quotas:
         self._has_news.set()
 
     async def count_refused(self, caller: Caller) -> None:
-        """Count a request that was refused for its body; beyond the limit, later ones are refused before theirs is read."""
+        """Count a request that was refused once its body was read; beyond the limit, later ones are refused before that."""
         with suppress(ApiError):
             await self.count(caller)
 

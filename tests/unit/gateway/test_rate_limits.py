@@ -125,6 +125,23 @@ async def test_a_refused_body_counts_as_a_request(api: LimitedApi, path: str, bo
         assert refused.status_code == 429 and refused.headers["retry-after"] == "20"
 
 
+async def test_what_is_refused_for_its_tokens_counts_as_a_request(api: LimitedApi) -> None:
+    """Its body was understood, and a grammar of it compiled; it takes no tokens. Too many are refused unread."""
+    limits = KeyLimits(requests_per_minute=4, tokens_per_minute=10)
+    body = COMPLETION | {"structured_outputs": {"regex": "[ab]{9}"}}
+    async with await api.start(limits) as client:
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+        used = (await api.used(limits)).used_tokens
+        for count in range(2, 6):
+            refused = await client.post("/v1/completions", json=body)
+            assert "tokens a minute" in refused.json()["error"]["message"]
+            assert (await api.used(limits)).used_requests == min(4, count)
+        refused = await client.post("/v1/completions", json={"not": "read"})
+        assert "requests a minute" in refused.json()["error"]["message"]
+        assert (await api.used(limits)).used_tokens == used
+    assert api.refusals == [*[KeyLimit.TOKENS] * 3, KeyLimit.REQUESTS, KeyLimit.TOKENS, KeyLimit.REQUESTS]
+
+
 COUNTING: list[tuple[str, Any]] = [
     ("/tokenize", {"prompt": "Hello"}),
     ("/detokenize", {"tokens": [65, 66]}),
