@@ -99,9 +99,9 @@ TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_work
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
-	@failed=0; times=""; \
+	@rm -rf build/tests; failed=0; times=""; \
 	part() { \
-	  local began=$$SECONDS; "$${@:2}" || failed=1; \
+	  local began=$$SECONDS; "$${@:2}" --junitxml="build/tests/$$1.xml" || failed=1; \
 	  times+=$$(printf '\n  %-14s %3d:%02d' "$$1" $$(((SECONDS - began) / 60)) $$(((SECONDS - began) % 60))); \
 	}; \
 	part core env $(PARALLEL) logical --cov --cov-report= $(CORE_TESTS); \
@@ -109,6 +109,7 @@ ifeq ($(strip $(ARGS)),)
 	part sharing env $(PARALLEL) logical $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit; \
 	part two-at-a-time env $(PARALLEL) 2 $(LONG_FIRST) $(TWO_AT_A_TIME); \
 	part alone $(PYTEST) --ignore tests/unit --ignore tests/property --ignore tests/faults $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %); \
+	$(BIN)/python scripts/failed_tests.py build/tests; \
 	echo "minutes of each part:$$times"; \
 	exit $$failed
 else
