@@ -27,7 +27,7 @@ from spotwise.gateway.quotas import Quotas
 from spotwise.gateway.text import ChatText
 from spotwise.mesh.memory import FakeClock, MemoryStore
 from spotwise.mesh.memory_keys import MemoryKeys
-from tests.contracts.waiting import until
+from tests.contracts.waiting import until, until_none
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content
 from tests.unit.gateway.test_known_keys import key, secret
@@ -53,6 +53,10 @@ class LimitedGateway:
         """What is counted by now."""
         await self.quotas.report(renew=False)
         return await self.store.use("acme", self.limits, KeyReport("reader"))
+
+    async def lacks(self, tokens: int) -> bool | None:
+        """Whether another number of tokens is counted by now."""
+        return (await self.used()).used_tokens != tokens or None
 
     def client(self, body: Any, headers: dict[str, str]) -> Client:
         """A connection that posts a chat."""
@@ -95,12 +99,11 @@ async def test_a_request_keeps_its_place_without_its_client(start: Any, tokens: 
     await refused.answer()
     assert refused.status == 429
     gateway.mesh.go.set()
-    await until(lambda: not gateway.mesh.open)
-    prompt_tokens = len(gateway.mesh.spec.prompt_token_ids)
-    assert (await gateway.used()).used_tokens == prompt_tokens + len(tokens)
+    used = len(gateway.mesh.spec.prompt_token_ids) + len(tokens)
+    await until_none(partial(gateway.lacks, used))
     again = Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
     assert content(await again.events())[0]
-    assert (await gateway.used()).used_tokens == prompt_tokens + len(tokens)
+    assert (await gateway.used()).used_tokens == used
     following = gateway.client(STREAM, RESUMABLE)
     assert (await following.event()).data
     await following.leave()

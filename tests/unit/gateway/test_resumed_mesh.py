@@ -40,10 +40,13 @@ async def gateways(text: ChatText, model_dir: Path) -> AsyncIterator[Gateways]:
 
 
 @pytest.mark.parametrize("saves", [False, True])
-async def test_another_gateway_takes_a_stream_over(saves: bool, text: ChatText, model_dir: Path) -> None:
+async def test_another_gateway_takes_a_stream_over(
+    saves: bool, text: ChatText, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the tokens that were saved, which are not computed again; the former gateway's client is told, and its attempt ends.
     All is as in one stream with the same seed: text, tokens, scores.
     """
+    monkeypatch.setattr("spotwise.gateway.mesh_client.SAVE_EVERY_S", 3600.0)  # only the test says when
     async with gateways(text, model_dir) as mesh:
         first, second = await mesh.start("g0"), await mesh.start("g1")
         whole = content(await Client(first, "POST", CHATS, BODY | {"seed": 5}).events())
