@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis.strategies import DataObject
 
-BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "2"))
+BUDGET_S = float(os.environ.get("SPOTWISE_EXAMPLES_S", "1"))
 #: So many are tried however long they take.
 FEWEST = 5
 #: Hypothesis looks for the smallest failing example for up to five minutes: a time-out before that would hide it.
