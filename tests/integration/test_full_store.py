@@ -53,7 +53,7 @@ def test_all_that_is_kept_has_room_in_the_store_as_it_is_shipped(tmp_path: Path)
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     for name in ("redis", "redis-replica"):
         command = " ".join(services[name]["command"])
-        (limit,) = re.findall(r"--maxmemory (\d+)mb\b", command)
+        (limit,) = re.findall(r"--maxmemory \$\{SPOTWISE_REDIS_MAXMEMORY:-(\d+)mb\}", command)
         assert int(limit) << 20 == SHIPPED_MAXMEMORY_BYTES
         assert "--maxmemory-policy" not in command  # nothing goes that the mesh did not choose
     argv = redis_server(tmp_path).argv

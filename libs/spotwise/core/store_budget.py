@@ -68,6 +68,11 @@ class StoreBudget:
 
     total_bytes: int = DEFAULT_STORE_BYTES
 
+    @property
+    def server_bytes(self) -> int:
+        """Memory that a server of the mesh's own may take: what is shipped, or more where the budget is larger."""
+        return max(SHIPPED_MAXMEMORY_BYTES, int(self.total_bytes * ALLOCATED_PER_BYTE) + HEADROOM_BYTES)
+
     def room(self, kind: Kind) -> Room:
         """Return a kind's share. Members write ledgers who do not know whose request it is."""
         all_bytes = int(self.total_bytes * _SHARES[kind])

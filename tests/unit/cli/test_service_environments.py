@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from spotwise.cli.launch.mesh_servers import MeshServers, ServerAccess
 from spotwise.cli.launch.readiness import Readiness
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
-from spotwise.cli.launch.supervise import _supervised_service
+from spotwise.cli.launch.supervise import _embedded, _supervised_service
+from spotwise.core.store_budget import SHIPPED_MAXMEMORY_BYTES
 from tests.contracts.waiting import until
 
 SECRETS = {"SPOTWISE_API_KEYS": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-cloud", "HF_TOKEN": "canary-hub"}
@@ -36,3 +38,25 @@ async def test_a_started_service_has_the_secrets_that_it_reads(
         process.start()
         await until(lambda: process.exit_code() == 0)
     assert folder.log_path("it").read_text().split() == [*([expected] if expected else []), "plain", "own"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, SHIPPED_MAXMEMORY_BYTES),
+        (str(1 << 30), (1 << 30) * 5 // 4 + (64 << 20)),
+        ("much", SHIPPED_MAXMEMORY_BYTES),
+    ],
+)
+def test_the_embedded_store_has_room_for_the_budget(
+    given: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a server takes beside it."""
+    monkeypatch.delenv("SPOTWISE_STORE_BYTES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("SPOTWISE_STORE_BYTES", given)
+    broker, store = (ServerAccess(url="nats://h:1"), ServerAccess.embedded("redis://127.0.0.1:1/0"))
+    (server,) = _embedded(
+        MeshServers(broker=broker, store=store), [], RunFolder("default", tmp_path), keeps_store=False
+    )
+    assert server.argv[server.argv.index("--maxmemory") + 1] == str(expected)

@@ -28,6 +28,7 @@ from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
+from spotwise.core.store_budget import StoreBudget
 from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
 from spotwise.mesh.embedded import (
@@ -154,12 +155,17 @@ def _embedded(
             embed(folder.logs_folder, port=urlsplit(access.url).port, users=access.passwords(users))
             for access, embed in (
                 (servers.broker, nats_server),
-                (servers.store, partial(redis_server, kept_in=kept_in)),
+                (servers.store, partial(redis_server, kept_in=kept_in, maxmemory_bytes=_budget().server_bytes)),
             )
             if access.root is not None
         ]
     except EmbeddedServerError as error:
         raise CommandError(f"{error}; or give running servers with --nats-url and --redis-url") from error
+
+
+def _budget() -> StoreBudget:
+    given = os.environ.get("SPOTWISE_STORE_BYTES", "")
+    return StoreBudget(int(given)) if given.isdecimal() else StoreBudget()  # what is no number, each member refuses
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
