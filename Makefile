@@ -91,10 +91,10 @@ UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wild
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
 SHARING := $(filter-out %/test_loop_costs.py %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
   tests/compose/test_deployment_files.py \
-  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
-    lost_tokens proxies shrinking_mesh simulated simulated_groups store_unavailable)
+  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration full_store gateway_stop \
+    incomplete_checkpoint lost_tokens proxies shrinking_mesh simulated simulated_groups store_unavailable)
 TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
-    closed_requests clusters disconnects unsupported_parameters readme drains groups reshapes standbys gateway_loss \
+    closed_requests clusters disconnects unsupported_parameters readme drains groups standbys gateway_loss \
     some_faults) $(UCX)
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
