@@ -88,7 +88,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
 UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wildcard tests/integration/test_ucx_*.py))
-CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
+CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py tests/property/test_weight_fetches.py
 SHARING := $(filter-out %/test_loop_costs.py %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
   tests/compose/test_deployment_files.py \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration full_store gateway_stop \
