@@ -235,7 +235,7 @@ class Quotas:
             continued: where it was counted before.
 
         Raises:
-            ApiError: 429, a limit is full.
+            ApiError: 429, a limit is full, or one of several sequences that needs more than a minute gives.
         """
         if caller.limits.is_unlimited:
             return Reservation()
@@ -243,6 +243,10 @@ class Quotas:
         is_alive, earlier_tokens = (True, 0) if continued is None else (continued.is_alive, continued.earlier_tokens)
         prompt_tokens = plan.prompt_tokens if is_alive else 0  # what a dead gateway had reserved stays counted
         tokens = max(prompt_tokens, tokens_to_reserve(prompt_tokens, outputs) - earlier_tokens)
+        most = caller.limits.tokens_per_minute
+        if continued is None and len(outputs) > 1 and most is not None and tokens > most:
+            await self.count_refused(caller)
+            raise self._too_large(caller, tokens, most)
         is_due, has_place = (False, False) if continued is None else (continued.is_due, is_alive)
         ask = Ask(self._next_number(), tokens, is_due, has_place)
         book, admission, is_alone = await self._asked(caller, ask)
@@ -377,6 +381,15 @@ class Quotas:
             raise
         book.answered(report)
         return admission
+
+    def _too_large(self, caller: Caller, tokens: int, most: int) -> ApiError:
+        """Return the refusal of a request that can be divided, for which no wait makes room."""
+        self._count_limited(KeyLimit.TOKENS)
+        message = (
+            f"The request reserves {tokens} tokens, and the key '{caller.name}' has a limit of {most} tokens a minute; "
+            "send fewer prompts or choices in a request, or a lower 'max_tokens'."
+        )
+        return ApiError(429, message, code="request_exceeds_limit", headers={"x-should-retry": "false"})
 
     def _refuse(self, caller: Caller, admission: KeyAdmission, headers: Mapping[str, str]) -> None:
         limit, wait_s = admission.refused_by, admission.retry_after_s

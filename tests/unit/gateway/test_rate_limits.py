@@ -142,6 +142,34 @@ async def test_what_is_refused_for_its_tokens_counts_as_a_request(api: LimitedAp
     assert api.refusals == [*[KeyLimit.TOKENS] * 3, KeyLimit.REQUESTS, KeyLimit.TOKENS, KeyLimit.REQUESTS]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", COMPLETION | {"n": 4, "max_tokens": 30}),
+        ("/v1/completions", COMPLETION | {"prompt": ["Hello, world!"] * 4, "max_tokens": 30}),
+        ("/v1/embeddings", EMBEDDING | {"input": ["Hello, world! " * 4] * 4}),
+    ],
+    ids=["choices", "prompts", "inputs"],
+)
+async def test_what_can_be_divided_takes_no_more_than_a_minute_gives(
+    api: LimitedApi, path: str, body: dict[str, Any]
+) -> None:
+    """No wait helps it, which the client is told; a single sequence is never impossible. It counts as a request."""
+    limits = KeyLimits(requests_per_minute=10, tokens_per_minute=50)
+    async with await api.start(limits) as client:
+        refused = await client.post(path, json=body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (429, "request_exceeds_limit")
+        assert "tokens, and the key 'acme' has a limit of 50 tokens a minute" in error["message"]
+        assert refused.headers["x-should-retry"] == "false"
+        assert "retry-after" not in refused.headers
+        found = await api.used(limits)
+        assert (found.used_requests, found.used_tokens) == (1.0, 0.0)
+        alone = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 120})
+        assert alone.status_code == 200
+    assert api.refusals == [KeyLimit.TOKENS]
+
+
 COUNTING: list[tuple[str, Any]] = [
     ("/tokenize", {"prompt": "Hello"}),
     ("/detokenize", {"tokens": [65, 66]}),
@@ -184,7 +212,7 @@ async def test_tokens_a_minute_are_those_that_were_used(api: LimitedApi) -> None
         assert '"error"' in streamed.text
         assert (await api.used(limits)).used_tokens == used + prompt + 2
         api.mesh.fail_at = None
-        refused = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 250, "n": 16})
+        refused = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": (300 - prompt) // 2, "n": 2})
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert "tokens a minute" in refused.json()["error"]["message"]
 

@@ -5,7 +5,8 @@ Law:
   calendar day (UTC); requests in flight are leases that end by themselves.
 - A request is admitted by all limits at once or takes nothing.
 - It reserves its prompt and its `max_tokens` and settles with what it used. One that reserves more than a bucket holds waits
-  for a full one, takes all of it and owes the rest, so that none is impossible.
+  for a full one, takes all of it and owes the rest, so that none is impossible; one of several sequences can be divided, and is
+  refused.
 - What goes on after a break (an answer that another connection or gateway takes over) counts as a request and reserves its
   rest. It was admitted once: a full limit lets it go on, and makes the key's next requests wait.
 - What a gateway that died has reserved stays counted: a bucket forgets it in time, a day at its end, a lease within seconds.
