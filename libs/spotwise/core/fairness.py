@@ -34,6 +34,14 @@ class VirtualTokenCounters:
         """Return a tenant's counter."""
         return self._served.get(tenant, 0.0)
 
+    def at_arrival(self, tenant: str, busy: Collection[str]) -> float:
+        """Return the counter that a tenant would have with a first job beside these; its own where it is one of them."""
+        return (
+            self.served(tenant)
+            if tenant in busy
+            else max(self.served(tenant), min(map(self.served, busy), default=0.0))
+        )
+
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens that a tenant was served."""
         worth = PROMPT_TOKEN_WEIGHT * prompt_tokens + OUTPUT_TOKEN_WEIGHT * output_tokens

@@ -79,6 +79,7 @@ class SubmitRequest(OfAttempt):
         deadline_unix_s: Unix time at which its client gives up; the same in every attempt; `None` without one.
         recovering: an earlier attempt was accepted: no bound of the queue rejects it any more.
         open_bound: `max_new_tokens` is its gateway's guess, which can be less: its client gave none.
+        tenant: whose it is, as in its record.
     """
 
     stream: StreamRef
@@ -90,6 +91,7 @@ class SubmitRequest(OfAttempt):
     deadline_unix_s: float | None = None
     recovering: bool = False
     open_bound: bool = False
+    tenant: str = ""
 
 
 @value

@@ -41,6 +41,7 @@ class ReserveKv(OfAttempt):
             orders; empty for a new request.
         hop: number of the move, from 1; 0 for a new request.
         term: of the scheduler that orders it, 0 for another worker; a worker obeys none of an earlier term than the latest.
+        priority, tenant: as in its record, which the worker does not have yet.
     """
 
     stream: StreamRef
@@ -52,6 +53,8 @@ class ReserveKv(OfAttempt):
     source_id: str = ""
     hop: int = 0
     term: int = 0
+    priority: int = 0
+    tenant: str = ""
 
 
 @value

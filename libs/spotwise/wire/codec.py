@@ -71,7 +71,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
         *codec_of(
             m.SubmitRequest,
             cluster.SubmitRequest,
-            *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority", "recovering", "open_bound"),
+            *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority", "recovering", "open_bound", "tenant"),
             optional=("deadline_unix_s",),
             stream=_STREAM,
             prefix_spans=(same, tuple),
@@ -119,7 +119,7 @@ _CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], .
     (
         m.ReserveKv,
         "reserve_kv",
-        *codec_of(m.ReserveKv, worker.ReserveKv, *_RESERVATION, stream=_STREAM),
+        *codec_of(m.ReserveKv, worker.ReserveKv, *_RESERVATION, "priority", "tenant", stream=_STREAM),
     ),
     (
         m.MoveRequest,

@@ -184,6 +184,7 @@ class AttemptOrders:
             deadline_unix_s=stream.spec.deadline_unix_s,
             recovering=command.recovering,
             open_bound=stream.spec.unbounded,
+            tenant=stream.spec.tenant,
         )
 
     async def _delete_record(self, stream: TokenStream) -> None:

@@ -143,6 +143,8 @@ class Assigner:
             max_new_tokens=order.max_new_tokens,
             lease_s=self._lease_s,
             term=self.term,
+            priority=order.priority,
+            tenant=order.tenant,
         )
         self._emit(m.Send(token_id, reservation))
 

@@ -14,6 +14,7 @@ import abc
 from spotwise.core.request import RequestEvent
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
+from spotwise.core.worker.scheduling_policy import Newcomer
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -33,18 +34,23 @@ class KvAllocator(abc.ABC):
         """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
         return self._policy.reservation_tokens(kv_tokens, max_new_tokens)
 
-    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
-        """Return why a reservation finds no blocks now; `None` where it does."""
+    def reservation_refusal(
+        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: Newcomer | None = None
+    ) -> str | None:
+        """Return why a newcomer's reservation finds no blocks now; `None` where it does."""
         pool = self._pool
         if reason := pool.never_fits(kv_tokens):
             return reason
-        requested, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)), self.kept_blocks()
+        requested, kept = (
+            pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)),
+            self.kept_blocks(newcomer),
+        )
         if requested + kept > pool.free_blocks:
             return f"{requested} blocks needed, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
         return None
 
-    def kept_blocks(self) -> int:
-        """Count the free blocks kept from newcomers: for sequences that wait here, and for growth."""
+    def kept_blocks(self, newcomer: Newcomer | None = None) -> int:
+        """Count the free blocks kept from newcomers, or from this one: for sequences that wait here, and for growth."""
         waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
         return sum(map(self._entry_blocks, waiting)) + self._growth_blocks()
 

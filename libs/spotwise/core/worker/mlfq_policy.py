@@ -14,7 +14,7 @@ from spotwise.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, Vir
 from spotwise.core.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import by_priority
+from spotwise.core.worker.scheduling_policy import Newcomer, by_priority
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -116,10 +116,23 @@ class MlfqSchedulingPolicy:
         queue_state = sequence.queue_state
         return queue_state is not None and now - queue_state.waits_since_s >= self._queues.policy.starve_limit_s
 
-    def yields_to_newcomers(self, sequence: Sequence, now: float) -> bool:
-        """Tell whether it is below Q1, where most newcomers decode, and has not waited for the starvation limit."""
+    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+        """Tell whether its priority is higher; of equals, whether its tenant was served less, or it has starved."""
+        if sequence.priority != newcomer.priority:
+            return sequence.priority < newcomer.priority
+        return self._has_earlier_turn(sequence, newcomer) or self.outranks_newcomers(sequence, now)
+
+    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
+        """Tell whether it is below Q1, where most newcomers decode, and does not come before this one."""
         queue_state = sequence.queue_state
-        return queue_state is not None and queue_state.queue > 1 and not self.outranks_newcomers(sequence, now)
+        if queue_state is None or queue_state.queue == 1 or self.outranks_newcomers(sequence, now):
+            return False
+        return newcomer is None or not self.comes_before(sequence, newcomer, now)
+
+    def _has_earlier_turn(self, sequence: Sequence, newcomer: Newcomer) -> bool:
+        if sequence.tenant == newcomer.tenant:
+            return False
+        return self._tenants.served(sequence.tenant) < self._tenants.at_arrival(newcomer.tenant, self._busy)
 
     def _next_iteration_s(self, sequence: Sequence) -> float:
         """Seconds of a sequence's next iteration alone: its whole uncached prompt, or one token."""

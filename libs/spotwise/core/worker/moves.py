@@ -120,6 +120,8 @@ class MoveSide:
             lease_s=LEASE_S,
             source_id=self._table.worker_id,
             hop=move.hop,
+            priority=sequence.priority,
+            tenant=sequence.tenant,
         )
         self._table.emit(m.Send(order.target_id, reservation))
 

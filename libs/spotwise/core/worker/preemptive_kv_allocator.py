@@ -4,7 +4,8 @@ Law: a sequence that finds no free block claims the next ones before any sequenc
 Sequences behind it that have run since their last allocation give up blocks, the last to run (ENST) first.
 Victims are swapped out or, where `when_full` has it so or the host is full, recomputed; none is where all do not suffice.
 A sequence recomputed `max_preemptions` times gets blocks for all that it may ever need, and keeps them.
-For a refused reservation, sequences that yield to newcomers free blocks for `RESERVATION_RETRY_S`.
+For a refused reservation, sequences that yield to its newcomer free blocks for `RESERVATION_RETRY_S`; what a sequence lacks that
+comes before a newcomer is kept from it.
 Source: FastServe (Wu et al., 2023), section 4.2; blocks on demand, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
 """
 
@@ -17,7 +18,7 @@ from spotwise.core.request import RequestState
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import SchedulingPolicy
+from spotwise.core.worker.scheduling_policy import Newcomer, SchedulingPolicy
 from spotwise.core.worker.scheduling_step import SchedulingStep
 from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
@@ -47,27 +48,33 @@ class PreemptiveKvAllocator(KvAllocator):
         self._swaps = swaps
         self._when_full = policy.swap.when_full
         self._step = SchedulingStep(order, [], 0.0)
-        self._claimed_blocks = self._kept_blocks = 0
+        self._claimed_blocks = 0
+        self._lacking_blocks: list[tuple[Sequence, int]] = []
         self._is_closed = False
         self._slot_blocks = 0.0
         self._requested_blocks, self._requested_until_s = 0, 0.0
+        self._requester: Newcomer | None = None
 
-    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
+    def reservation_refusal(
+        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: Newcomer | None = None
+    ) -> str | None:
         """Return why a reservation finds no blocks now, and begin to free some; `None` where it does."""
-        refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now)
+        refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now, newcomer)
         blocks = self._pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens))
         if refusal is None:
             self._requested_blocks = 0
             self._note_newcomer(blocks)
         elif self._pool.never_fits(kv_tokens) is None:
             self._requested_blocks, self._requested_until_s = blocks, now + RESERVATION_RETRY_S
+            self._requester = newcomer
         return refusal
 
-    def kept_blocks(self) -> int:
-        """Count the free blocks kept from newcomers; with swapping, claimed ones and what sequences that outrank them lack."""
+    def kept_blocks(self, newcomer: Newcomer | None = None) -> int:
+        """Count the free blocks kept from newcomers; with swapping, claimed ones and what sequences that come first lack."""
         if self._swaps is None:
-            return super().kept_blocks()
-        return min(self._claimed_blocks + self._kept_blocks, self._pool.free_blocks)
+            return super().kept_blocks(newcomer)
+        kept = sum(blocks for sequence, blocks in self._lacking_blocks if self._step.comes_before(sequence, newcomer))
+        return min(self._claimed_blocks + kept, self._pool.free_blocks)
 
     def blocks_for_newcomers(self) -> int:
         """Count the free blocks, and those of sequences that could be swapped out for a newcomer."""
@@ -77,7 +84,7 @@ class PreemptiveKvAllocator(KvAllocator):
         idle = sum(
             len(sequence.block_ids)
             for sequence in self._table
-            if _has_had_its_turn(sequence) and (not sequence.in_iteration or self._step.yields_to_newcomers(sequence))
+            if _has_had_its_turn(sequence) and (not sequence.in_iteration or self._step.yields_to(sequence))
         )
         return min(free + min(idle, self._swaps.free_blocks) + self._swaps.leaving_blocks, self._pool.num_blocks)
 
@@ -91,7 +98,7 @@ class PreemptiveKvAllocator(KvAllocator):
     def begin_step(self, candidates: list[Sequence], now: float) -> None:
         """Begin to allocate for the next iteration, to `candidates` in scheduling order."""
         self._step = SchedulingStep(self._order, candidates, now)
-        self._claimed_blocks, self._kept_blocks, self._is_closed = 0, 0, False
+        self._claimed_blocks, self._lacking_blocks, self._is_closed = 0, [], False
         if self._requested_blocks and now >= self._requested_until_s:
             self._requested_blocks = 0
         if self._requested_blocks and self._swaps is not None:
@@ -158,13 +165,12 @@ class PreemptiveKvAllocator(KvAllocator):
     def _has_free_blocks(self, sequence: Sequence, needed: Callable[[], int]) -> bool:
         """Tell whether a sequence finds its blocks free; if not, claim the next ones and have others freed."""
         pool = self._pool
-        promised = self._requested_blocks if self._step.yields_to_newcomers(sequence) else 0
+        promised = self._requested_blocks if self._step.yields_to(sequence, self._requester) else 0
         while (blocks := needed()) > pool.free_blocks - self._claimed_blocks - promised:
             preemptions = self.preemptions
             if not self._free_blocks_for(sequence, blocks + promised):
                 self._is_closed = True
-                if self._step.outranks_newcomers(sequence):
-                    self._kept_blocks += blocks
+                self._lacking_blocks.append((sequence, blocks))
                 return False
             if self.preemptions == preemptions:  # blocks come free when swaps end
                 self._claimed_blocks += blocks
@@ -197,7 +203,8 @@ class PreemptiveKvAllocator(KvAllocator):
         """Swap out sequences that yield to newcomers, though they would run now; a reservation has no place in the order."""
         lacking = self._lacking(self._requested_blocks)
         if lacking > 0:
-            yielding = [s for s in self._step.sequences if self._step.yields_to_newcomers(s) and self._may_leave(s)]
+            requester = self._requester
+            yielding = [s for s in self._step.sequences if self._step.yields_to(s, requester) and self._may_leave(s)]
             self._take_from(yielding, lacking)
 
     def end_step(self) -> None:

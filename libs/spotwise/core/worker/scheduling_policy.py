@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from typing import Protocol
 
 from spotwise.core.worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A sequence that arrives, and whose record is not here yet."""
+
+    priority: int = 0
+    tenant: str = ""
 
 
 class SchedulingPolicy(Protocol):
@@ -28,8 +37,11 @@ class SchedulingPolicy(Protocol):
     def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
         """Tell whether a runnable sequence comes before any that arrives now."""
 
-    def yields_to_newcomers(self, sequence: Sequence, now: float) -> bool:
-        """Tell whether a sequence that arrives now is expected to come before this one."""
+    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+        """Tell whether a runnable sequence is sure to come before this newcomer."""
+
+    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
+        """Tell whether this newcomer is expected to come before it; `None`: one of its own priority and tenant."""
 
 
 class KeyedPolicy:
@@ -53,7 +65,11 @@ class KeyedPolicy:
         """Tell whether arrival decides; a newcomer's key is unknown."""
         return self._key is None
 
-    def yields_to_newcomers(self, sequence: Sequence, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+        """Tell whether arrival decides."""
+        return self._key is None
+
+    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
         """Return no: a newcomer's key is unknown."""
         return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spotwise.core.worker.scheduling_policy import SchedulingPolicy
+from spotwise.core.worker.scheduling_policy import Newcomer, SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 
 
@@ -22,13 +22,15 @@ class SchedulingStep:
         self._places: dict[str, int] = {}
         self._next_runs_s: list[float] = []
 
-    def outranks_newcomers(self, sequence: Sequence) -> bool:
-        """Tell whether it comes before any sequence that arrives now."""
-        return self._order.outranks_newcomers(sequence, self.now)
+    def comes_before(self, sequence: Sequence, newcomer: Newcomer | None) -> bool:
+        """Tell whether it comes before this newcomer, or where none is given before any."""
+        if newcomer is None:
+            return self._order.outranks_newcomers(sequence, self.now)
+        return self._order.comes_before(sequence, newcomer, self.now)
 
-    def yields_to_newcomers(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence that arrives now is expected to come before it."""
-        return self._order.yields_to_newcomers(sequence, self.now)
+    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None = None) -> bool:
+        """Tell whether this newcomer, or some one, is expected to come before it."""
+        return self._order.yields_to(sequence, newcomer, self.now)
 
     def behind(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences after it."""

@@ -98,7 +98,14 @@ class Client:
         max_new_tokens = self._settings.requested_tokens(live.output_tokens) - outputs
         spans = spans_of(record, self._settings)
         order = m.SubmitRequest(
-            record.choice_id, record.epoch, stream, known_tokens, max_new_tokens, spans, priority=record.priority
+            record.choice_id,
+            record.epoch,
+            stream,
+            known_tokens,
+            max_new_tokens,
+            spans,
+            priority=record.priority,
+            tenant=record.tenant,
         )
         self._control.send(self._scheduler_id, order)
 
@@ -151,6 +158,8 @@ class Client:
             kv_tokens=live.progress.prompt_tokens + total,
             max_new_tokens=total - outputs,
             lease_s=math.inf,
+            priority=record.priority,
+            tenant=record.tenant,
         )
 
     def worker_left(self, worker_id: str) -> list[tuple[int, str]]:

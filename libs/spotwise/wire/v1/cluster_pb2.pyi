@@ -59,6 +59,7 @@ class SubmitRequest(_message.Message):
     DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
     RECOVERING_FIELD_NUMBER: _builtins.int
     OPEN_BOUND_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
@@ -67,6 +68,7 @@ class SubmitRequest(_message.Message):
     deadline_unix_s: _builtins.float
     recovering: _builtins.bool
     open_bound: _builtins.bool
+    tenant: _builtins.str
     @_builtins.property
     def stream(self) -> Global___StreamRef: ...
     @_builtins.property
@@ -87,10 +89,11 @@ class SubmitRequest(_message.Message):
         deadline_unix_s: _builtins.float | None = ...,
         recovering: _builtins.bool = ...,
         open_bound: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "deadline_unix_s", b"deadline_unix_s", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "avoid", b"avoid", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "open_bound", b"open_bound", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "recovering", b"recovering", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "avoid", b"avoid", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "open_bound", b"open_bound", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "recovering", b"recovering", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015

@@ -124,6 +124,8 @@ class ReserveKv(_message.Message):
     SOURCE_ID_FIELD_NUMBER: _builtins.int
     HOP_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
@@ -135,6 +137,8 @@ class ReserveKv(_message.Message):
     hop: _builtins.int
     term: _builtins.int
     """of the scheduler"""
+    priority: _builtins.int
+    tenant: _builtins.str
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     def __init__(
@@ -151,10 +155,12 @@ class ReserveKv(_message.Message):
         source_id: _builtins.str = ...,
         hop: _builtins.int = ...,
         term: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "priority", b"priority", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,10 +58,20 @@ class WorkerBench:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, choice_id: str, epoch: int = 1, *, tokens: int = 40, new: int = 10, number: int = 1, gateway: str = "g"
+        self,
+        choice_id: str,
+        epoch: int = 1,
+        *,
+        tokens: int = 40,
+        new: int = 10,
+        number: int = 1,
+        gateway: str = "g",
+        priority: int = 0,
+        tenant: str = "",
     ) -> list[c.WorkerCommand]:
         stream = stream_of(choice_id, epoch, gateway)
-        return self.feed(m.ReserveKv(choice_id, epoch, stream, "s", number, tokens, new, LEASE_S))
+        rank = {"priority": priority, "tenant": tenant}
+        return self.feed(m.ReserveKv(choice_id, epoch, stream, "s", number, tokens, new, LEASE_S, **rank))
 
     def start(
         self,
@@ -91,6 +101,7 @@ class WorkerBench:
         salt: str = "",
         deadline_unix_s: float | None = None,
         priority: int = 0,
+        tenant: str = "",
     ) -> list[c.WorkerCommand]:
         """Report the record as loaded; no two requests' prompts share a prefix, unless the test gives one."""
         others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
@@ -109,6 +120,7 @@ class WorkerBench:
             prefix_salt=salt,
             deadline_unix_s=deadline_unix_s,
             priority=priority,
+            tenant=tenant,
         )
         return self.feed(c.RecordLoaded(record))
 
@@ -130,10 +142,19 @@ class WorkerBench:
         commands += self.load(choice_id, epoch, max_new=max_new)
         return commands + self.arrive(choice_id, epoch, tokens=prompt)
 
-    def in_place(self, choice_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10) -> list[c.WorkerCommand]:
+    def in_place(
+        self,
+        choice_id: str,
+        epoch: int = 1,
+        *,
+        prompt: int = 30,
+        max_new: int = 10,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
         commands = self.start(choice_id, epoch, prompt=prompt, new=max_new, target=HERE)
-        return commands + self.load(choice_id, epoch, max_new=max_new)
+        return commands + self.load(choice_id, epoch, max_new=max_new, priority=priority, tenant=tenant)
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -31,11 +31,11 @@ def policy_of(when_full: WhenFull, *, slots: int = 0, burst_queues: int = 0, seq
     return replace(POLICY, limits=BatchLimits(seqs), swap=SwapPolicy(when_full, slots, burst_queues))
 
 
-def two_long_ones(bench: WorkerBench, max_new: int = 30) -> None:
+def two_long_ones(bench: WorkerBench, max_new: int = 30, tenant: str = "") -> None:
     """Sequences a and b decode, in the lowest queue, with two blocks of 16 each; b came there later."""
-    bench.in_place("a", prompt=20, max_new=max_new)
+    bench.in_place("a", prompt=20, max_new=max_new, tenant=tenant)
     bench.iterate(a=51)
-    bench.in_place("b", prompt=20, max_new=max_new)
+    bench.in_place("b", prompt=20, max_new=max_new, tenant=tenant)
     bench.iterate(a=52)
     bench.iterate(a=52, b=51)
 
@@ -248,6 +248,45 @@ class TestReservations:
         bench.swapped("b")
         assert only(bench.iterate(after_s=0.9, a=54), c.SwapIn) == []
         assert [move.sequence_id for move in only(bench.iterate(after_s=0.2, a=55), c.SwapIn)] == ["b@1"]
+
+    @pytest.mark.parametrize(("tenant", "leaving"), [("y", []), ("x", ["b@1"]), ("z", ["b@1"])])
+    def test_a_tenant_that_was_served_less_gives_nothing_up(self, tenant: str, leaving: list[str]) -> None:
+        """x was served less than y, for whose newcomers it would otherwise leave one after another, until it starves. The
+        queues decide for its own newcomer, and for one of a tenant that was served nothing yet.
+        """
+        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench, tenant="x")
+        bench.in_place("y", prompt=30, max_new=1, tenant="y")
+        assert "y@1" in rows(bench.iterate(a=53, b=52))
+        bench.iterate(y=51, a=54, b=53)
+        (refused,) = sent(bench.reserve("n", tokens=44, new=4, tenant=tenant), "s")
+        assert isinstance(refused, m.KvRefused)
+        assert moved(bench.iterate(a=55, b=54)) == leaving
+
+    @pytest.mark.parametrize(("tenant", "answer"), [("y", m.KvRefused), ("x", m.KvReserved)])
+    def test_what_comes_free_is_kept_for_a_tenant_that_was_served_less(self, tenant: str, answer: type) -> None:
+        """Blocks come free while an iteration runs; a, of x, lacks one, and y was served more."""
+        limits = BatchLimits(8, max_num_batched_tokens=16)
+        bench = WorkerBench(blocks=7, policy=replace(policy_of(WhenFull.REACTIVE), limits=limits))
+        bench.in_place("a", prompt=31, max_new=12, tenant="x")
+        bench.iterate()
+        bench.reserve("h", tokens=30, new=2, tenant="y")
+        bench.start("p", prompt=48)
+        bench.load("p", tenant="y")
+        bench.iterate(a=51)
+        assert (rows(bench.iterate(a=51)), bench.pool.free_blocks) == (["p@1"], 0)
+        bench.tick(after_s=100.0)  # the reservation expires
+        assert bench.pool.free_blocks == 2
+        (answered,) = sent(bench.reserve("n", tokens=30, new=2, tenant=tenant), "s")
+        assert isinstance(answered, answer)
+
+    @pytest.mark.parametrize(("priority", "leaving"), [(1, []), (0, ["b@1"]), (-1, ["b@1"])])
+    def test_a_priority_is_strict(self, priority: int, leaving: list[str]) -> None:
+        """No sequence leaves for a newcomer with a higher number than its own."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        bench.reserve("n", tokens=20, new=4, priority=priority, tenant="x")
+        assert moved(bench.iterate(a=53, b=52)) == leaving
 
     @pytest.mark.parametrize(("when_full", "blocks"), [(WhenFull.REACTIVE, 5), (WhenFull.DEFER, 1)])
     def test_what_could_move_counts_as_free_for_newcomers(self, when_full: WhenFull, blocks: int) -> None:
