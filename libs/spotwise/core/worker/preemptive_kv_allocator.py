@@ -4,8 +4,8 @@ Law: a sequence that finds no free block claims the next ones before any sequenc
 Sequences behind it that have run since their last allocation give up blocks, the last to run (ENST) first.
 Victims are swapped out or, where `when_full` has it so or the host is full, recomputed; none is where all do not suffice.
 A sequence recomputed `max_preemptions` times gets blocks for all that it may ever need, and keeps them.
-For a refused reservation, sequences that yield to its newcomer free blocks for `RESERVATION_RETRY_S`; what a sequence lacks that
-comes before a newcomer is kept from it.
+For a refused reservation, sequences that yield to its newcomer free blocks for `RESERVATION_RETRY_S`.
+Free blocks that a sequence lacks are kept from newcomers that it comes before.
 Source: FastServe (Wu et al., 2023), section 4.2; blocks on demand, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
 """
 

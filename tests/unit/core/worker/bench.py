@@ -70,8 +70,10 @@ class WorkerBench:
         tenant: str = "",
     ) -> list[c.WorkerCommand]:
         stream = stream_of(choice_id, epoch, gateway)
-        rank = {"priority": priority, "tenant": tenant}
-        return self.feed(m.ReserveKv(choice_id, epoch, stream, "s", number, tokens, new, LEASE_S, **rank))
+        order = m.ReserveKv(
+            choice_id, epoch, stream, "s", number, tokens, new, LEASE_S, priority=priority, tenant=tenant
+        )
+        return self.feed(order)
 
     def start(
         self,
