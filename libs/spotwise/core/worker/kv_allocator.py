@@ -14,7 +14,7 @@ import abc
 from spotwise.core.request import RequestEvent
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import Newcomer
+from spotwise.core.worker.scheduling_policy import NewSequence
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -35,7 +35,7 @@ class KvAllocator(abc.ABC):
         return self._policy.reservation_tokens(kv_tokens, max_new_tokens)
 
     def reservation_refusal(
-        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: Newcomer | None = None
+        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence | None = None
     ) -> str | None:
         """Return why a newcomer's reservation finds no blocks now; `None` where it does."""
         pool = self._pool
@@ -49,7 +49,7 @@ class KvAllocator(abc.ABC):
             return f"{requested} blocks needed, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
         return None
 
-    def kept_blocks(self, newcomer: Newcomer | None = None) -> int:
+    def kept_blocks(self, newcomer: NewSequence | None = None) -> int:
         """Count the free blocks kept from newcomers, or from this one: for sequences that wait here, and for growth."""
         waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
         return sum(map(self._entry_blocks, waiting)) + self._growth_blocks()

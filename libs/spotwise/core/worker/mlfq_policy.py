@@ -14,7 +14,7 @@ from spotwise.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, Vir
 from spotwise.core.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import Newcomer, by_priority
+from spotwise.core.worker.scheduling_policy import NewSequence, by_priority
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -116,20 +116,20 @@ class MlfqSchedulingPolicy:
         queue_state = sequence.queue_state
         return queue_state is not None and now - queue_state.waits_since_s >= self._queues.policy.starve_limit_s
 
-    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
         """Tell whether its priority is higher; of equals, whether its tenant was served less, or it has starved."""
         if sequence.priority != newcomer.priority:
             return sequence.priority < newcomer.priority
         return self._has_earlier_turn(sequence, newcomer) or self.outranks_newcomers(sequence, now)
 
-    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
+    def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether it is below Q1, where most newcomers decode, and does not come before this one."""
         queue_state = sequence.queue_state
         if queue_state is None or queue_state.queue == 1 or self.outranks_newcomers(sequence, now):
             return False
         return newcomer is None or not self.comes_before(sequence, newcomer, now)
 
-    def _has_earlier_turn(self, sequence: Sequence, newcomer: Newcomer) -> bool:
+    def _has_earlier_turn(self, sequence: Sequence, newcomer: NewSequence) -> bool:
         if sequence.tenant == newcomer.tenant:
             return False
         return self._tenants.served(sequence.tenant) < self._tenants.at_arrival(newcomer.tenant, self._busy)

@@ -18,7 +18,7 @@ from spotwise.core.request import RequestState
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import Newcomer, SchedulingPolicy
+from spotwise.core.worker.scheduling_policy import NewSequence, SchedulingPolicy
 from spotwise.core.worker.scheduling_step import SchedulingStep
 from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
@@ -53,10 +53,10 @@ class PreemptiveKvAllocator(KvAllocator):
         self._is_closed = False
         self._slot_blocks = 0.0
         self._requested_blocks, self._requested_until_s = 0, 0.0
-        self._requester: Newcomer | None = None
+        self._requester: NewSequence | None = None
 
     def reservation_refusal(
-        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: Newcomer | None = None
+        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence | None = None
     ) -> str | None:
         """Return why a reservation finds no blocks now, and begin to free some; `None` where it does."""
         refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now, newcomer)
@@ -69,7 +69,7 @@ class PreemptiveKvAllocator(KvAllocator):
             self._requester = newcomer
         return refusal
 
-    def kept_blocks(self, newcomer: Newcomer | None = None) -> int:
+    def kept_blocks(self, newcomer: NewSequence | None = None) -> int:
         """Count the free blocks kept from newcomers; with swapping, claimed ones and what sequences that come first lack."""
         if self._swaps is None:
             return super().kept_blocks(newcomer)

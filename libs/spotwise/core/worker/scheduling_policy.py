@@ -15,7 +15,7 @@ from spotwise.core.worker.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class NewSequence:
     """A sequence that arrives, and whose record is not here yet."""
 
     priority: int = 0
@@ -37,10 +37,10 @@ class SchedulingPolicy(Protocol):
     def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
         """Tell whether a runnable sequence comes before any that arrives now."""
 
-    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
         """Tell whether a runnable sequence is sure to come before this newcomer."""
 
-    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
+    def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether this newcomer is expected to come before it; `None`: one of its own priority and tenant."""
 
 
@@ -65,11 +65,11 @@ class KeyedPolicy:
         """Tell whether arrival decides; a newcomer's key is unknown."""
         return self._key is None
 
-    def comes_before(self, sequence: Sequence, newcomer: Newcomer, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
         """Tell whether arrival decides."""
         return self._key is None
 
-    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None, now: float) -> bool:
+    def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Return no: a newcomer's key is unknown."""
         return False
 

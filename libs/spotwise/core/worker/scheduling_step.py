@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spotwise.core.worker.scheduling_policy import Newcomer, SchedulingPolicy
+from spotwise.core.worker.scheduling_policy import NewSequence, SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 
 
@@ -22,13 +22,13 @@ class SchedulingStep:
         self._places: dict[str, int] = {}
         self._next_runs_s: list[float] = []
 
-    def comes_before(self, sequence: Sequence, newcomer: Newcomer | None) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence | None) -> bool:
         """Tell whether it comes before this newcomer, or where none is given before any."""
         if newcomer is None:
             return self._order.outranks_newcomers(sequence, self.now)
         return self._order.comes_before(sequence, newcomer, self.now)
 
-    def yields_to(self, sequence: Sequence, newcomer: Newcomer | None = None) -> bool:
+    def yields_to(self, sequence: Sequence, newcomer: NewSequence | None = None) -> bool:
         """Tell whether this newcomer, or some one, is expected to come before it."""
         return self._order.yields_to(sequence, newcomer, self.now)
 

@@ -14,7 +14,7 @@ from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrivals import Arrivals
 from spotwise.core.worker.kv_allocator import KvAllocator
-from spotwise.core.worker.scheduling_policy import Newcomer
+from spotwise.core.worker.scheduling_policy import NewSequence
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -61,7 +61,7 @@ class TokenSide:
             return "an earlier reservation is still being undone"
         if self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens) < 1:
             return "it is for no token"  # without blocks there would be nothing to hold, and to free
-        newcomer = Newcomer(order.priority, order.tenant)
+        newcomer = NewSequence(order.priority, order.tenant)
         return self._allocator.reservation_refusal(order.kv_tokens, order.max_new_tokens, now, newcomer)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
