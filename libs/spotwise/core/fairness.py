@@ -36,11 +36,7 @@ class VirtualTokenCounters:
 
     def at_arrival(self, tenant: str, busy: Collection[str]) -> float:
         """Return the counter that a tenant would have with a first job beside these; its own where it is one of them."""
-        return (
-            self.served(tenant)
-            if tenant in busy
-            else max(self.served(tenant), min(map(self.served, busy), default=0.0))
-        )
+        return max(self.served(tenant), self._floor(busy))
 
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens that a tenant was served."""
@@ -49,8 +45,7 @@ class VirtualTokenCounters:
 
     def note_busy(self, tenants: Collection[str], before: Collection[str]) -> None:
         """Note which tenants have work now, and had it `before`; new ones are lifted."""
-        stayed = [self.served(tenant) for tenant in tenants if tenant in before]
-        floor = min(stayed) if stayed else self._last_busy_served
+        floor = self._floor([tenant for tenant in tenants if tenant in before])
         for tenant in tenants:
             if tenant not in before:
                 self._served[tenant] = max(self.served(tenant), floor)
@@ -59,6 +54,9 @@ class VirtualTokenCounters:
                 self._last_busy_served = max(self._last_busy_served, self._served[tenant])
             if self._served[tenant] <= floor:
                 del self._served[tenant]
+
+    def _floor(self, busy: Collection[str]) -> float:
+        return min(map(self.served, busy), default=self._last_busy_served)
 
     def in_turn(
         self, jobs: Sequence[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]

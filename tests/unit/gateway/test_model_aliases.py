@@ -81,6 +81,7 @@ async def test_the_list_has_aliases_as_vllms_has_several_names(make_app: MakeApp
     ]
 
 
-def test_a_wrong_list_of_aliases_is_a_wrong_setting(model_dir: Path) -> None:
+@pytest.mark.parametrize("wrong", ["gpt-4o", "=m", "a=", "a b=m", "a=m,a=n"])
+def test_a_wrong_list_of_aliases_is_a_wrong_setting(wrong: str, model_dir: Path) -> None:
     with pytest.raises(ValidationError, match="alias"):
-        GatewaySettings(model_dir=model_dir, model_aliases="a b=m")
+        GatewaySettings(model_dir=model_dir, model_aliases=wrong)

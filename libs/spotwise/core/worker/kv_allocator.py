@@ -34,9 +34,7 @@ class KvAllocator(abc.ABC):
         """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
         return self._policy.reservation_tokens(kv_tokens, max_new_tokens)
 
-    def reservation_refusal(
-        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence | None = None
-    ) -> str | None:
+    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence) -> str | None:
         """Return why a newcomer's reservation finds no blocks now; `None` where it does."""
         pool = self._pool
         if reason := pool.never_fits(kv_tokens):

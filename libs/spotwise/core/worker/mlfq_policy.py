@@ -111,23 +111,25 @@ class MlfqSchedulingPolicy:
             before_s += self._queues.quanta_left_s(queue_states) / self._width
         return [runs_s[sequence.sequence_id] for sequence in ordered]
 
-    def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
-        """Tell whether it has waited for the starvation limit."""
-        queue_state = sequence.queue_state
-        return queue_state is not None and now - queue_state.waits_since_s >= self._queues.policy.starve_limit_s
-
-    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether its priority is higher; of equals, whether its tenant was served less, or it has starved."""
-        if sequence.priority != newcomer.priority:
-            return sequence.priority < newcomer.priority
-        return self._has_earlier_turn(sequence, newcomer) or self.outranks_newcomers(sequence, now)
+        if newcomer is not None:
+            if sequence.priority != newcomer.priority:
+                return sequence.priority < newcomer.priority
+            if self._has_earlier_turn(sequence, newcomer):
+                return True
+        return self._has_starved(sequence, now)
 
     def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether it is below Q1, where most newcomers decode, and does not come before this one."""
         queue_state = sequence.queue_state
-        if queue_state is None or queue_state.queue == 1 or self.outranks_newcomers(sequence, now):
+        if queue_state is None or queue_state.queue == 1 or self._has_starved(sequence, now):
             return False
-        return newcomer is None or not self.comes_before(sequence, newcomer, now)
+        return not self.comes_before(sequence, newcomer, now)
+
+    def _has_starved(self, sequence: Sequence, now: float) -> bool:
+        queue_state = sequence.queue_state
+        return queue_state is not None and now - queue_state.waits_since_s >= self._queues.policy.starve_limit_s
 
     def _has_earlier_turn(self, sequence: Sequence, newcomer: NewSequence) -> bool:
         if sequence.tenant == newcomer.tenant:

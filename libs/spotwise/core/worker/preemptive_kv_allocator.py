@@ -55,9 +55,7 @@ class PreemptiveKvAllocator(KvAllocator):
         self._requested_blocks, self._requested_until_s = 0, 0.0
         self._requester: NewSequence | None = None
 
-    def reservation_refusal(
-        self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence | None = None
-    ) -> str | None:
+    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float, newcomer: NewSequence) -> str | None:
         """Return why a reservation finds no blocks now, and begin to free some; `None` where it does."""
         refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now, newcomer)
         blocks = self._pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens))

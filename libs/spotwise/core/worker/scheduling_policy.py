@@ -34,11 +34,8 @@ class SchedulingPolicy(Protocol):
     def next_runs_s(self, ordered: Rows[Sequence], now: float) -> list[float]:
         """Return in how many seconds each of all runnable sequences, in their order, is expected to run."""
 
-    def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
-        """Tell whether a runnable sequence comes before any that arrives now."""
-
-    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
-        """Tell whether a runnable sequence is sure to come before this newcomer."""
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
+        """Tell whether a runnable sequence is sure to come before this newcomer; `None`: before any that arrives now."""
 
     def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether this newcomer is expected to come before it; `None`: one of its own priority and tenant."""
@@ -61,12 +58,8 @@ class KeyedPolicy:
         """Return each sequence's place in the order, to compare by."""
         return [float(place) for place in range(len(ordered))]
 
-    def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
+    def comes_before(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:
         """Tell whether arrival decides; a newcomer's key is unknown."""
-        return self._key is None
-
-    def comes_before(self, sequence: Sequence, newcomer: NewSequence, now: float) -> bool:
-        """Tell whether arrival decides."""
         return self._key is None
 
     def yields_to(self, sequence: Sequence, newcomer: NewSequence | None, now: float) -> bool:

@@ -24,8 +24,6 @@ class SchedulingStep:
 
     def comes_before(self, sequence: Sequence, newcomer: NewSequence | None) -> bool:
         """Tell whether it comes before this newcomer, or where none is given before any."""
-        if newcomer is None:
-            return self._order.outranks_newcomers(sequence, self.now)
         return self._order.comes_before(sequence, newcomer, self.now)
 
     def yields_to(self, sequence: Sequence, newcomer: NewSequence | None = None) -> bool:

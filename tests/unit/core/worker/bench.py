@@ -151,12 +151,11 @@ class WorkerBench:
         *,
         prompt: int = 30,
         max_new: int = 10,
-        priority: int = 0,
         tenant: str = "",
     ) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
         commands = self.start(choice_id, epoch, prompt=prompt, new=max_new, target=HERE)
-        return commands + self.load(choice_id, epoch, max_new=max_new, priority=priority, tenant=tenant)
+        return commands + self.load(choice_id, epoch, max_new=max_new, tenant=tenant)
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -134,8 +134,8 @@ class TestQueues:
         floor = Floor(replace(QUEUES, starve_limit_s=10.0))
         old = floor.add("old", 5)
         floor.names(1.0)
-        assert not floor.order.outranks_newcomers(old, 9.0)
-        assert floor.order.outranks_newcomers(old, 10.0)
+        assert not floor.order.comes_before(old, None, 9.0)
+        assert floor.order.comes_before(old, None, 10.0)
 
     def test_expected_runs_follow_the_order(self) -> None:
         """ENST: higher-ranked sequences run first, and the work ahead of one is divided by the batch's width."""
@@ -207,8 +207,8 @@ class TestInOrder:
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         assert KeyedPolicy().order(sequences, 0.0) == sequences
-        assert KeyedPolicy().outranks_newcomers(sequences[0], 0.0)
-        assert not KeyedPolicy(by_priority).outranks_newcomers(sequences[0], 0.0)
+        assert KeyedPolicy().comes_before(sequences[0], None, 0.0)
+        assert not KeyedPolicy(by_priority).comes_before(sequences[0], None, 0.0)
         assert KeyedPolicy().next_runs_s(sequences, 0.0) == [0.0, 1.0]
 
     @pytest.mark.parametrize(("discipline", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
