@@ -1,8 +1,8 @@
 """What tests of every kind share: a real broker and a real store, brought along or in containers.
 
-A test that uses `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
-engine answers and has the images, or can pull them. `NATS_IMAGE` and `REDIS_IMAGE` name the images, as they do for
-docker-compose.yml.
+A test that uses `nats_url` or `redis_url` runs twice: against the embedded programs, and in `make test-compose` against
+containers, where a Docker engine answers and has the images, or can pull them. `NATS_IMAGE` and `REDIS_IMAGE` name the images,
+as they do for docker-compose.yml.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     limit_examples(items)
 
 
-@pytest.fixture(scope="session", params=["embedded", "container"])
+@pytest.fixture(scope="session", params=["embedded", pytest.param("container", marks=pytest.mark.compose)])
 def servers_run_as(request: pytest.FixtureRequest) -> str:
     """How broker and store run: `embedded` or `container`; both alike in one test."""
     return str(request.param)

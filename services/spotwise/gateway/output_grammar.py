@@ -6,6 +6,7 @@ or too complex is a 400 and never reaches a batch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable
@@ -40,7 +41,8 @@ class GrammarCheck:
         self._load = load
         self._loading, self._remembering = Lock(), Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._verdicts: OrderedDict[str, str] = OrderedDict()
+        #: By the grammar's digest: grammars may be large.
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
 
     def problem(self, grammar: str) -> str:
         """Return why a grammar cannot be followed; empty where it can.
@@ -48,14 +50,15 @@ class GrammarCheck:
         Raises:
             LongWorkError: it is not known, and may not be tried here.
         """
+        digest = hashlib.blake2b(grammar.encode(), digest_size=32).digest()
         with self._remembering:
-            if (known := self._verdicts.get(grammar)) is not None:
-                self._verdicts.move_to_end(grammar)
+            if (known := self._verdicts.get(digest)) is not None:
+                self._verdicts.move_to_end(digest)
                 return known
         begin_long_work()
         found = self._problem(grammar)
         with self._remembering:
-            self._verdicts[grammar] = found
+            self._verdicts[digest] = found
             if len(self._verdicts) > _KEPT_VERDICTS:
                 self._verdicts.popitem(last=False)
         return found
@@ -99,7 +102,7 @@ def grammar_of(
         return ""
     if message.tools:
         param = "tools"
-    if len(grammar) > MAX_GRAMMAR_BYTES:
+    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         raise _refused(param, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
     if problem := check.problem(grammar):
         raise _refused(param, problem)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -253,3 +254,23 @@ async def test_a_grammar_that_is_sent_again_is_not_tried_again(
     for regex in ("[ab]+c", "[ab]+d", "[ab]+c", "[ab]+c"):
         await client.post(CHATS, json=CHAT | {"structured_outputs": {"regex": regex}})
     assert len(tried) == 2
+
+
+def test_a_verdict_holds_no_grammar() -> None:
+    """A tenant that sends large ones, each another, would have a gateway hold all of them."""
+    check = GrammarCheck(lambda: pytest.fail("each is refused before"))
+    schemas = (json.dumps(_integer(9_999_991 + number) | {"title": "x" * 100_000}) for number in range(100))
+    tracemalloc.start()
+    try:
+        for schema in schemas:
+            assert "multipleOf" in check.problem(LLMatcher.grammar_from_json_schema(schema))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 1 << 20
+
+
+async def test_a_grammars_size_is_counted_in_bytes(client: httpx.AsyncClient) -> None:
+    response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": {"const": "\U0001f680" * 40_000}}})
+    assert response.status_code == 400
+    assert "bytes" in response.json()["error"]["message"]
