@@ -13,6 +13,8 @@ import pytest
 
 from spotwise.simulator.compiled.loading import VARIABLE
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 WORLDS = 80

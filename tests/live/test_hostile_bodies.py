@@ -17,6 +17,8 @@ from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import Lap, SteadyStream, bearable_s, bearable_turn_s, calm_lap
 from tests.openapi_checks import CONFIG, does_what_it_says
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:

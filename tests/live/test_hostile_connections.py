@@ -22,6 +22,8 @@ from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
 
+pytestmark = pytest.mark.long
+
 PLACES = 200
 #: Shorter than what a gateway allows by default; nothing here is waited for longer than for a loaded machine.
 LIMITS = {

@@ -118,7 +118,7 @@ def come_and_leave(mesh: SwappingMesh) -> None:
 @pytest.mark.parametrize(
     ("workers", "when_full", "max_num_batched_tokens"),
     [
-        (ONE_MIXED, "proactive", "24"),
+        pytest.param(ONE_MIXED, "proactive", "24", marks=pytest.mark.long),
         ((), "reactive", "24"),
     ],
     ids=["mixed proactive in parts", "split reactive in parts"],
@@ -161,6 +161,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+@pytest.mark.long
 def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> None:
     """The streams resume at their next token on the other worker or the successor, and no client sees an error."""
     with SwappingMesh(tmp_path, *TWO_MIXED, env={"SPOTWISE_WHEN_FULL": "reactive"}) as mesh:

@@ -95,7 +95,7 @@ def undisturbed(mesh: LiveMesh) -> dict[str, Answer]:
 
 
 # Every change between two shapes is in tests/long, and every process at every stage in tests/faults.
-@pytest.mark.parametrize(("config", "whole"), [("1,2,3", 0), ("1+1,3,1", 1)])
+@pytest.mark.parametrize(("config", "whole"), [("1,2,3", 0), pytest.param("1+1,3,1", 1, marks=pytest.mark.long)])
 def test_requests_go_on_through_another_shape(
     config: str, whole: int, mesh: LiveMesh, undisturbed: dict[str, Answer]
 ) -> None:
@@ -122,6 +122,7 @@ def test_requests_go_on_through_another_shape(
     mesh.wait_until_idle()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "victim", "config"),
     [

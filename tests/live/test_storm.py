@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from spotwise.benchmarks.arrivals import UniformSizes, storm
 from tests.live.mesh import LiveMesh
+
+pytestmark = pytest.mark.long
 
 
 def test_a_storm_stays_within_its_budget_and_gives_everything_back(mesh: LiveMesh, tmp_path: Path) -> None:

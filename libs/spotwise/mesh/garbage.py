@@ -10,6 +10,10 @@ _COLLECT_AFTER = 20_000
 #: The same, where 20,000 objects that hold others take too long.
 _COLLECT_LITTLE_AFTER = 5_000
 
+#: glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX; by default the first two grow with the pieces that are freed, up
+#: to 32 and 64 MiB, and the third is 8 for each core.
+_MALLOC_OPTIONS = ((-3, 1 << 20), (-1, 4 << 20), (-8, 2))
+
 
 def collect_rarely() -> None:
     """Collect cycles rarely: there are few, and a full collection takes a scheduler of 1,000 workers tens of milliseconds."""
@@ -23,6 +27,16 @@ def collect_little_at_once() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_LITTLE_AFTER, *gc.get_threshold()[1:])
+
+
+def keep_little_freed_memory() -> None:
+    """Have the C library (glibc) return what large pieces took as they are freed, and bound the pools of memory that threads have:
+    what the bodies of one minute took would be kept, scattered, by each thread that read one. Before threads start.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        for option, value in _MALLOC_OPTIONS:
+            set_option(option, value)
 
 
 def give_back_freed_memory() -> None:

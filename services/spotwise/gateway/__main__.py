@@ -29,7 +29,7 @@ from spotwise.gateway.store_watch import StoreWatch
 from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.gateway.text import ChatText, ModelTextError
 from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
-from spotwise.mesh.garbage import collect_little_at_once, give_back_freed_memory
+from spotwise.mesh.garbage import collect_little_at_once, give_back_freed_memory, keep_little_freed_memory
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
@@ -81,6 +81,7 @@ def _stored(settings: GatewaySettings, host: ServiceHost) -> StoredResponses | N
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     sys.setswitchinterval(_SWITCH_S)
+    keep_little_freed_memory()
     try:
         text = ChatText.load(
             settings.model_dir,

@@ -1,4 +1,4 @@
-"""A service looks for cycles of garbage seldom."""
+"""A service looks for cycles of garbage seldom, and keeps little memory that it does not need."""
 
 from __future__ import annotations
 
@@ -82,3 +82,27 @@ print(max(looks))
     ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert int(ended.stdout) < 10_000
+
+
+def test_the_room_of_what_was_large_goes_back_to_the_system() -> None:
+    """Also where small pieces that are kept lie between."""
+    service = """
+import psutil
+from spotwise.mesh.garbage import keep_little_freed_memory
+
+keep_little_freed_memory()
+_ = bytearray(8 << 20)
+_ = None
+before = psutil.Process().memory_info().rss
+large, small = [], []
+for _ in range(100):
+    large.append(b"x" * (2 << 20))
+    small.append(b"x" * 2000)
+assert psutil.Process().memory_info().rss - before > 190 << 20
+large.clear()
+print(psutil.Process().memory_info().rss - before)
+"""
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert int(ended.stdout) < 10 << 20

@@ -1,0 +1,80 @@
+"""Nothing of a refused body remains: pydantic's errors would keep it, in cycles through code that Python's collector cannot see.
+
+A validator's error keeps its traceback, whose frames keep those of all callers, and with them the body, of 8 MiB at most.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import FrameType
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.schema import parse_request
+from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_completions import CompletionRequest
+from spotwise.gateway.schema_embeddings import EmbeddingRequest
+from spotwise.gateway.schema_responses import ResponsesRequest
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, MODEL, RESPONSE
+
+MESSAGES = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatRequest, CHAT),
+    "/v1/completions": (CompletionRequest, COMPLETION),
+    "/v1/responses": (ResponsesRequest, RESPONSE),
+    "/v1/messages": (ChatRequest, MESSAGES),
+    "/v1/messages/count_tokens": (ChatRequest, MESSAGES),
+    "/v1/embeddings": (EmbeddingRequest, EMBEDDING),
+    "/tokenize": (CompletionRequest, COMPLETION),
+    "/detokenize": (CompletionRequest, {"tokens": [5]}),
+}
+WRONG: tuple[Any, ...] = (-1, 10**9, "x" * 5000, "{", [], [{}], [""], {"type": "x"}, {"x": -1e9})
+
+
+class _Held:
+    """What a frame of a caller holds."""
+
+
+def _refuses(body: dict[str, Any]) -> weakref.ref[_Held]:
+    """Refuse a body; return what is there as long as the frame is."""
+    held = _Held()
+    kept: list[ApiError] = []  # as a future keeps it, which a frame keeps
+    try:
+        parse_request(CompletionRequest, body)
+    except ApiError as error:
+        kept.append(error)
+    assert kept
+    return weakref.ref(held)
+
+
+def test_an_error_keeps_no_frame() -> None:
+    """Not even one that a frame keeps, as soon as cycles are collected."""
+    held = _refuses(COMPLETION | {"stop": ["x" * 5000]})
+    gc.collect()
+    assert held() is None
+
+
+def _frames() -> int:
+    gc.collect()
+    return sum(isinstance(each, FrameType) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_wrong_member_keeps_a_frame(client: httpx.AsyncClient, path: str) -> None:
+    """Each member of a body with each kind of wrong value."""
+    kind, body = BODIES[path]
+    names = [*kind.model_fields, *body, "prompt", "messages", "tools"]
+
+    async def refused(*wrong: Any) -> int:
+        answers = [await client.post(path, json=body | {name: value}) for name in names for value in wrong]
+        return sum(answer.status_code >= 400 for answer in answers)
+
+    await refused(None)  # what is kept of any first request
+    before = _frames()
+    assert await refused(*WRONG) > len(WRONG)
+    assert _frames() < before + 20
