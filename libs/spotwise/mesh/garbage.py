@@ -30,8 +30,9 @@ def collect_little_at_once() -> None:
 
 
 def keep_little_freed_memory() -> None:
-    """Have the C library (glibc) return what large pieces took as they are freed, and bound the pools of memory that threads have:
-    what the bodies of one minute took would be kept, scattered, by each thread that read one. Before threads start.
+    """Have the C library (glibc) return large pieces as they are freed, and bound the pools of memory that threads have.
+
+    It would keep what bodies took, scattered, for each thread that read one. Before threads start.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

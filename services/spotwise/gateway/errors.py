@@ -135,6 +135,20 @@ def _stopping() -> ApiError:
     return ApiError(503, message, code="gateway_stopping", headers={"Retry-After": "1"})
 
 
+def _cut_off(error: BaseException) -> None:
+    """Cut an error off the frames that it went through, one of which keeps it: what they hold, as a body, would stay until the
+    collector comes.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            chain += (each.__cause__, each.__context__)
+
+
 class ErrorEdge:
     """Middleware round everything of ours: an exception becomes a response, if none has begun, and so does the server's stop.
 
@@ -161,8 +175,8 @@ class ErrorEdge:
 
         try:
             await self._app(scope, receive, watched_send)
-        except ClientDisconnect:
-            return  # the client left while it sent its body
+        except ClientDisconnect as error:  # the client left while it sent its body
+            _cut_off(error)
         except asyncio.CancelledError:  # the server cancels what has not ended when it has to stop
             if started:
                 raise  # a stream is cut off: it can go on at another gateway
@@ -174,4 +188,5 @@ class ErrorEdge:
             self._count_error(described.code or str(described.status))
             if started:
                 raise  # the server then cuts the connection: the client must not take the half for the whole
+            _cut_off(error)
             await described.response(scope)(scope, receive, send)
