@@ -89,7 +89,7 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 LONG_FIRST := --no-loadscope-reorder
 UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wildcard tests/integration/test_ucx_*.py))
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py tests/property/test_weight_fetches.py
-SHARING := $(filter-out %/test_loop_costs.py %/test_own_profile.py %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
+SHARING := $(filter-out %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
   tests/compose/test_deployment_files.py \
   $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration full_store gateway_stop \
     incomplete_checkpoint lost_tokens proxies shrinking_mesh simulated simulated_groups store_unavailable)
@@ -119,8 +119,8 @@ endif
 test-properties: setup ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
 	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
 
-test-long: setup ## Every change between two shapes, under requests, groups that lose devices, and more; an hour, a choice of them in ARGS
-	$(BIN)/pytest -m long tests/integration tests/live tests/long tests/unit/simulator $(ARGS)
+test-long: setup ## Hostile bodies, preemption, every change between two shapes, the compiled simulator, and more; hours, a choice in ARGS
+	$(BIN)/pytest -m long tests/integration tests/live tests/long tests/unit $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
 test-faults: setup ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS

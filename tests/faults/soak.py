@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import tempfile
 import threading
 import time
@@ -138,6 +139,8 @@ def soak(
     ] = False,
 ) -> None:
     """Load a mesh of simulated workers, and disturb its processes until the time is over."""
+    for ends in (signal.SIGINT, signal.SIGTERM):  # also where it runs in the background, as with nohup
+        signal.signal(ends, signal.default_int_handler)
     console = Console()
     seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
     console.print(f"seed {seed}")

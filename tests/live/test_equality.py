@@ -15,7 +15,7 @@ from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.oracle import greedy, greedy_with, mixed_prompts, model_folder, tokenizer
 
 NEW_TOKENS = 16
-PROMPTS = 32
+PROMPTS = 16
 LONGEST = 700
 #: How llguidance lays JSON out: one blank at most, or any.
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def check_equality(mesh: LiveMesh, count: int = PROMPTS) -> list[Any]:
 
 
 def test_one_prompt_worker_and_one_token_worker(mesh: LiveMesh) -> None:
-    """32 prompts of mixed lengths at once: prompt phase in one process, token phase in another, KV moved between."""
+    """16 prompts of mixed lengths at once: prompt phase in one process, token phase in another, KV moved between."""
     answers = check_equality(mesh)
     ledger = mesh.ledger(answers[0].id)
     assert ledger["prefilled"]["member"] == "prompt-0"
@@ -59,8 +59,15 @@ def test_one_prompt_worker_and_one_token_worker(mesh: LiveMesh) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "way"),
-    [((), "serial"), (("--prompt-workers", "2", "--token-workers", "2"), "layerwise")],
-    ids=["one of each, serial", "two of each, layerwise"],
+    [
+        pytest.param((), "serial", id="one of each, serial"),
+        pytest.param(
+            ("--prompt-workers", "2", "--token-workers", "2"),
+            "layerwise",
+            id="two of each, layerwise",
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_both_ways_of_handing_over(tmp_path: Path, workers: tuple[str, ...], way: str) -> None:
     """The same whether all KV leaves after its prompt or as it is computed, in parts of at most 256 tokens.
@@ -87,7 +94,7 @@ def test_both_phases_on_one_worker(tmp_path: Path) -> None:
 
 def test_bad_words_and_allowed_tokens(mesh: LiveMesh) -> None:
     """What must not be drawn is not, as transformers has it, through the hand-off; words are banned also after a blank."""
-    prompts = mixed_prompts(PROMPTS, LONGEST)[1:4]
+    prompts = mixed_prompts(PROMPTS, LONGEST)[1:3]
     plain = [tokenizer().decode(greedy(prompt, NEW_TOKENS)) for prompt in prompts]
     words = [max(re.findall(r"[A-Za-z]{3,}", text), key=len) for text in plain]
     options = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
@@ -114,7 +121,7 @@ def test_structured_outputs(mesh: LiveMesh, whitespace: str) -> None:
     layout = LAYOUTS[whitespace]
     output = {"json": schema} if whitespace == "compact" else {"json": schema, "whitespace": whitespace}
     tokens = LLTokenizer(str(model_folder() / "tokenizer.json"), n_vocab=len(tokenizer()))
-    for prompt in mixed_prompts(PROMPTS, LONGEST)[1:4]:
+    for prompt in mixed_prompts(PROMPTS, LONGEST)[1:3]:
         (answer,) = asyncio.run(complete(mesh, [prompt], structured_outputs=output, temperature=0, max_tokens=40))
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=layout)  # type: ignore[arg-type]
         matcher = LLMatcher(tokens, grammar)
