@@ -215,7 +215,9 @@ def _integer(multiple: float) -> dict[str, Any]:
     [
         {"json": _integer(4_294_967_295)},
         {"json": {"type": "number", "multipleOf": 999.983}},
+        {"json": _integer(299_999)},
         {"json": {"allOf": [_integer(9_973), _integer(9_967)]}},
+        {"json": {"$ref": "#/$defs/a", "$defs": {"a": _integer(9_973)}, "multipleOf": 9_967}},
         {"json": {"type": "object", "properties": {f"p{number}": _integer(49_999) for number in range(20)}}},
         {"json": '{"type": "integer", "\\u006dultipleOf": 9999991, "multipleOf": 9999991}'},
         {"grammar": "start: number\nnumber: %json " + json.dumps(_integer(9_999_991))},
@@ -231,9 +233,9 @@ async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(
     assert "multipleOf" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("multiples", [[0.01, 5, 1000], [7], [0.25, 0.5], [10] * 50])
+@pytest.mark.parametrize("multiples", [[0.01, 5, 1000], [7], [0.25, 0.5], [10] * 50, [86_400, 3_600]])
 async def test_usual_multiples_are_followed(client: httpx.AsyncClient, multiples: list[float]) -> None:
-    """Prices, steps, weeks."""
+    """Prices, steps, weeks, days in seconds."""
     schema = {"type": "object", "properties": {f"p{n}": {"multipleOf": each} for n, each in enumerate(multiples)}}
     response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": schema}})
     assert response.status_code == 200, response.text
