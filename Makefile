@@ -30,7 +30,10 @@ CLIENT_ENVIRONMENTS := $(CLIENTS)/node/.installed $(CLIENTS)/agents/.installed \
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) $(KERNELS) $(SIMULATOR)/_build ## Make .venv and install everything; fast when nothing changed
+# What checks and tests need: they run what is interpreted, and the compiled simulator takes minutes to make.
+READY := $(INSTALLED) $(KERNELS)
+
+setup: $(READY) $(SIMULATOR)/_build ## Make .venv and install everything; fast when nothing changed
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,20 +61,20 @@ $(SIMULATOR)/_build: | $(INSTALLED)
 	@echo "compiling the simulator ..."
 	@$(BIN)/spotwise simulate compile >/dev/null || { rm -rf $@; echo "it works without, and takes three times as long"; }
 
-up: $(INSTALLED) $(KERNELS) ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
+up: $(READY) ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
 	@$(BIN)/spotwise up $(ARGS)
 
 down: ## Stop what `make up ARGS=--detach` started
 	@$(BIN)/spotwise down $(ARGS)
 
-check: setup proto-check ## Formatting, lint, types, import contracts, generated code
+check: $(READY) proto-check ## Formatting, lint, types, import contracts, generated code
 	$(BIN)/ruff format --check libs services benchmarks tests
 	$(BIN)/ruff check libs services benchmarks tests
 	$(BIN)/mypy libs services benchmarks tests
 	$(BIN)/lint-imports
 
 # In a copy: the check must not touch the files that it compares with.
-proto-check: setup
+proto-check: $(INSTALLED)
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	mkdir -p "$$copy/libs/spotwise/wire"; cp -r proto scripts "$$copy"; \
 	PYTHON=$(CURDIR)/$(BIN)/python "$$copy/scripts/proto.sh"; \
@@ -97,7 +100,7 @@ TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_work
     closed_requests clusters disconnects unsupported_parameters readme drains groups standbys gateway_loss \
     some_faults) $(UCX)
 
-test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
+test: $(READY) ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
 	@rm -rf build/tests; failed=0; times=""; \
 	part() { \
@@ -116,18 +119,18 @@ else
 	$(PYTEST) $(ARGS)
 endif
 
-test-properties: setup ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
+test-properties: $(READY) ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
 	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
 
 test-long: setup ## Hostile bodies, preemption, every change between two shapes, the compiled simulator, and more; hours, a choice in ARGS
 	$(BIN)/pytest -m long tests/integration tests/live tests/long tests/unit $(ARGS)
 
 # Long: each case breaks something of a mesh, and waits until it is whole again.
-test-faults: setup ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS
+test-faults: $(READY) ## Faults of each process, in each phase of a request and state of a re-shape: hours; a choice in ARGS
 	@mkdir -p build
 	SPOTWISE_FAULTS_REPORT=$${SPOTWISE_FAULTS_REPORT:-build/fault-results.txt} $(BIN)/pytest tests/faults $(ARGS)
 
-soak: setup ## Faults drawn from a seed while a mesh serves, for two hours; ARGS="--hours 8 --seed 1", or --hostile
+soak: $(READY) ## Faults drawn from a seed while a mesh serves, for two hours; ARGS="--hours 8 --seed 1", or --hostile
 	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)

@@ -144,7 +144,10 @@ def _mounted(folder: Path, options: str) -> tuple[str, ...]:
     return prefix
 
 
-@pytest.mark.parametrize(("options", "reason"), [("size=1m", "No space left"), ("ro", "Read-only file system")])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [pytest.param("size=1m", "No space left", marks=pytest.mark.long), ("ro", "Read-only file system")],
+)
 def test_a_model_that_does_not_fit_its_cache(tmp_path: Path, options: str, reason: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -23,7 +23,12 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip() and WALL not in line]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+@pytest.mark.parametrize(
+    "example",
+    # A fleet that is bought takes most of a minute.
+    [pytest.param(each, marks=[pytest.mark.long] if "--fleet" in each else []) for each in EXAMPLES],
+    ids=range(len(EXAMPLES)),
+)
 def test_an_example_prints_what_the_page_shows(
     example: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

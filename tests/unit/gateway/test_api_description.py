@@ -18,6 +18,9 @@ from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import storing
 
+#: So that `make test-properties` makes all examples.
+pytestmark = pytest.mark.hypothesis
+
 GENERATING = ["POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"]
 STORED = [
     "GET /v1/responses/{response_id}",
