@@ -250,9 +250,8 @@ def test_many_streams_at_once(mesh: LiveMesh) -> None:
             return await asyncio.gather(*(one(client, prompt) for prompt in prompts))
 
     texts = asyncio.run(every())
-    for prompt, text in list(zip(prompts, texts, strict=True))[::3]:
+    for prompt, text in zip(prompts, texts, strict=True):
         assert text == tokenizer().decode(greedy(tuple(tokenizer()(prompt)["input_ids"]), 8))
-    assert len(set(texts)) > 12
     mesh.wait_until_idle()
 
 
