@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -116,6 +116,17 @@ class SimulatedMesh(LiveMesh):
         """The tokens that a request with a seed has to get."""
         words = read_words(self.state.options.model_folder)
         return [words[int(counter_uniform(seed, index) * len(words))] for index in range(tokens)]
+
+    def losses(self, streams: Iterable[SeededStream]) -> list[str]:
+        """The attempts of these streams' requests that were lost: after how many tokens, and why."""
+        lost = []
+        for stream in streams:
+            self.ledger(stream.request_id, "completed")
+            for entry in self.ledger_entries(stream.request_id):
+                if entry.stage == "attempt_lost":
+                    facts = dict(entry.facts)
+                    lost.append(f"{stream.request_id} after {facts['tokens']} tokens: {facts['reason']}")
+        return lost
 
     def attempts(self, stream: SeededStream) -> int:
         """How many attempts a stream's request took."""
