@@ -26,11 +26,12 @@ from hypothesis import settings
 from testcontainers.core.container import DockerContainer
 
 from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
-from tests.example_budget import limit_examples
+from tests.example_budget import BUDGET_S, limit_examples
 
 pytest.register_assert_rewrite("tests.contracts")
-# An example may take as long as a busy machine lets it.
-settings.register_profile("patient", deadline=None)
+# An example may take as long as a busy machine lets it. `make test` tries the same ones each time, so that its failure comes of
+# a change; `make test-properties` searches for others.
+settings.register_profile("patient", deadline=None, derandomize=BUDGET_S > 0)
 settings.load_profile("patient")
 
 NATS_COMMAND = "nats-server"
