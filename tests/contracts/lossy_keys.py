@@ -6,15 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import SimpleNamespace
-from typing import Any
 
 from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret
 from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, KeyReport
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.auth import Caller
-from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.quotas import COUNT_ALONE_S, Quotas, Reservation
 from spotwise.mesh.key_ports import KeyStore
 from spotwise.mesh.memory import FakeClock
@@ -71,17 +66,8 @@ class LossyKeys(MemoryKeys):
             await self._keys.use(*self._late.pop(index % len(self._late)))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Of a request with one choice."""
-
-    prompt_tokens: int
-    max_tokens: int
-
-    @property
-    def sequences(self) -> Any:
-        """The choice, of which the bound on its tokens is counted."""
-        return (SimpleNamespace(spec=SequenceSpec((1,), SamplingParams(seed=1), StopCriteria(self.max_tokens))),)
+#: The most tokens of the only choice of a request, which its client has set.
+OUTPUTS = ((4000, False),)
 
 
 @dataclass(frozen=True)
@@ -115,8 +101,7 @@ async def count(keys: KeyStore, clock: FakeClock, steps: Sequence[Step]) -> tupl
         fate = step.fate
         try:
             if step.kind == "begin":
-                plan = Plan(step.number, 4000)
-                running.append((await quotas.reserve(CALLER, plan), step.number))
+                running.append((await quotas.reserve(CALLER, step.number, OUTPUTS), step.number))
             elif step.kind == "end" and running:
                 used += end(step.number, step.number % 4000)
             elif step.kind == "report":

@@ -18,7 +18,8 @@ from spotwise.core import messages as m
 from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.generation import GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -85,7 +86,7 @@ async def mesh(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[H
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(ServiceHost.open(scheduler_settings, MemberKind.CLUSTER_SCHEDULER))
         gateway = await stack.enter_async_context(ServiceHost.open(gateway_settings, MemberKind.GATEWAY))
-        generation = MeshGeneration(gateway, gateway_settings, GatewayMetrics(CollectorRegistry(), "tiny"))
+        generation = MeshGeneration(gateway, gateway_settings.submission, GatewayMetrics(CollectorRegistry(), "tiny"))
         service = SchedulerService(scheduler, scheduler_settings, SchedulerMetrics(scheduler.metrics.registry))
         stack.push_async_callback(service.close)
         await service.start()

@@ -17,13 +17,12 @@ from spotwise.gateway.quotas import COUNT_ALONE_S, COUNT_TIMEOUT_S, Quotas
 from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.redis_keys import RedisKeys
 from spotwise.mesh.redis_store import RedisStore
-from tests.contracts.lossy_keys import CALLER, LIMITS, Fate, Plan, Step, count
+from tests.contracts.lossy_keys import CALLER, LIMITS, Fate, Step, count
 
 pytestmark = pytest.mark.mesh
 
 #: After a gateway has given up.
 LATE_S = COUNT_TIMEOUT_S + 0.1
-PLAN = Plan(1000, 4000)
 
 
 class SlowAnswers:
@@ -92,7 +91,7 @@ async def test_a_store_that_answers_late(redis_url: str, store: RedisStore, exec
         stack.push_async_callback(slow.close)
         admin = await stack.enter_async_context(Redis.from_url(redis_url))
         quotas = Quotas(slow.keys, clock, "g/1", lambda _: None)
-        running = [await quotas.reserve(CALLER, PLAN) for _ in range(8)]
+        running = [await quotas.reserve(CALLER, 1000, OUTPUTS) for _ in range(8)]
         for reservation in running[:4]:
             reservation.settle(10)
 
@@ -103,7 +102,7 @@ async def test_a_store_that_answers_late(redis_url: str, store: RedisStore, exec
                 answers.delay_s = LATE_S
 
         await stall()
-        running += await asyncio.gather(*[quotas.reserve(CALLER, PLAN) for _ in range(5)])
+        running += await asyncio.gather(*[quotas.reserve(CALLER, 1000, OUTPUTS) for _ in range(5)])
         clock.advance(COUNT_ALONE_S)
         await asyncio.sleep(2 * LATE_S)
         await stall()

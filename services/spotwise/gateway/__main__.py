@@ -15,7 +15,6 @@ from spotwise.core.model_alias import model_aliases, require_aliases_of
 from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.errors import ModelError
 from spotwise.gateway.api import create_app
-from spotwise.gateway.api_access import open_access
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.embedding_model import EmbeddingModel, read_embedding_model
 from spotwise.gateway.http_protocol import http_protocol
@@ -23,6 +22,7 @@ from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.open_access import open_access
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.store_watch import StoreWatch
@@ -115,7 +115,7 @@ async def serve(settings: GatewaySettings) -> None:
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:
         host.introduce(model=settings.served_name)
         access = await open_access(settings, host, metrics)
-        generation = MeshGeneration(host, settings, metrics)
+        generation = MeshGeneration(host, settings.submission, metrics)
         await generation.start()
         StoreWatch(host.store, metrics).begin(host.every)
         kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))

@@ -20,9 +20,9 @@ from starlette.types import Receive, Scope, Send
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.answer_work import AnswerWork, parts_of, scores_of_batch, scores_of_piece
 from spotwise.gateway.choice import Choice, ChoiceText
-from spotwise.gateway.errors import describe
+from spotwise.gateway.errors import GenerationError, describe
 from spotwise.gateway.event_stream import EventStream
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec, TextEndedError
+from spotwise.gateway.generation import GeneratedTokens, SequenceSpec, TextEndedError
 from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import WARNING_HEADER, warning_of

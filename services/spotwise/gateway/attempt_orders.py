@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
 
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.messages import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import TokenStream
@@ -28,12 +28,30 @@ from spotwise.wire.codec import MalformedMessageError, decode, encode
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class SubmissionTerms:
+    """How a gateway submits sequences.
+
+    Attributes:
+        model: the name that it serves.
+        recovery: of what is lost.
+        store_timeout_s, submit_timeout_s: how long it waits for the store, and for a scheduler.
+        max_unread_tokens: that it holds for a client which does not read.
+    """
+
+    model: str
+    recovery: RecoveryLimits
+    store_timeout_s: float
+    submit_timeout_s: float
+    max_unread_tokens: int
+
+
 class AttemptOrders:
     """Submits attempts, and ends them.
 
     Args:
         host: store and bus.
-        settings: names and patience.
+        terms: names and patience.
         is_open: whether an attempt, by choice id and epoch, is the current one of an open request.
         most_kv_tokens: tokens that the largest KV cache in the mesh holds now; 0 where no worker is ready.
         saver: of kept requests' tokens.
@@ -43,19 +61,19 @@ class AttemptOrders:
     def __init__(
         self,
         host: ServiceHost,
-        settings: GatewaySettings,
+        terms: SubmissionTerms,
         is_open: Callable[[str, int], bool],
         most_kv_tokens: Callable[[], int],
         saver: TokenSaver,
         feed: Callable[[Message | g.SubmitFailed | g.RequestTaken], None],
     ) -> None:
         self._host = host
-        self._settings = settings
+        self._terms = terms
         self._is_open = is_open
         self._most_kv_tokens = most_kv_tokens
         self._saver = saver
         self._feed = feed
-        self._turns = StoreTurns(settings.store_timeout_s)
+        self._turns = StoreTurns(terms.store_timeout_s)
 
     def submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         """Record an attempt, and submit it."""
@@ -112,7 +130,7 @@ class AttemptOrders:
         stream.submitted_epoch = command.epoch
         try:
             reply = await self._host.bus.request(
-                subjects.REQUESTS, encode(self._order(stream, command, stop)), self._settings.submit_timeout_s
+                subjects.REQUESTS, encode(self._order(stream, command, stop)), self._terms.submit_timeout_s
             )
             answer = decode(reply)
             if not isinstance(answer, RequestAccepted | RequestRejected):
@@ -152,7 +170,7 @@ class AttemptOrders:
             epoch=command.epoch,
             gateway_id=self._host.id,
             attempt_id=command.attempt_id,
-            model=self._settings.served_name,
+            model=self._terms.model,
             prompt_token_ids=stream.spec.prompt_token_ids,
             output_token_ids=command.output_token_ids,
             sampling=stream.spec.sampling,
@@ -176,9 +194,7 @@ class AttemptOrders:
             stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stop.max_new_tokens - committed,
-            prefix_spans=(
-                prefix_spans(self._settings.served_name, known, stream.spec.prefix_salt) if may_reuse else ()
-            ),
+            prefix_spans=(prefix_spans(self._terms.model, known, stream.spec.prefix_salt) if may_reuse else ()),
             priority=stream.spec.priority,
             avoid=command.avoid,
             deadline_unix_s=stream.spec.deadline_unix_s,

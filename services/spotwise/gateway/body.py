@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 
-from spotwise.gateway.auth import caller_scope
 from spotwise.gateway.content_coding import Gunzip, is_gzip
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
@@ -35,8 +34,8 @@ class BodyReader:
         self.held_bytes = 0
 
     @asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytearray]:
-        """Read a body of JSON, perhaps compressed with gzip; as it is without, it counts as held until the context ends.
+    async def body(self, request: Request, caller: str) -> AsyncIterator[bytearray]:
+        """Read a caller's JSON body, perhaps compressed with gzip; as it is without, it counts as held until the context ends.
 
         Raises:
             ApiError: 400 no gzip, 413 more than `max_body_bytes`, also without gzip, 415 announced as something else than JSON,
@@ -44,7 +43,6 @@ class BodyReader:
         """
         _require_json(request)
         pieces = self._gunzipped(request) if is_gzip(_coding(request)) else request.stream()
-        caller = caller_scope(request)
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and (len(announced) > _MAX_LENGTH_DIGITS or int(announced) > self._max_body_bytes):
             raise self._too_large()

@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from spotwise.gateway.auth import caller_of, caller_scope
 from spotwise.gateway.body import BodyReader
 from spotwise.gateway.errors import ApiError
-from spotwise.gateway.long_work import LongWorkError
 from spotwise.gateway.off_loop import Effort, OffLoop, effort_of_size
 from spotwise.gateway.quotas import Quotas
 from spotwise.gateway.sse import run_unless_left
+from spotwise.mesh.long_work import LongWorkError
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ class BodyWork:
 
     async def _understood(self, request: Request, work: Callable[[bytearray], Result]) -> Result:
         scope = caller_scope(request)
-        async with self._bodies.body(request) as body:
+        async with self._bodies.body(request, scope) as body:
             effort = effort_of_size(len(body))
             if effort is Effort.ON_LOOP:
                 try:

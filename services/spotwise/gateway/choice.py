@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import TokenLogprobs
-from spotwise.gateway.generation import GeneratedTokens, GenerationError
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import GeneratedTokens
 from spotwise.gateway.message_reader import MessagePart, MessageReader
 from spotwise.gateway.plan import PlannedSequence, PromptTokens, TextRules
 from spotwise.gateway.stop_strings import StopStringScanner

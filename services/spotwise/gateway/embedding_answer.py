@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from spotwise.core.request import FinishReason
 from spotwise.gateway.answer import Generate
 from spotwise.gateway.embedding_plan import EmbeddingPlan
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import PlannedSequence

@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.message_errors import is_messages_path, message_error
 from spotwise.gateway.request_ids import request_id
 
@@ -77,6 +76,29 @@ class ApiError(Exception):
         if scope is not None and is_messages_path(scope["path"]):
             body = self.message_body(request_id(scope))
         return Response(orjson.dumps(body), self.status, self.headers, "application/json")
+
+
+class GenerationError(Exception):
+    """The mesh cannot serve a sequence, or cannot finish it.
+
+    Attributes:
+        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 504 (its deadline came),
+            500.
+        code: machine-readable reason, snake case.
+        message: what happened and what the user can do.
+        retry_after_s: when a retry makes sense; `None` where it does not.
+        is_charged: workers computed for it, and it ended for a reason of its own.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_s: float | None = None, *, is_charged: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.is_charged = is_charged
 
 
 def _shortened(text: str, max_characters: int) -> str:

@@ -111,29 +111,6 @@ class MeshHealth:
     workers: Mapping[str, int] = field(default_factory=dict)
 
 
-class GenerationError(Exception):
-    """The mesh cannot serve a sequence, or cannot finish it.
-
-    Attributes:
-        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 504 (its deadline came),
-            500.
-        code: machine-readable reason, snake case.
-        message: what happened and what the user can do.
-        retry_after_s: when a retry makes sense; `None` where it does not.
-        is_charged: workers computed for it, and it ended for a reason of its own.
-    """
-
-    def __init__(
-        self, status: int, code: str, message: str, retry_after_s: float | None = None, *, is_charged: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.retry_after_s = retry_after_s
-        self.is_charged = is_charged
-
-
 class TextEndedError(Exception):
     """Thrown into a generator that its user closes because a stop string has ended the text; it passes through."""
 

@@ -6,7 +6,6 @@ written depends on the tokens alone, one at a time, so that a stream which goes 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 
@@ -19,7 +18,9 @@ from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.errors import ApiError
 from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.response_tools import CalledTool, action_of_call, input_of_call
+from spotwise.gateway.request_ids import item_id
+from spotwise.gateway.response_tools import action_of_call, input_of_call
+from spotwise.gateway.schema_response_tools import CalledTool
 from spotwise.gateway.sse import named_event
 
 _Fields = dict[str, Any]
@@ -253,9 +254,3 @@ class ItemsFormat(AnswerFormat):
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
             "total_tokens": usage["total_tokens"],
         }
-
-
-def item_id(prefix: str, *parts: object) -> str:
-    """Return the id of an item, the same wherever it is made."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
-    return f"{prefix}_{digest[:48]}"

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from spotwise.core.gateway.kept_request import KeptAttempt
+from starlette.requests import Request
+
+from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
 from spotwise.core.members import Member
 from spotwise.core.messages import LedgerEntry
+from spotwise.gateway.answer import Generate, GenerationResponse
+from spotwise.gateway.answer_work import AnswerWork
 from spotwise.gateway.generation import Generation
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.quotas import Continued, Reservation
+from spotwise.gateway.stream_position import StreamPosition
 from spotwise.mesh.request_store import KeptRequestStore
 
 
@@ -48,3 +55,32 @@ class KeepingStore(KeptRequestStore, Protocol):
 
     async def registered(self, member_ids: Sequence[str]) -> list[Member]:
         """Return those of some members that are registered."""
+
+
+class RequestPlanner(Protocol):
+    """Plans requests, and makes their answers."""
+
+    async def reserve(self, request: Request, plan: GenerationPlan, continued: Continued | None = None) -> Reservation:
+        """Take what a request needs of its key's limits; raises `ApiError`, a 429."""
+
+    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
+        """Plan a kept request again; its ids and seeds are new ones."""
+
+    def work_of(self, scope: str) -> AnswerWork:
+        """Return where an answer of a caller's is written."""
+
+    def response(
+        self,
+        endpoint: str,
+        plan: GenerationPlan,
+        generate: Generate,
+        arrived_s: float,
+        position: StreamPosition | None = None,
+        ended: Callable[[BaseException | None], None] = ...,
+        headers: Mapping[str, str] | None = None,
+        reservation: Reservation | None = None,
+        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
+        *,
+        outlives_connection: bool = False,
+    ) -> GenerationResponse:
+        """Return the response of a plan; see `GenerationResponse`."""

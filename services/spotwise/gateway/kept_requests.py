@@ -25,17 +25,15 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.core.store_budget import Kind, RoomVerdict
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.auth import caller_scope, key_name
-from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import ApiError, GenerationError, bad_request
 from spotwise.gateway.keeping_limits import KeepingLimits
-from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore
+from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore, RequestPlanner
 from spotwise.gateway.kept_plan import form_of, restored
 from spotwise.gateway.kept_tokens import after_attempt, read_chunks, saved_tokens, tokens_to_go_on
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.owners import Owners
 from spotwise.gateway.parameters import WARNING_HEADER
-from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.planning import PlannedBody, Planning
+from spotwise.gateway.plan import GenerationPlan, PlannedBody
 from spotwise.gateway.quotas import Continued, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.request_log import CANCELLED, RequestLog, cancelled, ending_of
@@ -77,7 +75,7 @@ class KeptRequests:
         store: KeepingStore,
         metrics: GatewayMetrics,
         limits: KeepingLimits,
-        planning: Planning,
+        planning: RequestPlanner,
     ) -> None:
         self._generation = generation
         self._store = store

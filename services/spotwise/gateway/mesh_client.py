@@ -24,17 +24,10 @@ from spotwise.core.messages import (
 )
 from spotwise.core.sampling import ENGINE_FAILS
 from spotwise.gateway.addresses import without_addresses
-from spotwise.gateway.attempt_orders import AttemptOrders
-from spotwise.gateway.generation import (
-    EarlierTokens,
-    GeneratedTokens,
-    GenerationError,
-    MeshHealth,
-    SequenceSpec,
-    TextEndedError,
-)
+from spotwise.gateway.attempt_orders import AttemptOrders, SubmissionTerms
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.token_saver import SAVE_EVERY_S, TokenSaver
 from spotwise.gateway.token_stream import TokenStream, generated, saved
 from spotwise.mesh.ports import BusMessage
@@ -77,18 +70,18 @@ class MeshGeneration:
     ends_soon = False
     is_leaving = False
 
-    def __init__(self, host: ServiceHost, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+    def __init__(self, host: ServiceHost, terms: SubmissionTerms, metrics: GatewayMetrics) -> None:
         self._host = host
         self._metrics = metrics
-        self._settings = settings
+        self._max_unread_tokens = terms.max_unread_tokens
         self._role, journal = host.make_role(
-            GatewayRole, host.id, settings.recovery, host.member.incarnation, load_report_s=LOAD_REPORT_S
+            GatewayRole, host.id, terms.recovery, host.member.incarnation, load_report_s=LOAD_REPORT_S
         )
         self._knew_scheduler = False
         self._streams: dict[str, TokenStream] = {}
         self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
         self._attempts = AttemptOrders(
-            host, settings, self._role.is_open, self._most_kv_tokens, self._saver, lambda event: self._loop.feed(event)
+            host, terms, self._role.is_open, self._most_kv_tokens, self._saver, lambda event: self._loop.feed(event)
         )
         self._loop = RoleLoop(
             self._role,
@@ -289,7 +282,7 @@ class MeshGeneration:
     def _park_if_unread(self, choice_id: str) -> None:
         """Pause the sequence of a client that takes too little where it is generated."""
         stream = self._streams.get(choice_id)
-        if stream is not None and not stream.is_parked and stream.num_tokens > self._settings.max_unread_tokens:
+        if stream is not None and not stream.is_parked and stream.num_tokens > self._max_unread_tokens:
             stream.is_parked = True
             self._loop.feed(g.ReaderStalled(choice_id))
 

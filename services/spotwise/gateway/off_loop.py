@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from spotwise.engine.fair_threads import FairThreads
 from spotwise.gateway.body import overloaded
-from spotwise.gateway.long_work import LongWorkError, no_long_work
 from spotwise.gateway.loop_turns import LoopTurns
+from spotwise.mesh.long_work import LongWorkError, no_long_work
 
 Result = TypeVar("Result")
 

@@ -21,8 +21,8 @@ from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.output_grammar import is_json
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
-from spotwise.gateway.response_tools import CalledTool
 from spotwise.gateway.schema import GenerationRequest, StreamOptions
+from spotwise.gateway.schema_response_tools import CalledTool
 from spotwise.gateway.score_limits import ScoredAnswer
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
@@ -160,6 +160,20 @@ class GenerationPlan:
             replace(each, spec=replace(each.spec, deadline_unix_s=deadline_unix_s)) for each in self.sequences
         )
         return replace(self, sequences=sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBody:
+    """A request's plan, and the body that it was made of.
+
+    Attributes:
+        body_hash: of its content, whatever the order of its fields.
+    """
+
+    plan: GenerationPlan
+    endpoint: str
+    body: bytes
+    body_hash: str
 
 
 def require_model(name: str, options: ApiOptions) -> None:

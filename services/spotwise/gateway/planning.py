@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -30,8 +30,8 @@ from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.off_loop import effort_of_size
 from spotwise.gateway.parameters import Endpoint, noted
-from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.quotas import Continued, CountedPlan, Quotas, Reservation
+from spotwise.gateway.plan import GenerationPlan, PlannedBody, PlannedSequence
+from spotwise.gateway.quotas import Continued, Quotas, Reservation
 from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.responses import plan_response, previous_response
 from spotwise.gateway.score_limits import ScoreRoom
@@ -60,18 +60,16 @@ _ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBody:
-    """A request's plan, and the body that it was made of.
+class CountedPlan(Protocol):
+    """What is counted of a request."""
 
-    Attributes:
-        body_hash: of its content, whatever the order of its fields.
-    """
+    @property
+    def sequences(self) -> tuple[PlannedSequence, ...]:
+        """What it makes the mesh compute."""
 
-    plan: GenerationPlan
-    endpoint: str
-    body: bytes
-    body_hash: str
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompts, each counted once."""
 
 
 class Planning:
@@ -128,7 +126,8 @@ class Planning:
 
     async def reserve(self, request: Request, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
         """Take what a request needs of its key's limits; see `Quotas.reserve`."""
-        return await self._quotas.reserve(caller_of(request), plan, continued)
+        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
+        return await self._quotas.reserve(caller_of(request), plan.prompt_tokens, outputs, continued)
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
         """Plan a kept request again; its ids and seeds are new ones."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
@@ -33,9 +32,7 @@ from spotwise.core.access.quotas import (
     tokens_to_reserve,
 )
 from spotwise.gateway.auth import Caller
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.generation import GenerationError
-from spotwise.gateway.plan import PlannedSequence
+from spotwise.gateway.errors import ApiError, GenerationError
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.key_ports import KeyStore
 from spotwise.mesh.ports import MeshError
@@ -109,18 +106,6 @@ class _KeyBook:
     def is_done(self) -> bool:
         """Whether nothing runs and nothing is to be reported."""
         return not (self.running or self.asking or self.unanswered or self.has_news)
-
-
-class CountedPlan(Protocol):
-    """What is counted of a request."""
-
-    @property
-    def sequences(self) -> tuple[PlannedSequence, ...]:
-        """What it makes the mesh compute."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of its prompts, each counted once."""
 
 
 class Reservation:
@@ -226,12 +211,19 @@ class Quotas:
         refused = KeyAdmission(KeyLimit.REQUESTS, until_s - now_s, float(caller.limits.requests_per_minute), 0.0, 0, 0)
         self._refuse(caller, refused, _headers(limits, refused))
 
-    async def reserve(self, caller: Caller, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
+    async def reserve(
+        self,
+        caller: Caller,
+        prompt_tokens: int,
+        outputs: Sequence[tuple[int, bool]],
+        continued: Continued | None = None,
+    ) -> Reservation:
         """Admit a request; to be settled at its end.
 
         Args:
             caller: whose it is.
-            plan: of the request.
+            prompt_tokens: of its prompts, each counted once.
+            outputs: of each sequence the most tokens, and whether its client set no bound.
             continued: where it was counted before.
 
         Raises:
@@ -239,9 +231,8 @@ class Quotas:
         """
         if caller.limits.is_unlimited:
             return Reservation()
-        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
         is_alive, earlier_tokens = (True, 0) if continued is None else (continued.is_alive, continued.earlier_tokens)
-        prompt_tokens = plan.prompt_tokens if is_alive else 0  # what a dead gateway had reserved stays counted
+        prompt_tokens = prompt_tokens if is_alive else 0  # what a dead gateway had reserved stays counted
         tokens = max(prompt_tokens, tokens_to_reserve(prompt_tokens, outputs) - earlier_tokens)
         most = caller.limits.tokens_per_minute
         if continued is None and len(outputs) > 1 and most is not None and tokens > most:

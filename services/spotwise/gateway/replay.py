@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spotwise.gateway.choice import Choice, ChoiceText
-from spotwise.gateway.generation import GeneratedTokens, GenerationError
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import GeneratedTokens
 from spotwise.gateway.stream_position import ChoicePosition
 
 

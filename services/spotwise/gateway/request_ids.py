@@ -5,6 +5,7 @@ Every answer, errors included, has exactly one, without characters that could br
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -81,3 +82,9 @@ class TrailingSlashes:
         if scope["type"] == "http" and scope["path"].endswith("/"):
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         await self._app(scope, receive, send)
+
+
+def item_id(prefix: str, *parts: object) -> str:
+    """Return the id of an item, the same wherever it is made."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
+    return f"{prefix}_{digest[:48]}"

@@ -21,7 +21,8 @@ from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.answer_work import parts_of
 from spotwise.gateway.auth import READING
 from spotwise.gateway.choice import Choice
-from spotwise.gateway.generation import EarlierTokens, GenerationError
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import EarlierTokens
 from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.kept_plan import restored
 from spotwise.gateway.kept_requests import KeptRequests

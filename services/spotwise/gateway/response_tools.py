@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json
 
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.schema_response_tools import (
+    CalledTool,
     ChosenAllowedTools,
     ChosenTool,
     CustomTool,
@@ -43,21 +43,6 @@ _COMMAND = {
     "required": ["command"],
     "additionalProperties": False,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CalledTool:
-    """What a client calls a function of the model's.
-
-    Attributes:
-        item: type of the item of a call.
-        name: as the client has it.
-        namespace: of it.
-    """
-
-    item: Literal["function_call", "custom_tool_call", "local_shell_call"] = "function_call"
-    name: str = ""
-    namespace: str | None = None
 
 
 class ResponseTools:

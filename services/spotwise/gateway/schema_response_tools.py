@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -148,3 +149,18 @@ ResponseToolChoice = Annotated[
     | Annotated[ChosenServerTool, Tag("other")],
     _CHOSEN_KINDS,
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """What a client calls a function of the model's.
+
+    Attributes:
+        item: type of the item of a call.
+        name: as the client has it.
+        namespace: of it.
+    """
+
+    item: Literal["function_call", "custom_tool_call", "local_shell_call"] = "function_call"
+    name: str = ""
+    namespace: str | None = None

@@ -14,6 +14,7 @@ from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.members import Member
 from spotwise.core.model_alias import model_aliases
 from spotwise.core.sampling import Pooling
+from spotwise.gateway.attempt_orders import SubmissionTerms
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.control_tokens import ControlTokensInText
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
@@ -243,6 +244,13 @@ class GatewaySettings(ModelServiceSettings):
         """Return how this process keeps requests."""
         process = f"{member.id}/{member.incarnation}"
         return KeepingLimits(process, self.resume_s, self.answer_kept_s, self.store_timeout_s)
+
+    @property
+    def submission(self) -> SubmissionTerms:
+        """How this process submits sequences."""
+        return SubmissionTerms(
+            self.served_name, self.recovery, self.store_timeout_s, self.submit_timeout_s, self.max_unread_tokens
+        )
 
     @property
     def browser_origins(self) -> tuple[str, ...]:

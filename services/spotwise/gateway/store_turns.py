@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from spotwise.core.gateway import commands as g
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.patience import patience
 from spotwise.mesh.ports import MeshError
 

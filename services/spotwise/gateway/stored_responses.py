@@ -11,10 +11,9 @@ import structlog
 
 from spotwise.core.gateway.stored_response import StoredResponse
 from spotwise.core.store_budget import RoomVerdict
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.generation import GenerationError
-from spotwise.gateway.items_format import item_id
+from spotwise.gateway.errors import ApiError, GenerationError
 from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.request_ids import item_id
 from spotwise.gateway.schema_responses import as_items
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.mesh.response_store import ResponseStore

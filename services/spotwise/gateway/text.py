@@ -22,11 +22,11 @@ from spotwise.engine.grammar_tokens import grammar_tokenizer
 from spotwise.gateway.chat_template import ChatMessage, ChatTemplate
 from spotwise.gateway.control_tokens import ControlTokens, ControlTokensInText
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
-from spotwise.gateway.long_work import begin_long_work
+from spotwise.gateway.grammar_check import GrammarCheck
 from spotwise.gateway.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
-from spotwise.gateway.output_grammar import GrammarCheck
 from spotwise.gateway.prompt_encoder import PromptEncoder
 from spotwise.gateway.truncation import Truncation
+from spotwise.mesh.long_work import begin_long_work
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.

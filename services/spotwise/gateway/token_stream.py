@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken
-from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, SequenceSpec
 
 
 class TokenStream:

@@ -10,7 +10,8 @@ from typing import Any
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import Pooling, SampledToken, TokenLogprobs
 from spotwise.gateway.embedding_model import EmbeddingModel
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec, TextEndedError
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
 
 MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256

@@ -120,7 +120,7 @@ class Gateways:
         service = ServiceHost(settings, await self.new_bus(), self.store, ControlServer(LOOPBACK, 0), member)
         host = await self._stack.enter_async_context(service.joined())
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        generation = MeshGeneration(host, settings, metrics)
+        generation = MeshGeneration(host, settings.submission, metrics)
         await generation.start()
         self.generations.append(generation)
         keep = partial(KeptRequests, generation, host.store, metrics, settings.keeping(member))

@@ -19,7 +19,8 @@ from spotwise.core.request import FinishReason
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics

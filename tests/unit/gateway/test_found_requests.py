@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.gateway.auth import parse_api_keys
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION

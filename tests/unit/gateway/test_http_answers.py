@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.access import open_to

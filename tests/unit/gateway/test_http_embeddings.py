@@ -18,7 +18,7 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import Pooling, SamplingParams
 from spotwise.gateway.embedding_answer import AT_ONCE, finished
 from spotwise.gateway.embedding_model import EmbeddingModel
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.schema_embeddings import MAX_INPUTS
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
 

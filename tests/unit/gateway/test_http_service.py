@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]

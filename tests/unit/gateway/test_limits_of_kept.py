@@ -18,7 +18,7 @@ from spotwise.core.store_budget import Room, StoreBudget
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.known_keys import KnownKeys

@@ -67,7 +67,7 @@ class OneGateway:
         async with host.joined():
             await self.bus.subscribe(subjects.REQUESTS, self._answer)
             await self.bus.subscribe(subjects.LOAD, self._heard)
-            generation = MeshGeneration(host, self._settings, GatewayMetrics(CollectorRegistry(), MODEL))
+            generation = MeshGeneration(host, self._settings.submission, GatewayMetrics(CollectorRegistry(), MODEL))
             await generation.start()
             yield generation
 

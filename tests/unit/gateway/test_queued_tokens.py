@@ -9,7 +9,8 @@ import pytest
 
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.token_stream import TokenStream
 
 

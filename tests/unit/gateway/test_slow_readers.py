@@ -32,7 +32,7 @@ async def test_a_client_that_does_not_read_is_paused(text: ChatText, model_dir: 
     async with gateways_over(new_bus, MemoryStore(), text, model_dir) as mesh:
         app = await mesh.start("g0")
         generation = mesh.generations[0]
-        generation._settings = generation._settings.model_copy(update={"max_unread_tokens": _UNREAD})
+        generation._max_unread_tokens = _UNREAD
         reads = asyncio.Event()
         sent: list[Message] = []
 

@@ -71,7 +71,7 @@ class OneGateway:
         host = ServiceHost(self._settings, MemoryBus(self.broker), self.store, control, member)
         async with host.joined():
             await MemoryBus(self.broker).subscribe(subjects.REQUESTS, self._accept)
-            generation = MeshGeneration(host, self._settings, GatewayMetrics(CollectorRegistry(), MODEL))
+            generation = MeshGeneration(host, self._settings.submission, GatewayMetrics(CollectorRegistry(), MODEL))
             await generation.start()
             yield generation
 

@@ -20,7 +20,8 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.addresses import without_addresses
-from spotwise.gateway.generation import GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -65,7 +66,7 @@ async def generation_over(
     member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
     control = ControlServer(LOOPBACK, 0)
     async with ServiceHost(settings, MemoryBus(MemoryBroker()), store, control, member).joined() as host:
-        generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
+        generation = MeshGeneration(host, settings.submission, GatewayMetrics(CollectorRegistry(), MODEL))
         await generation.start()
         yield generation
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from spotwise.gateway.output_grammar import GrammarCheck
+from spotwise.gateway.grammar_check import GrammarCheck
 from spotwise.gateway.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 

@@ -19,7 +19,8 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.auth import ApiKey, parse_api_keys, tenant_of
-from spotwise.gateway.generation import GenerationError, SequenceSpec
+from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -242,7 +243,7 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
 
     async with ServiceHost(settings, MemoryBus(broker), store, control, member).joined() as host:
         await MemoryBus(broker).subscribe(subjects.REQUESTS, refuse)
-        generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
+        generation = MeshGeneration(host, settings.submission, GatewayMetrics(CollectorRegistry(), MODEL))
         await generation.start()
         spec = SequenceSpec(
             tuple(range(64)), SamplingParams(), StopCriteria(8), priority=-4, tenant="acme", prefix_salt="salt"

@@ -131,7 +131,7 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
         found.add("worker", worker.host, worker.runtime.role)
         gateway_settings = GatewaySettings(service_id="gateway-0", model_dir=tmp_path)
         gateway = await joined(gateway_settings, m.MemberKind.GATEWAY)
-        generation = MeshGeneration(gateway, gateway_settings, GatewayMetrics(CollectorRegistry(), "tiny"))
+        generation = MeshGeneration(gateway, gateway_settings.submission, GatewayMetrics(CollectorRegistry(), "tiny"))
         await generation.start()
         found.add("gateway", gateway, generation._role)
         scheduler_settings = SchedulerSettings(service_id="scheduler-0")
